@@ -1,0 +1,1 @@
+"""One script a question, each a ratio against a named peer: `python -m benchmarks --help`."""

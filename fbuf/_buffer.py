@@ -1,0 +1,456 @@
+"""`Buffer`: the verbs. Glue only: storage, sampler, view and writer do the work and meet here.
+
+    extend: rows -> writer.place -> slots -> storage.write
+                 -> anchors: which rows open or close -> sampler.change
+    sample: key -> sampler.draw -> anchors -> view.window -> slots -> storage.read -> pin -> view.assemble -> Sample
+
+Verbs are methods of a frozen dataclass of values, over a state that is a pytree of arrays; each is one jitted core, so an
+eager call is one dispatch and a call inside jit is inlined. What ties reads to later writes is `fbuf._pin`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _errors, _verbs
+from fbuf._config import component
+from fbuf._sample import Index, Rows, Sample
+from fbuf._state import COUNTERS, BufferState
+from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of
+from fbuf._typing import Geometry, Sampler, Storage, View
+from fbuf.samplers import Uniform
+from fbuf.storages import Device
+from fbuf.views import Row
+from fbuf.writers import Ring as RingWriter
+
+if TYPE_CHECKING:
+    from fbuf._plan import Plan
+
+
+@component
+class Buffer:
+    """Experience replay as pure functions.
+
+    Attributes:
+      capacity: C, rows held; with lanes a multiple of E.
+      storage: Where rows live: `storages.Device()`, `Compressed(...)`, `Host(...)`.
+      sampler: How anchors are drawn: `samplers.Uniform()`, `Prioritized(...)`.
+      view: What a drawn anchor means: `views.Row()`, `Transition(...)`.
+      writer: Which slots new rows take: `writers.Ring()`.
+      lanes: E, parallel environments whose rows come side by side; None for a single stream.
+      episode_end: Names of boolean leaves that end an episode, besides those the view names.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> buffer = fbuf.Buffer(capacity=100)
+      >>> state = buffer.init({"obs": jnp.zeros(3), "reward": 0.0})
+      >>> state = buffer.extend(state, {"obs": jnp.ones((5, 3)), "reward": jnp.arange(5.0)})
+      >>> state, batch = buffer.sample(state, jax.random.key(0), 4)
+      >>> batch.data["obs"].shape
+      (4, 3)
+    """
+
+    capacity: int
+    storage: Storage = Device()
+    sampler: Sampler = Uniform()
+    view: View = Row()
+    writer: RingWriter = RingWriter()
+    lanes: int | None = None
+    episode_end: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.capacity, (int, np.integer)) or isinstance(self.capacity, bool) or self.capacity < 1:
+            raise ValueError(f"Buffer: capacity is {self.capacity!r}; expected an int >= 1.")
+        object.__setattr__(self, "capacity", int(self.capacity))
+        if self.capacity >= 2**31 - 2**24:
+            raise ValueError(f"Buffer: capacity is {self.capacity}; expected less than 2^31 - 2^24 (slots are int32).")
+        if self.lanes is not None:
+            if not isinstance(self.lanes, (int, np.integer)) or isinstance(self.lanes, bool) or self.lanes < 1:
+                raise ValueError(f"Buffer: lanes is {self.lanes!r}; expected an int >= 1, or None for one stream.")
+            object.__setattr__(self, "lanes", int(self.lanes))
+            if self.capacity % self.lanes:
+                low = self.capacity - self.capacity % self.lanes
+                near = f"{low} or {low + self.lanes}" if low else f"{self.lanes}"
+                raise ValueError(
+                    f"Buffer: capacity is {self.capacity}, not a multiple of lanes={self.lanes}. Use capacity={near}."
+                )
+        if isinstance(self.episode_end, str):
+            raise TypeError(
+                f"Buffer: episode_end is {self.episode_end!r}; expected a tuple. "
+                f"Write episode_end=({self.episode_end!r},)."
+            )
+        object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
+        for role, value, protocol in (
+            ("storage", self.storage, Storage),
+            ("sampler", self.sampler, Sampler),
+            ("view", self.view, View),
+        ):
+            if isinstance(value, type):
+                raise TypeError(
+                    f"Buffer: {role} is the class {value.__name__}; expected a value. Write {value.__name__}()."
+                )
+            if not isinstance(value, protocol):
+                missing = [m for m in _methods(protocol) if not hasattr(value, m)]
+                raise TypeError(
+                    f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
+                )
+        need = 1 + self.view.back + self.view.ahead
+        if self.geometry.length < need:
+            each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
+            raise ValueError(
+                f"Buffer: {self.view!r} looks at {need} rows at a time, but there is room for {self.geometry.length}"
+                f"{each}. Use capacity={need * self.geometry.lanes} or more."
+            )
+
+    @property
+    def geometry(self) -> Geometry:
+        """Lanes and rows a lane."""
+        lanes = self.lanes or 1
+        return Geometry(lanes, self.capacity // lanes)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Leaves that end an episode."""
+        return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
+
+    @property
+    def dense(self) -> bool:
+        """Whether every row held is an anchor."""
+        return self.view.back == 0 and self.view.ahead == 0
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def init(self, example: PyTree) -> BufferState:
+        """An empty buffer for rows like `example`.
+
+        Args:
+          example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes.
+        Raises:
+          ValueError: the row lacks a leaf that view, storage or `episode_end` names, or has none.
+          TypeError: a leaf is no array of numbers; or `init` of a host storage is being traced.
+        Cost: O(C), the allocation.
+        """
+        spec = self._checked_spec("Buffer.init", example)
+        rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
+        return _verbs.empty_state(self, rows)
+
+    def _checked_spec(self, call: str, example: PyTree) -> Spec:
+        spec = spec_of(example)
+        _errors.check_spec(call, spec)
+        self.view.check(spec)
+        for name in self.episode_end:
+            if name not in spec:
+                raise ValueError(
+                    f"{call}: episode_end names '{name}', but rows have {', '.join(spec)}. Use one of those."
+                )
+            if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
+                raise TypeError(
+                    f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] "
+                    f"a row. Cast with x.astype(bool)."
+                )
+        self.storage.host_keys(spec)
+        return spec
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    def add(self, state: BufferState, row: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
+        """Adds one row: leaves `[...]`, or one a lane: `[E, ...]`.
+
+        Args:
+          state: From `init` or an earlier call. Donate it in a jitted step.
+          row: In the structure of the example given to `init`.
+          priority: float[] (with lanes `[E]`), |p| of the new row; only for prioritized samplers.
+          mask: bool[] (with lanes `[E]`): False adds nothing there.
+        Raises:
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+        Cost: O(1) in C where the state is donated; a copy of the buffer where it is not.
+        """
+        return self._extend("Buffer.add", state, row, priority, mask)
+
+    def extend(self, state: BufferState, rows: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
+        """Adds rows in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`.
+
+        Of more rows than fit the newest stay.
+
+        Args:
+          state: From `init` or an earlier call. Donate it in a jitted step.
+          rows: In the structure of the example given to `init`.
+          priority: float[N] (with lanes `[N, E]`), |p| of each new row (NaN and infinite: as if none was given); only for
+            prioritized samplers.
+          mask: bool[N] (with lanes `[N, E]`): rows that are False are skipped and take no room.
+        Raises:
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+        Cost: O(N) where the state is donated; a copy of the buffer where it is not.
+        """
+        return self._extend("Buffer.extend", state, rows, priority, mask)
+
+    def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
+        spec, structure = self._state_spec(
+            call, "extend(state, rows)" if call.endswith("extend") else "add(state, row)", state
+        )
+        single = call.endswith("add")
+        lead: tuple[int | None, ...] = () if single else (None,)
+        axes = "" if single else "N"
+        if self.lanes is not None:
+            lead, axes = (*lead, self.lanes), f"{axes}, E".lstrip(", ")
+        leaves = _errors.check_rows(call, rows, spec, structure, lead, axes)
+        shape = next(iter(leaves.values())).shape[: len(lead)]
+        if priority is not None:
+            if not self.sampler.prioritized:
+                raise TypeError(
+                    f"{call}: priority is given, but {self.sampler!r} has no priorities. "
+                    f"Use sampler=fbuf.samplers.Prioritized(), or leave it out."
+                )
+            priority = _errors.check_array(call, "priority", priority, shape, "fi")
+        if mask is not None:
+            mask = _errors.check_array(call, "mask", mask, shape, "b")
+        full = ((1,) if single else shape[:1]) + ((self.lanes or 1),)
+        if full[0] == 0:
+            return state
+        leaves = {n: x.reshape(full + spec[n].shape) for n, x in leaves.items()}
+        priority = None if priority is None else priority.reshape(full)
+        mask = None if mask is None else mask.reshape(full)
+        return _verbs.extend(self, state, leaves, priority, mask)[0]
+
+    def update_priority(self, state: BufferState, index: Index, td_error: Any) -> BufferState:
+        """Sets the priorities of drawn rows from their TD errors (magnitudes are used).
+
+        NaN and infinite errors, and indices that are out of range, stale or no longer drawable, are skipped one by one
+        and counted in `stats`. Of several errors for one row the last counts.
+
+        Args:
+          index: `batch.index`, `[B]`.
+          td_error: float[B].
+        Raises:
+          TypeError: the sampler has no priorities; `index` is no `Index`.
+          ValueError: shapes differ.
+        Cost: O(B log C).
+        """
+        call = "Buffer.update_priority"
+        self._state_spec(call, "update_priority(state, index, td_error)", state)
+        if not self.sampler.prioritized:
+            raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+        index = _checked_index(call, index)
+        td_error = _errors.check_array(call, "td_error", td_error, index.slot.shape, "fi")
+        return _verbs.update_priority(self, state, index, td_error)[0]
+
+    def update_rows(self, state: BufferState, index: Index, fields: PyTree) -> BufferState:
+        """Replaces some leaves of rows already there (stale indices are skipped and counted; the last of several wins).
+
+        Args:
+          index: `[B]`, from a sample, `get`, `rows` or `last`.
+          fields: Part of the row's structure: `{"reward": x}` with leaves `[B, ...]`; nested dicts, or paths as keys:
+            `{"next/obs": x}`.
+        Raises:
+          ValueError: a field the rows do not have, or one that says where episodes end.
+        Cost: O(B log B); on the host each row is stored again (old states keep the old one).
+        """
+        call = "Buffer.update_rows"
+        spec, _ = self._state_spec(call, "update_rows(state, index, fields)", state)
+        index = _checked_index(call, index)
+        given = named_leaves(fields)
+        unknown = [n for n in given if n not in spec]
+        if unknown or not given:
+            what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
+            raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec))}': x}}.")
+        for name in self.ends:
+            if name in given:
+                raise ValueError(
+                    f"{call}: leaf '{name}' says where episodes end, and cannot change afterwards. Leave it out."
+                )
+        part = {n: spec[n] for n in given}
+        leaves = _errors.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
+        return _verbs.update_rows(self, state, index, leaves)[0]
+
+    def clear(self, state: BufferState) -> BufferState:
+        """Forgets every row. Annealed numbers stay; every index handed out is stale. Cost: O(C)."""
+        self._state_spec("Buffer.clear", "clear(state)", state)
+        return _verbs.clear(self, state)[0]
+
+    def set(self, state: BufferState, **numbers: Any) -> BufferState:
+        """Replaces numbers of the sampler that a user anneals, `set(state, alpha=0.5)`, without compiling again.
+
+        Raises:
+          ValueError: the sampler has no such number.
+        """
+        self._state_spec("Buffer.set", "set(state, alpha=...)", state)
+        self._check_options("Buffer.set", numbers)
+        values = {n: jnp.asarray(x, jnp.float32) for n, x in numbers.items()}
+        return _verbs.set_numbers(self, state, values)[0]
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    def sample(self, state: BufferState, key: jax.Array, batch_size: int, **options: Any) -> tuple[BufferState, Sample]:
+        """Draws a batch. Carry the returned state: it orders this read before later writes.
+
+        Args:
+          state: From `init` or an earlier call.
+          key: PRNG key, typed or raw; consumed.
+          batch_size: B >= 1, a Python int.
+          **options: Numbers for this call alone: `beta=schedule(step)` for prioritized samplers.
+        Returns:
+          The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False and all else zero.
+        Raises:
+          ValueError: `batch_size` < 1; an option the sampler does not know (at trace time).
+        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback.
+        """
+        state, batch = self._sample("Buffer.sample", "sample(state, key, batch_size)", state, key, batch_size, options)
+        return state, batch
+
+    def peek(self, state: BufferState, key: jax.Array, batch_size: int, **options: Any) -> Sample:
+        """The batch `sample` would give, without the state: for evaluation, and for `vmap` over keys.
+
+        Nothing orders it before later writes, so in a step that also writes use `sample`.
+        """
+        return self._sample("Buffer.peek", "peek(state, key, batch_size)", state, key, batch_size, options)[1]
+
+    def _sample(
+        self,
+        call: str,
+        form: str,
+        state: BufferState,
+        key: Any,
+        batch_size: int,
+        options: dict[str, Any],
+    ) -> tuple[BufferState, Sample]:
+        self._state_spec(call, form, state)
+        if isinstance(batch_size, jax.core.Tracer):
+            raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
+        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+            raise TypeError(
+                f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int. The order is {form}."
+            )
+        if batch_size < 1:
+            raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
+        if not hasattr(key, "dtype"):
+            raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
+        self._check_options(call, options)
+        given = {n: jnp.asarray(x, jnp.float32) for n, x in options.items() if x is not None}
+        return _verbs.sample(self, state, key, given, static=(int(batch_size),))
+
+    def get(self, state: BufferState, index: Any) -> Rows:
+        """Rows by index, as they were added.
+
+        Args:
+          index: An `Index` of any shape (stale: `mask` False), or slots int32[...] (whatever lies there now).
+        Returns:
+          `Rows` with leaves `[..., item]`.
+        """
+        call = "Buffer.get"
+        self._state_spec(call, "get(state, index)", state)
+        if not isinstance(index, Index):
+            slots = jnp.asarray(index)
+            if not jnp.issubdtype(slots.dtype, jnp.integer):
+                raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
+            return _verbs.rows_at(self, state, slots.astype(jnp.int32))[1]
+        return _verbs.get(self, state, index)[1]
+
+    def rows(self, state: BufferState) -> Rows:
+        """Every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` False past the newest.
+
+        Cost: O(C).
+        """
+        self._state_spec("Buffer.rows", "rows(state)", state)
+        return _verbs.all_rows(self, state)[1]
+
+    def last(self, state: BufferState, n: int) -> Rows:
+        """The newest `n` rows (a lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
+
+        Where fewer are held, the first entries have `mask` False.
+        """
+        self._state_spec("Buffer.last", "last(state, n)", state)
+        if not isinstance(n, (int, np.integer)) or not 1 <= n <= self.geometry.length:
+            raise ValueError(f"Buffer.last: n is {n!r}; expected an int from 1 to {self.geometry.length}.")
+        return _verbs.last(self, state, static=(int(n),))[1]
+
+    def can_sample(self, state: BufferState) -> jax.Array:
+        """bool[]: there is something to draw."""
+        self._state_spec("Buffer.can_sample", "can_sample(state)", state)
+        return jnp.sum(_verbs.count(state), dtype=jnp.int32) > jnp.int32(0)
+
+    def size(self, state: BufferState) -> jax.Array:
+        """int32[]: rows held."""
+        return jnp.sum(state.ring.size, dtype=jnp.int32)
+
+    def stats(self, state: BufferState) -> dict[str, jax.Array]:
+        """Scalars worth logging: sizes, the sampler's own, and everything that was refused, by reason."""
+        self._state_spec("Buffer.stats", "stats(state)", state)
+        counts = {
+            "size": self.size(state),
+            "drawable": jnp.sum(_verbs.count(state), dtype=jnp.int32),
+        }
+        counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
+        return counts | self.sampler.stats(state.sampler)
+
+    def nbytes(self, state: BufferState) -> dict[str, int]:
+        """Bytes held now: `device`, `host`, `disk`. Eager."""
+        rest = BufferState(None, state.ring, state.anchors, state.sampler, state.counters, state.token)
+        sizes = self.storage.nbytes(state.rows)
+        device = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(rest))
+        return {**sizes, "device": sizes["device"] + device}
+
+    def plan(self, example: PyTree, **settings: Any) -> Plan:
+        """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""
+        from fbuf._plan import plan
+
+        return plan(self, example, **settings)
+
+    def convert(self, other: Buffer, state: BufferState) -> BufferState:
+        """The same rows as a state of `other`, a buffer with another sampler or view.
+
+        Rows are shared, not copied: donate at most one of the two states. Priorities start anew.
+
+        Raises:
+          ValueError: `other` has another capacity, lanes, storage or writer.
+        Cost: O(C).
+        """
+        spec, _ = self._state_spec("Buffer.convert", "convert(other, state)", state)
+        if not isinstance(other, Buffer):
+            raise TypeError(
+                f"Buffer.convert: other is {type(other).__name__}; expected a Buffer. The order is convert(other, state)."
+            )
+        for field in ("capacity", "lanes", "storage", "writer"):
+            if getattr(self, field) != getattr(other, field):
+                raise ValueError(
+                    f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. "
+                    f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
+                )
+        other.view.check(spec)
+        return _verbs.convert(self, state, static=(other,))[0]
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _state_spec(self, call: str, form: str, state: Any) -> tuple[Spec, Any]:
+        """Spec and structure of a row; refuses what is no state."""
+        if not isinstance(state, BufferState):
+            raise TypeError(
+                f"{call}: first argument is {type(state).__name__}, expected BufferState. The order is {form}."
+            )
+        return self.storage.spec(state.rows)
+
+    def _check_options(self, call: str, options: dict[str, Any]) -> None:
+        for name in options:
+            if name not in self.sampler.options:
+                known = ", ".join(self.sampler.options) or "none"
+                raise ValueError(f"{call}: {self.sampler!r} has no number '{name}' (it has: {known}).")
+
+
+def _methods(protocol: Any) -> list[str]:
+    return [m for m in vars(protocol) if not m.startswith("_")]
+
+
+def _checked_index(call: str, index: Any) -> Index:
+    if not isinstance(index, Index):
+        raise TypeError(
+            f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "
+            f"ones. Pass batch.index."
+        )
+    slot = _errors.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
+    if slot.ndim != 1:
+        raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected [B]. Flatten it with x.reshape(-1).")
+    ticket = _errors.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
+    return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))

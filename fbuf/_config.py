@@ -1,0 +1,123 @@
+"""`@component` for configuration (values) and `@state` for what changes (arrays).
+
+A buffer and its parts are frozen dataclasses of *values*: they hash, compare, print and pickle by value, so a jitted
+function that gets an equal buffer built again does not trace again (a dataclass of functions would: its hash is an
+identity). Both kinds are pytree nodes known to `jax.export`; what the file holds is JSON of the fields, never a
+pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, TypeVar, cast, dataclass_transform
+
+import jax
+from jax import export
+
+C = TypeVar("C", bound=type[Any])
+
+COMPONENTS: dict[str, type[Any]] = {}
+"""Every component class by qualified name: all that `from_config` will build."""
+
+
+def _qualified(cls: type[Any]) -> str:
+    public = ".".join(part for part in cls.__module__.split(".") if not part.startswith("_"))
+    return f"{public}.{cls.__qualname__}"
+
+
+@dataclass_transform(frozen_default=True)
+def component(cls: C) -> C:
+    """Makes `cls` a frozen dataclass of hashable values that JAX treats as static.
+
+    Raises:
+      TypeError: on construction, when a field does not hash; the message names the field.
+    """
+    checks = cls.__dict__.get("__post_init__")
+
+    def __post_init__(self: Any) -> None:
+        if checks is not None:
+            checks(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            try:
+                hash(value)
+            except TypeError:
+                raise TypeError(
+                    f"{type(self).__name__}: field '{field.name}' is {value!r}, which does not hash; "
+                    f"expected a value (number, string, tuple, function, component). "
+                    f"A list becomes a tuple with tuple(...)."
+                ) from None
+
+    cls.__post_init__ = __post_init__
+    made = dataclasses.dataclass(frozen=True)(cls)
+    by_fields = made.__hash__
+
+    def __hash__(self: Any) -> int:  # every eager verb hashes its buffer: keep the answer
+        known = self.__dict__.get("_hash")
+        if known is None:
+            known = by_fields(self)
+            object.__setattr__(self, "_hash", known)
+        return cast(int, known)
+
+    def __getstate__(self: Any) -> dict[str, Any]:  # string hashes differ between processes
+        return {k: v for k, v in self.__dict__.items() if k != "_hash"}
+
+    made.__hash__ = __hash__
+    made.__getstate__ = __getstate__
+    jax.tree_util.register_static(made)
+    if made.__module__.split(".")[0] == "fbuf":
+        name = _qualified(made)
+        COMPONENTS[name] = made
+        export.register_pytree_node_serialization(
+            made,
+            serialized_name=name,
+            serialize_auxdata=lambda aux: json.dumps(to_config(aux)).encode(),
+            deserialize_auxdata=lambda data: from_config(json.loads(bytes(data).decode())),
+        )
+    return cast(C, made)
+
+
+@dataclass_transform(frozen_default=True)
+def state(cls: C) -> C:
+    """Makes `cls` a frozen dataclass of arrays: a pytree node whose every field is a child."""
+    made = dataclasses.dataclass(frozen=True)(cls)
+    jax.tree_util.register_dataclass(made)
+    export.register_pytree_node_serialization(
+        made,
+        serialized_name=_qualified(made),
+        serialize_auxdata=lambda aux: b"",
+        deserialize_auxdata=lambda data: (),
+    )
+    return cast(C, made)
+
+
+def to_config(value: Any) -> Any:
+    """The JSON form of a component: `{"type": ..., field: ...}`; tuples become `{"tuple": [...]}`.
+
+    Raises:
+      TypeError: for a value without a JSON form (a function, say); the message says which.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = _qualified(type(value))
+        if name not in COMPONENTS:
+            raise TypeError(f"to_config: {value!r} is not one of fbuf's components.")
+        fields = {f.name: to_config(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": name, **fields}
+    if isinstance(value, tuple):
+        return {"tuple": [to_config(item) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"to_config: {value!r} has no JSON form; expected numbers, strings, tuples, components.")
+
+
+def from_config(config: Any) -> Any:
+    """The inverse of `to_config`; builds fbuf's own components only."""
+    if isinstance(config, dict) and "tuple" in config:
+        return tuple(from_config(item) for item in config["tuple"])
+    if isinstance(config, dict):
+        name = config["type"]
+        if name not in COMPONENTS:
+            raise ValueError(f"from_config: '{name}' is not a component of this version of fbuf.")
+        return COMPONENTS[name](**{k: from_config(v) for k, v in config.items() if k != "type"})
+    return config

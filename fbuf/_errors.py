@@ -1,0 +1,121 @@
+"""Checks of what users hand in, and the one form of message: call, leaf, what came, what was expected, the fix as code.
+
+All checks here look at structure, dtype and shape only, so they run at trace time and cost nothing in a jitted step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._tree import PyTree, Spec, leaf_spec, named_leaves
+
+_KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _text(name: str) -> str:
+    return f"leaf '{name}'" if name else "the row"
+
+
+def _scalar(value: Any, dtype: Any) -> Any:
+    """A Python number takes the dtype of the leaf it is for, if that loses nothing in kind."""
+    kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
+    want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
+    return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+
+
+def check_spec(call: str, spec: Spec) -> None:
+    """Refuses rows a buffer cannot hold: none at all, or leaves that are not plain arrays."""
+    if not spec:
+        raise ValueError(
+            f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
+        )
+    for name, leaf in spec.items():
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
+            )
+        if np.dtype(leaf.dtype).kind in "OSUmM":
+            raise TypeError(f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans.")
+
+
+def check_names(call: str, got: Any, expected: Any) -> None:
+    """Names of leaves must agree."""
+    missing = [n for n in expected if n not in got]
+    extra = [n for n in got if n not in expected]
+    if missing or extra:
+        what = " and ".join(
+            ([f"leaf '{missing[0]}' is missing"] if missing else [])
+            + ([f"leaf '{extra[0]}' is not in this buffer"] if extra else [])
+        )
+        raise ValueError(
+            f"{call}: {what} (got: {', '.join(got) or 'nothing'}; expected: {', '.join(expected)}). "
+            f"Rows must have the structure of the example given to `init`."
+        )
+
+
+def check_rows(
+    call: str, rows: PyTree, spec: Spec, structure: Any, leading: tuple[int | None, ...], axes: str
+) -> dict[str, jax.Array]:
+    """The leaves of `rows` by name, checked against the buffer's.
+
+    Args:
+      call: For messages, `"Buffer.extend"`.
+      rows: Leaves `[*leading, *item]`.
+      structure: The treedef of one row.
+      leading: Expected leading axes; None takes any length, the same in all leaves.
+      axes: The leading axes as a message spells them, `"[N, E, ...]"`.
+    Raises:
+      ValueError, TypeError: wrong names, structure, dtype or shape; with the leaf's path and the fix as code.
+    """
+    leaves = named_leaves(rows)
+    check_names(call, list(leaves), list(spec))
+    if jax.tree.structure(rows) != structure:
+        raise ValueError(
+            f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, the structure of the example given to `init`."
+        )
+    length: dict[int, tuple[int, str]] = {}
+    out = {}
+    for name, leaf in leaves.items():
+        want = spec[name]
+        if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
+            leaf = _scalar(leaf, want.dtype)
+        got = leaf_spec(leaf)
+        if got.dtype != want.dtype:
+            raise TypeError(
+                f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
+                f"Cast with x.astype(jnp.{want.dtype})."
+            )
+        cut = len(leading)
+        item, head = got.shape[cut:], got.shape[:cut]
+        if len(got.shape) < cut or item != want.shape:
+            inner = "".join(f", {n}" for n in want.shape)
+            shape = f"[{axes}{inner}]" if axes else f"{list(want.shape)}"
+            hint = " Add the leading axis with x[None]." if cut and got.shape == want.shape else ""
+            raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{hint}")
+        for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
+            first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))
+            if have != first[0]:
+                other = f"leaf '{first[1]}' has {first[0]}" if first[1] else f"this buffer has {first[0]}"
+                raise ValueError(
+                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. "
+                    f"All leaves need the same leading axes."
+                )
+        out[name] = jnp.asarray(leaf)
+    return out
+
+
+def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:
+    """One argument as an array of exactly `shape`, of a dtype kind in `kinds` ("f" floating, "i" integer, "b" bool)."""
+    got = leaf_spec(value)
+    names = {"f": "floating", "i": "integer", "b": "boolean"}
+    kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)
+    if kind not in kinds:
+        want = " or ".join(names[k] for k in kinds)
+        raise TypeError(f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}.")
+    if got.shape != shape:
+        raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.")
+    return jnp.asarray(value)

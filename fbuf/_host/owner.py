@@ -1,0 +1,199 @@
+"""How long a host store lives: as long as some state of it does, like an array.
+
+Arrays cannot hold a Python object, and the jit caches would keep one alive that hides in a pytree's static part. So the
+host part of a state is a pytree node with a small static *slot* number (reused, so that stores opened one after another
+share traces) and a random 64-bit *id* as an array leaf, by which every callback finds its store. Building a node takes a
+reference to the slot's owner if the id agrees. When the last node is gone, reads that were dispatched may still be
+pending: the store then waits in the graveyard until every array that was not ready at that moment is ready or gone
+(without this 9 of 10 pending reads failed).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._host.store import Store
+
+_lock = threading.RLock()
+_stores: dict[int, Store] = {}
+_slots: list[weakref.ref[Owner] | None] = []
+_graveyard: dict[int, list[weakref.ref[Any]]] = {}
+
+
+class Owner:
+    """Keeps one store open for as long as it is referenced (by the nodes of states)."""
+
+    __slots__ = ("__weakref__", "id", "slot", "store")
+
+    def __init__(self, slot: int, id: int, store: Store):
+        self.slot, self.id, self.store = slot, id, store
+
+
+class StoreHandle:
+    """An open host store, as `fbuf.stores()` lists it.
+
+    A context manager: leaving the `with` closes the store at once, whatever states of it are left.
+    """
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: int):
+        self.id = id
+
+    @property
+    def _store(self) -> Store:
+        return find(self.id)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory: chunks, index, dictionaries, contexts, open rows."""
+        return self._store.nbytes
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no state is left and only dispatched computations keep it open."""
+        return self.id in _graveyard
+
+    def stats(self) -> dict[str, int]:
+        """Rows accepted and live, chunks, payload and raw bytes, dictionaries."""
+        return self._store.stats()
+
+    def close(self) -> None:
+        """Frees the store now; states of it can no longer be read."""
+        _close(self.id)
+
+    def __enter__(self) -> StoreHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        store = _stores.get(self.id)
+        if store is None:
+            return f"StoreHandle({self.id:016x}, closed)"
+        stats = store.stats()
+        return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes)"
+
+
+def open_store(store: Store) -> Owner:
+    """Registers a store under a fresh id and the lowest free slot."""
+    sweep()
+    with _lock:
+        id = 0
+        while id == 0 or id in _stores:
+            id = secrets.randbits(64)
+        slot = next((i for i, ref in enumerate(_slots) if ref is None or ref() is None), len(_slots))
+        owner = Owner(slot, id, store)
+        if slot == len(_slots):
+            _slots.append(None)
+        _slots[slot] = weakref.ref(owner)
+        _stores[id] = store
+        weakref.finalize(owner, _retire, id).atexit = False
+        return owner
+
+
+def owner_of(slot: int, id_leaf: Any) -> Owner | None:
+    """The owner a new node should hold: the slot's, unless the id leaf is known to be another's."""
+    with _lock:
+        ref = _slots[slot] if slot < len(_slots) else None
+        owner = ref() if ref is not None else None
+    if owner is None:
+        return None
+    if isinstance(id_leaf, jax.Array):
+        if isinstance(id_leaf, jax.core.Tracer):
+            return None
+        try:
+            if not id_leaf.is_ready():  # waiting here would make every jitted step synchronous
+                return owner
+            value = np.asarray(id_leaf)
+        except RuntimeError:  # deleted or poisoned: the node cannot be used anyway
+            return owner
+    elif isinstance(id_leaf, np.ndarray):
+        value = id_leaf
+    else:
+        return None
+    return owner if value.dtype == np.uint32 and value.size == 2 and join_id(value) == owner.id else None
+
+
+def split_id(id: int) -> np.ndarray:
+    """uint32[2], as the state carries it."""
+    return np.array([id & 0xFFFFFFFF, id >> 32], np.uint32)
+
+
+def join_id(leaf: np.ndarray) -> int:
+    """The inverse of `split_id`."""
+    low, high = (int(x) for x in np.asarray(leaf).reshape(-1)[:2])
+    return low | high << 32
+
+
+def find(id: int) -> Store:
+    """The store of an id.
+
+    Raises:
+      RuntimeError: there is none: it was freed, or belongs to another process.
+    """
+    store = _stores.get(id)
+    if store is None:
+        raise RuntimeError(
+            f"fbuf: this state's host store ({id:016x}) is not open in this process: it was freed with its last state, "
+            f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; for another "
+            f"process hand over the rows, jax.device_get(buffer.rows(state))."
+        )
+    return store
+
+
+def stores() -> list[StoreHandle]:
+    """Every host store open in this process, oldest first.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.stores()
+      []
+    """
+    sweep()
+    with _lock:
+        return [StoreHandle(id) for id in _stores]
+
+
+def sweep() -> None:
+    """Closes the stores whose last pending computation is done."""
+    with _lock:
+        for id, pending in list(_graveyard.items()):
+            if not any(_is_pending(array) for array in (ref() for ref in pending)):
+                _close(id)
+
+
+def _is_pending(array: Any) -> bool:
+    if array is None:
+        return False
+    try:
+        return not array.is_ready()
+    except RuntimeError:  # deleted (donated): whatever used it was dispatched with newer arrays
+        return False
+
+
+def _retire(id: int) -> None:
+    """The last node of a store is gone."""
+    with _lock:
+        if id not in _stores:
+            return
+        pending = [weakref.ref(array) for array in jax.live_arrays() if _is_pending(array)]
+        if pending:
+            _graveyard[id] = pending
+        else:
+            _close(id)
+
+
+def _close(id: int) -> None:
+    with _lock:
+        _graveyard.pop(id, None)
+        store = _stores.pop(id, None)
+    if store is not None:
+        store.close()

@@ -1,0 +1,40 @@
+"""The ordering primitive: reads that finish before later writes, without ordered effects and without a copy.
+
+A verb that reads an array (rows, tree, flags, tickets) which a later verb of the same step writes in place leaves XLA
+two choices: finish the read first, or copy the array. It often copies, because it would rather compute "one element of
+the gather" again later. It can do neither to what went through a conditional. `pin` is the identity, spelled as a
+conditional whose other branch never runs; the token it returns is the old one plus a zero that XLA cannot know to be
+zero. Every write of every verb adds the token to its indices, so every write waits for every earlier read.
+
+Tried and rejected: `optimization_barrier` (no effect on CPU), peeking at one element of the read (XLA recomputes it),
+`ordered=True` effects (no vmap, and only for callbacks).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+T = TypeVar("T")
+
+
+def pin(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
+    """Returns `(token, reads)` unchanged in value, ordered: what uses the new token runs after `reads`.
+
+    Args:
+      token: int32[], 0 in every state; signed, because `uint32 < -1` is true in JAX.
+      reads: pytree of arrays that were read from the state. Use the returned ones.
+    Cost: nothing measurable; the arrays are not copied.
+    """
+
+    def keep(values: T) -> tuple[T, jax.Array]:
+        return values, jnp.zeros((), jnp.int32)
+
+    def never(values: T) -> tuple[T, jax.Array]:
+        return jax.tree.map(jnp.zeros_like, values), jnp.ones((), jnp.int32)
+
+    reads, zero = lax.cond(token < jnp.int32(-1), never, keep, reads)
+    return token + zero, reads

@@ -1,0 +1,117 @@
+"""Arithmetic of the lanes' rings: cursor, slots, order of arrival, generations. Pure functions, all O(rows in hand).
+
+Each lane moves on its own, because a mask may skip some lanes; without masks they stay level. A slot's *generation* is
+the lap in which it was last written: together with the slot it names a row, and a stale index is found out by comparing
+for equality. It is computed from the cursor, so it costs no memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fbuf._typing import Geometry, Ring
+
+
+def init(geometry: Geometry) -> Ring:
+    """An empty ring a lane."""
+    lanes = (geometry.lanes,)
+    return Ring(
+        cursor=jnp.zeros(lanes, jnp.int32),
+        size=jnp.zeros(lanes, jnp.int32),
+        lap=jnp.ones(lanes, jnp.uint32),
+    )
+
+
+class Placement(NamedTuple):
+    """Where one write goes."""
+
+    slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
+    rank: jax.Array  # int32[N, E], place among the lane's rows of this write
+    rows: jax.Array  # int32[E], rows of this write per lane
+    ring: Ring  # the rings afterwards
+
+
+def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
+    """Slots for `num` rows a lane, after `skipped` rows that are too old to be kept at all.
+
+    Of more rows than a lane holds the newest stay; which slots they take is as if all had been written one by one.
+    """
+    lanes, length = geometry
+    order = jnp.arange(num, dtype=jnp.int32)[:, None]
+    if keep is None:
+        rank = jnp.broadcast_to(order + jnp.int32(skipped), (num, lanes))
+        count = jnp.full((lanes,), num + skipped, jnp.int32)
+        written = None
+    else:
+        rank = jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
+        count = jnp.sum(keep, axis=0, dtype=jnp.int32)
+        written = keep & (rank >= (count - jnp.int32(length))[None, :])
+    position = (ring.cursor[None, :] + rank) % jnp.int32(length)
+    slot = slot_at(geometry, position)
+    if written is not None:
+        nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
+        slot = jnp.where(written, slot, nowhere)
+    return Placement(slot, rank, count, advance(ring, geometry, count))
+
+
+def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
+    """The rings after `count` int32[E] more rows."""
+    length = jnp.int32(geometry.length)
+    end = ring.cursor + count
+    return Ring(
+        cursor=end % length,
+        size=jnp.minimum(ring.size + count, length),
+        lap=ring.lap + (end // length).astype(jnp.uint32),
+    )
+
+
+def clear(ring: Ring) -> Ring:
+    """Empty, and every index handed out so far is stale."""
+    return Ring(
+        cursor=jnp.zeros_like(ring.cursor),
+        size=jnp.zeros_like(ring.size),
+        lap=ring.lap + jnp.uint32(1),
+    )
+
+
+def slot_at(geometry: Geometry, position: jax.Array) -> jax.Array:
+    """Slots of positions int32[..., E], one column a lane."""
+    return position * jnp.int32(geometry.lanes) + jnp.arange(geometry.lanes, dtype=jnp.int32).reshape(
+        (1,) * (position.ndim - 1) + (geometry.lanes,)
+    )
+
+
+def by_age(ring: Ring, geometry: Geometry, age: jax.Array) -> jax.Array:
+    """Slots int32[A, E] of each lane's rows at `age` int32[A, E], 0 the oldest; any age, unchecked."""
+    return slot_at(geometry, (ring.cursor - ring.size + age) % jnp.int32(geometry.length))
+
+
+def shift(geometry: Geometry, slot: jax.Array, offset: jax.Array) -> jax.Array:
+    """The slot `offset` rows later (or earlier) in the same lane."""
+    lanes = jnp.int32(geometry.lanes)
+    position = (slot // lanes + offset) % jnp.int32(geometry.length)
+    return position * lanes + slot % lanes
+
+
+def lane_of(geometry: Geometry, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Position and lane of slots in [0, C)."""
+    return slot // jnp.int32(geometry.lanes), slot % jnp.int32(geometry.lanes)
+
+
+def is_held(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
+    """Whether a row lies in each slot; False out of range."""
+    inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(geometry.capacity))
+    position, lane = lane_of(geometry, jnp.where(inside, slot, jnp.int32(0)))
+    behind = (ring.cursor[lane] - jnp.int32(1) - position) % jnp.int32(geometry.length)
+    return inside & (behind < ring.size[lane])
+
+
+def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
+    """uint32 generation of each slot; 0 where no row lies."""
+    held = is_held(ring, geometry, slot)
+    position, lane = lane_of(geometry, jnp.where(held, slot, jnp.int32(0)))
+    lap = ring.lap[lane] - (position >= ring.cursor[lane]).astype(jnp.uint32)
+    return jnp.where(held, lap, jnp.uint32(0))

@@ -1,0 +1,44 @@
+"""What verbs hand out: `Sample`, `Rows`, and the `Index` that leads back to a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf._config import state
+from fbuf._tree import PyTree
+
+
+@state
+class Index:
+    """Names rows: a slot, and the generation that tells this row from those before and after it in the slot.
+
+    An index whose row has been overwritten is *stale*: every verb that takes one skips it and counts it.
+    """
+
+    slot: jax.Array  # int32[B], in [0, C); C where the sample's mask is False
+    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
+
+
+@state
+class Sample:
+    """A batch. Where `mask` is False everything else is zero."""
+
+    data: PyTree  # what the view makes, leaves [B, ...]
+    index: Index  # the anchors, for `update_priority` and `update_rows`
+    probability: jax.Array  # float32[B], chance of this anchor in one draw, relative to the whole buffer
+    weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
+    mask: jax.Array  # bool[B], False where there was nothing to draw, or the row had expired
+
+
+@state
+class Rows:
+    """Rows as they were added, with where they lie. Where `mask` is False the row is zeros."""
+
+    data: PyTree  # leaves [..., item]
+    index: Index  # of the same leading shape
+    mask: jax.Array  # bool[...]
+
+
+Data = Any

@@ -1,0 +1,35 @@
+"""`BufferState`: everything about a buffer that changes, as one pytree of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf._anchors import Anchors
+from fbuf._config import state
+from fbuf._typing import Ring
+
+COUNTERS = (
+    "refused_nonfinite",
+    "refused_out_of_range",
+    "refused_stale",
+    "refused_closed",
+    "empty_samples",
+    "expired_rows",
+)
+
+
+@state
+class BufferState:
+    """Everything that changes. Arrays only, so it jits, scans, donates, shards and checkpoints.
+
+    Nothing here is meant to be touched; `stats`, `rows`, `get` and `last` look inside.
+    """
+
+    rows: Any  # the storage's: for Device the rows themselves, leaves [C, ...]
+    ring: Ring  # where each lane writes next
+    anchors: Anchors | None  # which rows can be drawn; None where all can
+    sampler: Any  # the sampler's: logs, priorities
+    counters: jax.Array  # uint32[6], see `COUNTERS`
+    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._pin`)

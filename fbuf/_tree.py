@@ -1,0 +1,70 @@
+"""Rows as named leaves: every leaf of a pytree has a path such as `"obs"` or `"next/obs"`.
+
+Parts of a buffer speak of leaves by these names (`keys=("obs",)`, `observation="obs"`), never by position, so that a
+message can say which leaf it means. A path may be given as a tuple too: `("next", "obs")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Spec = Mapping[str, jax.ShapeDtypeStruct]
+"""Name of each leaf to the shape and dtype of one row of it."""
+
+
+def name_of(path: str | tuple[str, ...]) -> str:
+    """`("next", "obs")` and `"next/obs"` both name the leaf `"next/obs"`."""
+    return path if isinstance(path, str) else "/".join(path)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Leaves of `tree` by name, in flattening order. A bare array is the one leaf `""`."""
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+
+
+def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and (canonical) dtype of anything array-like, allocating nothing on a device."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        shape, dtype = tuple(leaf.shape), leaf.dtype
+    else:
+        array = np.asarray(leaf)
+        shape, dtype = array.shape, array.dtype
+        if dtype == np.float64 and isinstance(leaf, float):
+            dtype = jnp.result_type(float)
+        elif dtype == np.int64 and isinstance(leaf, int):
+            dtype = jnp.result_type(int)
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def spec_of(example: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
+    """The spec of a row given as arrays, scalars or `jax.ShapeDtypeStruct`s."""
+    return {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
+
+
+def item_bytes(spec: jax.ShapeDtypeStruct) -> int:
+    """Bytes of one row of a leaf."""
+    return int(np.prod(spec.shape, dtype=np.int64)) * int(spec.dtype.itemsize)
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Bytes of all leaves of a pytree of arrays or `jax.ShapeDtypeStruct`s."""
+    return sum(item_bytes(leaf_spec(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def expand(mask: jax.Array, ndim: int) -> jax.Array:
+    """Adds trailing axes to `mask` until it has `ndim` of them, to meet the leaves it masks."""
+    return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
+
+
+def zero_unless(mask: jax.Array, leaf: jax.Array) -> jax.Array:
+    """`leaf` where `mask` (its leading axes) holds, zeros elsewhere."""
+    return jnp.where(expand(mask, leaf.ndim), leaf, jnp.zeros((), leaf.dtype))

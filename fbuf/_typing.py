@@ -1,0 +1,215 @@
+"""The words the parts of a buffer share: small arrays passed between them, and the Protocols they meet through.
+
+A *slot* is a place for one row, int32 in [0, C). With E lanes (parallel environments) each lane owns a ring of L = C / E
+rows, and row `position` of lane `e` lies in slot `position * E + e`; `C` stands for "no slot": a read there gives zeros, a
+write there is dropped. An *anchor* is a slot that a draw may land on.
+
+Parts never inherit and never import one another: a storage, sampler or view of your own is any frozen dataclass with the
+methods named here, made static with `jax.tree_util.register_static`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import jax
+import numpy as np
+
+from fbuf._config import state
+from fbuf._tree import PyTree, Spec
+
+S = TypeVar("S")
+
+
+class Geometry(NamedTuple):
+    """How slots are laid out. Static."""
+
+    lanes: int  # E, parallel environments; 1 without lanes
+    length: int  # L, rows a lane holds
+
+    @property
+    def capacity(self) -> int:
+        """C, all slots."""
+        return self.lanes * self.length
+
+
+@state
+class Ring:
+    """Where each lane writes next. Counters of rows are kept as (cursor, lap), so nothing overflows after 2^32 rows."""
+
+    cursor: jax.Array  # int32[E], position of the next row, in [0, L)
+    size: jax.Array  # int32[E], rows held, in [0, L]
+    lap: (
+        jax.Array
+    )  # uint32[E], how often the lane came round (and was cleared), from 1; wraps, compared for equality only
+
+
+@state
+class Draw:
+    """What a sampler hands to the buffer."""
+
+    slot: jax.Array  # int32[B], C where mask is False
+    probability: jax.Array  # float32[B], chance of this anchor in one draw; 0 where mask is False
+    weight: jax.Array  # float32[B], importance weight; 0 where mask is False
+    mask: jax.Array  # bool[B], False where there was nothing to draw
+
+
+@state
+class Change:
+    """Which anchors one write opened and closed, in the order it happened: closings first."""
+
+    open_slot: jax.Array  # int32[A, E], slots in time order
+    open_mask: jax.Array  # bool[A, E]
+    priority: jax.Array  # float32[A, E], negative: none was given
+    close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor: what closes then is what reopens
+    close_mask: jax.Array  # bool[K, E]
+
+
+class Read(NamedTuple):
+    """One gather a view asks for: leaf `name` at `slot`; zeros where the slot is C."""
+
+    name: str
+    slot: jax.Array  # int32[B, ...]
+
+
+class Population(NamedTuple):
+    """What a sampler may know of the anchors when it draws."""
+
+    geometry: Geometry
+    ring: Ring
+    available: jax.Array  # int32[E], anchors of each lane
+    flags: jax.Array | None  # uint8[C], bits of `fbuf._anchors`; None where every row held is an anchor
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether rows live behind callbacks; such a storage cannot be vmapped, traced at `init` or sharded."""
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        """Names of the leaves kept on the host."""
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> Any:
+        """Empty rows."""
+
+    def spec(self, rows: Any) -> tuple[Spec, Any]:
+        """Spec and treedef of one row."""
+
+    def write(
+        self,
+        rows: Any,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> Any:
+        """Writes leaves `[N, E, ...]` to slots int32[N, E]; nothing where `keep` is False. No slot twice."""
+
+    def read(self, rows: Any, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
+        """One array a read, zeros at slot C; and, where rows can expire, bool[B]: all of this draw's rows were there."""
+
+    def update(self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> Any:
+        """Replaces some leaves `[B, ...]` of rows already there; slot C is skipped, no other slot comes twice."""
+
+    def clear(self, rows: Any) -> Any:
+        """Forgets every row."""
+
+    def nbytes(self, rows: Any) -> dict[str, int]:
+        """Bytes held now: `device`, `host`, `disk`. Eager."""
+
+    def to_arrays(self, rows: Any) -> dict[str, np.ndarray]:
+        """Everything needed to build these rows again, as plain arrays. Eager."""
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> Any:
+        """The inverse of `to_arrays`, in any process. Eager."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Chooses anchors. `dense` says that every row held is an anchor."""
+
+    def init(self, geometry: Geometry, dense: bool) -> Any:
+        """The state of a sampler of an empty buffer."""
+
+    def change(self, sampler: Any, change: Change, geometry: Geometry, token: jax.Array) -> Any:
+        """Follows a write."""
+
+    def draw(
+        self,
+        sampler: Any,
+        key: jax.Array,
+        batch_size: int,
+        population: Population,
+        options: Mapping[str, jax.Array],
+    ) -> Draw:
+        """Draws `B` anchors. `options` are numbers given to this call (`beta`)."""
+
+    def update(self, sampler: Any, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array) -> Any:
+        """Sets priorities from errors float32[B], all finite; slot C is skipped, duplicates: the last wins."""
+
+    def set(self, sampler: Any, **numbers: Any) -> Any:
+        """Replaces numbers a user anneals."""
+
+    def clear(self, sampler: Any, geometry: Geometry, dense: bool) -> Any:
+        """The state after all rows are forgotten; annealed numbers stay."""
+
+    def stats(self, sampler: Any) -> dict[str, jax.Array]:
+        """Scalars worth logging."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names `draw` and `set` take."""
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether `update` and priorities make sense."""
+
+
+class Window(NamedTuple):
+    """What a view wants read for drawn anchors, and what it needs to remember until it is."""
+
+    reads: tuple[Read, ...]
+    context: Any
+
+
+@runtime_checkable
+class View(Protocol):
+    """Says what a drawn anchor means: which rows around it, and what they become."""
+
+    @property
+    def back(self) -> int:
+        """Rows behind an anchor that must still be held, unless an episode began after them."""
+
+    @property
+    def ahead(self) -> int:
+        """Rows ahead of an anchor that decide whether it can be drawn; 0 makes every row an anchor."""
+
+    @property
+    def reset_rows(self) -> bool:
+        """Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset)."""
+
+    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
+        """Leaves that end an episode, and the one among them that says it terminated."""
+
+    def check(self, spec: Spec) -> None:
+        """Raises if rows lack what the view reads."""
+
+    def decide(self, flags: jax.Array, available: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors."""
+
+    def window(
+        self,
+        spec: Spec,
+        geometry: Geometry,
+        flags: jax.Array | None,
+        slot: jax.Array,
+        mask: jax.Array,
+    ) -> Window:
+        """What to read for anchors int32[B]."""
+
+    def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:
+        """The batch, leaves `[B, ...]`."""

@@ -1,0 +1,281 @@
+"""What the verbs of `Buffer` do: pure functions `(buffer, state, ...) -> (state, result)` over checked arguments.
+
+`Buffer` checks what users hand in and documents; these functions let the parts meet. Each is wrapped into one jitted
+dispatch by `fbuf._dispatch.Verb`. A read that a later verb may overwrite goes through `pin`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf import _anchors, _ring
+from fbuf._dispatch import Verb
+from fbuf._duplicates import keep_last
+from fbuf._pin import pin
+from fbuf._sample import Index, Rows, Sample
+from fbuf._state import COUNTERS, BufferState
+from fbuf._tree import named_leaves, zero_unless
+from fbuf._typing import Population, Read, Ring
+
+if TYPE_CHECKING:
+    from fbuf._buffer import Buffer
+
+
+def count(state: BufferState) -> jax.Array:
+    """int32[E], anchors of each lane."""
+    return state.ring.size if state.anchors is None else state.anchors.count
+
+
+def empty_state(buffer: Buffer, rows: Any) -> BufferState:
+    """No rows yet, over a storage's empty `rows`."""
+    geometry = buffer.geometry
+    return BufferState(
+        rows=rows,
+        ring=buffer.writer.init(geometry),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view),
+        sampler=buffer.sampler.init(geometry, buffer.dense),
+        counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
+        token=jnp.zeros((), jnp.int32),
+    )
+
+
+def _index(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
+    return Index(slot, buffer.writer.generation(state.ring, buffer.geometry, slot))
+
+
+def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Which rows end an episode, and which of them because it terminated."""
+    end = jnp.zeros(shape, bool)
+    for name in buffer.ends:
+        end = end | leaves[name].reshape(shape)
+    terminated = buffer.view.episode_fields()[1]
+    return end, jnp.zeros(shape, bool) if terminated is None else leaves[terminated].reshape(shape)
+
+
+def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
+    more = [counts.get(name, jnp.zeros((), jnp.uint32)).astype(jnp.uint32) for name in COUNTERS]
+    return state.counters + jnp.stack(more)
+
+
+def _extend_core(
+    buffer: Buffer, state: BufferState, leaves: dict[str, jax.Array], priority: Any, mask: Any
+) -> tuple[BufferState, None]:
+    geometry, token = buffer.geometry, state.token
+    num = next(iter(leaves.values())).shape[0]
+    counters = state.counters
+    if priority is not None:
+        priority = jnp.abs(priority.astype(jnp.float32))
+        fine = jnp.isfinite(priority)
+        refused = ~fine if mask is None else ~fine & mask
+        priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
+        counters = _count_up(state, refused_nonfinite=jnp.sum(refused, dtype=jnp.uint32))
+    end, terminated = _ending(buffer, leaves, (num, geometry.lanes))
+
+    # Of more rows than a lane holds only the newest are touched.
+    skipped = max(num - geometry.length, 0) if mask is None else 0
+    kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
+    place = buffer.writer.place(state.ring, geometry, num - skipped, mask, skipped)
+    keep = None if mask is None else place.slot < jnp.int32(geometry.capacity)
+    if state.anchors is None:
+        anchors = None
+        all_kept = jnp.ones(place.slot.shape, bool) if keep is None else keep
+        given = None if priority is None else priority[skipped:]
+        change = _anchors.dense(place.slot, all_kept, given)
+    else:
+        anchors, change, token = _anchors.extend(
+            state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, mask, token
+        )
+    return (
+        dataclasses.replace(
+            state,
+            rows=buffer.storage.write(state.rows, place.slot, kept, keep, token),
+            ring=place.ring,
+            anchors=anchors,
+            sampler=buffer.sampler.change(state.sampler, change, geometry, token),
+            counters=counters,
+            token=token,
+        ),
+        None,
+    )
+
+
+def _sample_core(
+    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, Sample]:
+    spec, structure = buffer.storage.spec(state.rows)
+    draw = buffer.sampler.draw(state.sampler, key, batch_size, _population(buffer, state), options)
+    flags = None if state.anchors is None else state.anchors.flags
+    window = buffer.view.window(spec, buffer.geometry, flags, draw.slot, draw.mask)
+    arrays, ok = buffer.storage.read(state.rows, window.reads, state.token)
+    token, (arrays, ok, draw, context) = pin(state.token, (arrays, ok, draw, window.context))
+    data = buffer.view.assemble(spec, structure, arrays, window._replace(context=context))
+    index = _index(buffer, state, draw.slot)
+    probability, weight, mask = draw.probability, draw.weight, draw.mask
+    counts = {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
+    if ok is not None:
+        counts["expired_rows"] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
+        mask = mask & ok
+        probability = jnp.where(mask, probability, jnp.float32(0))
+        weight = jnp.where(mask, weight, jnp.float32(0))
+        nowhere = jnp.int32(buffer.geometry.capacity)
+        index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
+        data = jax.tree.map(lambda x: zero_unless(mask, x), data)
+    batch = Sample(data=data, index=index, probability=probability, weight=weight, mask=mask)
+    return dataclasses.replace(state, token=token, counters=_count_up(state, **counts)), batch
+
+
+def _update_priority_core(
+    buffer: Buffer, state: BufferState, index: Index, td_error: jax.Array
+) -> tuple[BufferState, None]:
+    geometry, token = buffer.geometry, state.token
+    error = td_error.astype(jnp.float32)
+    finite = jnp.isfinite(error)
+    masked, inside, fresh = _judge(buffer, state, index)
+    drawable = fresh
+    if state.anchors is not None:
+        at = jnp.where(inside, index.slot, jnp.int32(0))
+        token, (flags,) = pin(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
+        drawable = fresh & _anchors.has(flags, _anchors.OPEN)
+    accepted = finite & drawable
+    slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
+    error = jnp.where(accepted, error, jnp.float32(0))
+    counters = _count_up(
+        state,
+        refused_nonfinite=jnp.sum(~masked & ~finite, dtype=jnp.uint32),
+        refused_out_of_range=jnp.sum(~masked & finite & ~inside, dtype=jnp.uint32),
+        refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
+        refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
+    )
+    sampler = buffer.sampler.update(state.sampler, slot, error, geometry, token)
+    return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
+
+
+def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Which indices are masked rows of a sample, in range, and still name the row they did."""
+    capacity = jnp.int32(buffer.geometry.capacity)
+    masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
+    inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
+    now = buffer.writer.generation(state.ring, buffer.geometry, index.slot)
+    fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
+    return masked, inside, fresh
+
+
+def _update_rows_core(
+    buffer: Buffer, state: BufferState, index: Index, leaves: dict[str, jax.Array]
+) -> tuple[BufferState, None]:
+    capacity = jnp.int32(buffer.geometry.capacity)
+    masked, inside, fresh = _judge(buffer, state, index)
+    wanted = jnp.where(fresh, index.slot, capacity)
+    order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
+    slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
+    counters = _count_up(
+        state,
+        refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
+        refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
+    )
+    token = state.token
+    rows = buffer.storage.update(state.rows, slot, leaves, token)
+    return dataclasses.replace(state, rows=rows, counters=counters), None
+
+
+def _population(buffer: Buffer, state: BufferState) -> Population:
+    flags = None if state.anchors is None else state.anchors.flags
+    return Population(buffer.geometry, state.ring, count(state), flags)
+
+
+def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
+    index = _index(buffer, state, slot)
+    mask = index.ticket != jnp.uint32(0)
+    at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
+    spec, structure = buffer.storage.spec(state.rows)
+    arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec], state.token)
+    if ok is not None:
+        mask = mask & ok.reshape(mask.shape)
+    data = structure.unflatten([a.reshape(slot.shape + a.shape[1:]) for a in arrays])
+    index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
+    return state, Rows(data, index, mask)
+
+
+def _get_core(buffer: Buffer, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
+    fresh = _judge(buffer, state, index)[2]
+    slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot)
+
+
+def _aged_rows(buffer: Buffer, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
+    """Rows by age int32[A, E], 0 the oldest."""
+    exists = (age >= jnp.int32(0)) & (age < state.ring.size)
+    slot = jnp.where(exists, _ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
+
+
+def _all_rows_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, Rows]:
+    lanes, length = buffer.geometry
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    return _aged_rows(buffer, state, age)
+
+
+def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+    return _aged_rows(buffer, state, state.ring.size - jnp.int32(n) + jnp.arange(n, dtype=jnp.int32)[:, None])
+
+
+def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
+    geometry = buffer.geometry
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view)
+    return (
+        dataclasses.replace(
+            state,
+            rows=buffer.storage.clear(state.rows),
+            ring=buffer.writer.clear(state.ring),
+            anchors=anchors,
+            sampler=buffer.sampler.clear(state.sampler, geometry, buffer.dense),
+        ),
+        None,
+    )
+
+
+def _set_core(buffer: Buffer, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+    return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
+
+
+def _convert_core(buffer: Buffer, state: BufferState, other: Buffer) -> tuple[BufferState, None]:
+    """Lets the rows arrive again, oldest first, without writing them."""
+    geometry = buffer.geometry
+    lanes, length = geometry
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    keep = age < state.ring.size
+    before = Ring(
+        cursor=(state.ring.cursor - state.ring.size) % jnp.int32(length),
+        size=jnp.zeros_like(state.ring.size),
+        lap=state.ring.lap,
+    )
+    empty = empty_state(other, state.rows)
+    if other.dense:
+        slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+        anchors, change = None, _anchors.dense(slot, keep, None)
+    else:
+        rows = _aged_rows(buffer, state, age)[1]
+        end, terminated = _ending(other, named_leaves(rows.data), keep.shape)
+        assert empty.anchors is not None
+        anchors, change, _ = _anchors.extend(
+            empty.anchors, other.view, geometry, before, end, terminated, None, keep, state.token
+        )
+    sampler = other.sampler.change(empty.sampler, change, geometry, state.token)
+    return BufferState(state.rows, state.ring, anchors, sampler, state.counters, state.token), None
+
+
+extend = Verb(_extend_core)
+sample = Verb(_sample_core)
+update_priority = Verb(_update_priority_core)
+update_rows = Verb(_update_rows_core)
+rows_at = Verb(_rows_core)
+get = Verb(_get_core)
+all_rows = Verb(_all_rows_core)
+last = Verb(_last_core)
+clear = Verb(_clear_core)
+set_numbers = Verb(_set_core)
+convert = Verb(_convert_core)

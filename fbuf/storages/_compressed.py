@@ -1,0 +1,102 @@
+"""`Compressed`: chosen leaves live in host memory, zstd-compressed, and are read inside jit.
+
+A stream of frames repeats itself: chunks of consecutive rows of a lane, compressed against a few past rows, take a few
+hundredths of what stacks would (the ratio on real frames: `python -m benchmarks --only compression`). Frames are stored
+once; stacks, next observations and n-step windows are views of them. The rest of the row stays on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._config import component
+from fbuf._host.codec import Codec, Zstd
+from fbuf._tree import Spec, name_of
+from fbuf._typing import Geometry, Read
+from fbuf.storages import _side
+from fbuf.storages._side import SideRows
+
+
+@component
+class Compressed:
+    """Rows whose large leaves are compressed on the host.
+
+    Attributes:
+      keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
+      codec: How chunks become bytes: `Zstd(level, chunk, dictionary)`, or any value with `chunk`, `encode`, `decode`.
+      slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
+        capacity, at most 4096 a lane.
+      on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
+
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84); a read is one callback and one decompression
+    for each distinct chunk.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.storages.Compressed(keys=("obs",)).keys
+      ('obs',)
+    """
+
+    keys: tuple[str, ...] | None = None
+    codec: Codec = Zstd()
+    slack: int | None = None
+    on_expired: str = "raise"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            raise TypeError(
+                f"Compressed: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},)."
+            )
+        if self.keys is not None:
+            object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
+        _side.check("Compressed", self.slack, self.on_expired)
+
+    @property
+    def on_host(self) -> bool:
+        return True
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        return _side.choose("Compressed", self.keys, spec, 1024)
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        slack = _side.default_slack(geometry, self.slack)
+        return _side.init("Compressed", geometry, spec, structure, self.host_keys(spec), self.codec, slack)
+
+    def spec(self, rows: SideRows) -> tuple[Spec, Any]:
+        return rows.layout.spec, rows.layout.structure
+
+    def write(
+        self,
+        rows: SideRows,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> SideRows:
+        return _side.write(rows, slot, leaves, keep, token)
+
+    def read(self, rows: SideRows, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
+        del token
+        arrays, ok = _side.read(rows, reads, self.on_expired)
+        return (arrays, ok) if self.on_expired == "raise" else (_side.mask_reads(arrays, ok), ok)
+
+    def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
+        return _side.update(rows, slot, leaves, token)
+
+    def clear(self, rows: SideRows) -> SideRows:
+        return _side.clear(rows)
+
+    def nbytes(self, rows: SideRows) -> dict[str, int]:
+        return _side.nbytes(rows)
+
+    def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
+        return _side.to_arrays(rows)
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        slack = _side.default_slack(geometry, self.slack)
+        columns = self.host_keys(spec)
+        return _side.from_arrays(arrays, geometry, spec, structure, columns, self.codec, slack)

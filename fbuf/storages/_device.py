@@ -1,0 +1,83 @@
+"""`Device`: rows are plain arrays beside the rest of the state.
+
+No callback, so it vmaps, differentiates, exports, caches and runs on any backend. The state of the rows is the user's own
+pytree with a leading axis C, which is also how a checkpoint or a debugger sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._config import component
+from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
+from fbuf._typing import Geometry, Read
+from fbuf.storages import _arrays
+
+
+@component
+class Device:
+    """Rows as device arrays `[C, ...]`.
+
+    Cost: exactly C times the bytes of a row; a write or read touches only its rows.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.Buffer(capacity=1000, storage=fbuf.storages.Device()).storage
+      Device()
+    """
+
+    @property
+    def on_host(self) -> bool:
+        return False
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        return ()
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
+        return structure.unflatten(_arrays.allocate(geometry.capacity, spec).values())
+
+    def spec(self, rows: PyTree) -> tuple[Spec, Any]:
+        leaves = named_leaves(rows)
+        spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
+        return spec, jax.tree.structure(rows)
+
+    def write(
+        self,
+        rows: PyTree,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> PyTree:
+        del keep  # a row that is not kept has a slot out of range
+        return self._map(rows, slot, leaves, token)
+
+    def update(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
+        return self._map(rows, slot, leaves, token)
+
+    def _map(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
+        arrays = named_leaves(rows)
+        new = {n: _arrays.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
+        structure: Any = jax.tree.structure(rows)
+        return structure.unflatten(new.values())
+
+    def read(self, rows: PyTree, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
+        arrays = named_leaves(rows)
+        return [_arrays.read(arrays[read.name], read.slot) for read in reads], None
+
+    def clear(self, rows: PyTree) -> PyTree:
+        return rows  # what no ring holds is never read
+
+    def nbytes(self, rows: PyTree) -> dict[str, int]:
+        return {"device": tree_bytes(rows), "host": 0, "disk": 0}
+
+    def to_arrays(self, rows: PyTree) -> dict[str, np.ndarray]:
+        return {name: np.asarray(leaf) for name, leaf in named_leaves(rows).items()}
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
+        del geometry
+        return structure.unflatten([jax.numpy.array(arrays[name], spec[name].dtype) for name in spec])

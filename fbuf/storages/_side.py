@@ -1,0 +1,278 @@
+"""Rows partly behind tickets in a host store: what `Compressed` and `Host` share.
+
+The state holds, for every slot, the ticket of the row that lies there (uint64 as a pair, 0 for none), the store's id, and
+the leaves that stay on the device. Rows are never overwritten in the store under their ticket, so an old state reads its
+own rows or hears that they have expired; two futures of one state draw different tickets and cannot read each other's
+rows.
+
+Ownership, copying and the refusal to be pickled or traced at `init` are here too; see `fbuf._host.owner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._host import callback, owner
+from fbuf._host.codec import Codec
+from fbuf._host.store import Column, Store
+from fbuf._tree import Spec, expand, tree_bytes
+from fbuf._typing import Geometry, Read
+from fbuf.storages import _arrays
+
+
+class Layout(NamedTuple):
+    """What the state of a host storage must know at trace time."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
+    structure: Any  # treedef of one row
+
+    @property
+    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = zip(self.names, self.shapes, self.dtypes, strict=True)
+        return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape, dtype in rows}
+
+
+class SideRows:
+    """The rows of a host storage: a pytree node that keeps its store open."""
+
+    __slots__ = ("device", "id", "layout", "owner", "slot", "ticket")
+
+    def __init__(self, id: Any, ticket: Any, device: Any, slot: int, layout: Layout):
+        self.id = id  # uint32[2], names the store
+        self.ticket = ticket  # uint32[C, 2], row in each slot; 0: none
+        self.device = device  # leaves that stay on the device, [C, ...] by name
+        self.slot = slot  # static: owner group
+        self.layout = layout  # static
+        self.owner = owner.owner_of(slot, id)
+
+    def replace(self, ticket: Any, device: Any) -> SideRows:
+        return SideRows(self.id, ticket, device, self.slot, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
+        copied = [jnp.array(x, copy=True) if isinstance(x, jax.Array) else x for x in jax.tree.leaves(self)]
+        structure: Any = jax.tree.structure(self)
+        return structure.unflatten(copied)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
+            "Hand over the rows: jax.device_get(buffer.rows(state)), and `extend` a new state with them."
+        )
+
+    def __repr__(self) -> str:
+        return f"SideRows(host={self.layout.columns}, device={tuple(self.device)})"
+
+
+def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any], tuple[int, Layout]]:
+    return (rows.id, rows.ticket, rows.device), (rows.slot, rows.layout)
+
+
+def _flatten_with_keys(rows: SideRows) -> tuple[Any, tuple[int, Layout]]:
+    names = (jax.tree_util.GetAttrKey(n) for n in ("id", "ticket", "device"))
+    children, static = _flatten(rows)
+    return tuple(zip(names, children, strict=True)), static
+
+
+def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
+    id, ticket, device = children
+    return SideRows(id, ticket, device, *static)
+
+
+jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
+
+
+def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:
+    """The leaves of `spec` that go to the host: `keys` (a key names a subtree too), or all of `least` bytes a row.
+
+    Raises:
+      ValueError: a key names nothing, or no leaf is large enough.
+    """
+    from fbuf._tree import item_bytes
+
+    if keys is None:
+        chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
+        if not chosen:
+            raise ValueError(
+                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). "
+                f"Name those for the host with keys=(...), or use storages.Device()."
+            )
+        return chosen
+    for key in keys:
+        if not any(name == key or name.startswith(key + "/") for name in spec):
+            raise ValueError(f"{call}: keys names '{key}', but rows have {', '.join(spec)}. Use one of those.")
+    return tuple(n for n in spec if any(n == key or n.startswith(key + "/") for key in keys))
+
+
+def init(
+    call: str,
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[str, ...],
+    codec: Codec | None,
+    slack: int,
+) -> SideRows:
+    """Opens a store. Eager only: under a trace its id would become a constant and its owner die with the tracer."""
+    if isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer):
+        raise TypeError(
+            f"{call}: `init` of a host storage cannot be traced: it opens a store, which is no array. Call "
+            f"buffer.init(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
+            f"buffer.plan(example)."
+        )
+    store = Store(
+        tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), codec) for n in columns),
+        lanes=geometry.lanes,
+        length=geometry.length,
+        slack=slack,
+    )
+    return adopt(store, geometry, spec, structure, columns)
+
+
+def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
+    """Empty rows over a store."""
+    owned = owner.open_store(store)
+    layout = Layout(
+        names=tuple(spec),
+        shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
+        dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
+        columns=columns,
+        structure=structure,
+    )
+    rest = {n: leaf for n, leaf in spec.items() if n not in columns}
+    rows = SideRows(
+        id=jnp.asarray(owner.split_id(owned.id)),
+        ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
+        device=_arrays.allocate(geometry.capacity, rest),
+        slot=owned.slot,
+        layout=layout,
+    )
+    rows.owner = owned
+    return rows
+
+
+def write(
+    rows: SideRows,
+    slot: jax.Array,
+    leaves: Mapping[str, jax.Array],
+    keep: jax.Array | None,
+    token: jax.Array,
+) -> SideRows:
+    """Host leaves to the store, their tickets and the other leaves to the device."""
+    columns = rows.layout.columns
+    tickets = callback.write(rows.id, token, [leaves[n] for n in columns], keep)
+    device = {n: _arrays.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
+    return rows.replace(_arrays.write(rows.ticket, slot, tickets, token), device)
+
+
+def read(rows: SideRows, reads: Sequence[Read], on_expired: str) -> tuple[list[jax.Array], jax.Array | None]:
+    """All host leaves in one callback; the rest as gathers."""
+    columns, spec = rows.layout.columns, rows.layout.spec
+    out: list[jax.Array | None] = [
+        _arrays.read(rows.device[r.name], r.slot) if r.name in rows.device else None for r in reads
+    ]
+    side = [(i, r) for i, r in enumerate(reads) if r.name not in rows.device]
+    if not side:
+        return [a for a in out if a is not None], None
+    requests = []
+    known: dict[int, jax.Array] = {}
+    for _, r in side:
+        tickets = known.setdefault(id(r.slot), _arrays.read(rows.ticket, r.slot))
+        leaf = spec[r.name]
+        requests.append((columns.index(r.name), tickets, (tuple(leaf.shape), leaf.dtype)))
+    arrays, present = callback.read(rows.id, requests, strict=on_expired == "raise")
+    ok = jnp.ones((), bool)
+    for (i, _), array, there in zip(side, arrays, present, strict=True):
+        out[i] = array
+        if there.ndim:
+            there = jnp.all(there.reshape(there.shape[0], -1), axis=1)
+        ok = ok & there
+    return [a for a in out if a is not None], ok
+
+
+def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
+    """Device leaves in place; host leaves as new rows under new tickets, so that old states keep theirs."""
+    device = {n: _arrays.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+    side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
+    if not side:
+        return rows.replace(rows.ticket, device)
+    from fbuf._pin import pin
+
+    keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
+    token, (old,) = pin(token, (_arrays.read(rows.ticket, slot),))
+    new = callback.patch(rows.id, token, old, keep, side)
+    return rows.replace(_arrays.write(rows.ticket, slot, new, token), device)
+
+
+def clear(rows: SideRows) -> SideRows:
+    """No slot holds a row; the store drops them as new ones arrive."""
+    return rows.replace(jnp.zeros_like(rows.ticket), rows.device)
+
+
+def store_of(rows: SideRows) -> Store:
+    """The store itself. Eager."""
+    return owner.find(owner.join_id(np.asarray(rows.id)))
+
+
+def nbytes(rows: SideRows) -> dict[str, int]:
+    """Device bytes of tickets and leaves; host bytes of everything the store allocated."""
+    return {"device": tree_bytes(rows), "host": store_of(rows).nbytes, "disk": 0}
+
+
+def to_arrays(rows: SideRows) -> dict[str, np.ndarray]:
+    """Tickets, device leaves and the store's own arrays, under names of their own."""
+    arrays = {"ticket": np.asarray(rows.ticket)}
+    arrays |= {f"device:{n}": np.asarray(a) for n, a in rows.device.items()}
+    arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
+    return arrays
+
+
+def from_arrays(
+    arrays: Mapping[str, np.ndarray],
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[str, ...],
+    codec: Codec | None,
+    slack: int,
+) -> SideRows:
+    """The inverse, over a new store with an id of its own."""
+    store = Store.from_arrays(
+        tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), codec) for n in columns),
+        {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")},
+        lanes=geometry.lanes,
+        length=geometry.length,
+        slack=slack,
+    )
+    rows = adopt(store, geometry, spec, structure, columns)
+    device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device)
+
+
+def default_slack(geometry: Geometry, slack: int | None) -> int:
+    """Rows a lane keeps beyond its length, so that a state a little old still reads its own."""
+    if slack is None:
+        return max(16, min(geometry.length // 16, 4096))
+    return -(-slack // geometry.lanes)
+
+
+def check(call: str, slack: int | None, on_expired: str) -> None:
+    """Settings common to host storages."""
+    if on_expired not in ("raise", "mask"):
+        raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
+    if slack is not None and slack < 0:
+        raise ValueError(f"{call}: slack is {slack}; expected a number of rows >= 0, or None.")
+
+
+def mask_reads(arrays: list[jax.Array], ok: jax.Array | None) -> list[jax.Array]:
+    """Zeros for the whole of any draw that lost a row."""
+    if ok is None:
+        return arrays
+    return [jnp.where(expand(ok, a.ndim), a, jnp.zeros((), a.dtype)) for a in arrays]

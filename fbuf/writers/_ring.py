@@ -1,0 +1,42 @@
+"""`Ring`: new rows replace the oldest of their lane, so neighbours in time are neighbours in the buffer.
+
+The arithmetic is in `fbuf._ring`; this is the value a user puts into a `Buffer`.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from fbuf import _ring
+from fbuf._config import component
+from fbuf._ring import Placement
+from fbuf._typing import Geometry
+from fbuf._typing import Ring as RingState
+
+
+@component
+class Ring:
+    """Round robin: of more rows than fit, the newest stay.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.Buffer(capacity=1000).writer
+      Ring()
+    """
+
+    @property
+    def keeps_neighbours(self) -> bool:
+        """Whether rows that follow one another in time do so in the buffer, as most views need."""
+        return True
+
+    def init(self, geometry: Geometry) -> RingState:
+        return _ring.init(geometry)
+
+    def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
+        return _ring.place(ring, geometry, num, keep, skipped)
+
+    def clear(self, ring: RingState) -> RingState:
+        return _ring.clear(ring)
+
+    def generation(self, ring: RingState, geometry: Geometry, slot: jax.Array) -> jax.Array:
+        return _ring.generation(ring, geometry, slot)
