@@ -1,12 +1,16 @@
 """Functional experience replay for JAX.
 
 A `Buffer` is a value; its state is a pytree of arrays; `add`, `extend`, `sample` and `update_priority` are pure functions
-that run inside a jitted training step. Large leaves may live zstd-compressed on the host. See the README.
+that run inside a jitted training step. Large leaves may live zstd-compressed on the host; samples go to torch without a
+copy. Start with the README, or with `python -m fbuf demo`.
 """
 
-from fbuf import samplers, storages, views, writers
-from fbuf._host.owner import StoreHandle, stores
+from fbuf import samplers, storages, testing, torch, views, writers
 from fbuf._buffer import Buffer
+from fbuf._host.owner import StoreHandle, stores
+from fbuf._plan import Plan
+from fbuf._presets import prioritized, uniform
+from fbuf._replay import Replay
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 
@@ -16,12 +20,18 @@ __all__ = [
     "Buffer",
     "BufferState",
     "Index",
+    "Plan",
+    "Replay",
     "Rows",
     "Sample",
     "StoreHandle",
+    "prioritized",
     "samplers",
     "storages",
     "stores",
+    "testing",
+    "torch",
+    "uniform",
     "views",
     "writers",
 ]

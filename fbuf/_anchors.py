@@ -122,10 +122,11 @@ def extend(
     given = jnp.concatenate([anchors.tail_priority, given])
     index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
     available = jnp.int32(tail_rows) + count
-    exists = index < available
+    exists = index < available[None, :]
     flags = jnp.where(exists, flags, jnp.uint8(0))
 
     # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
+    size = ring.size[None, :]
     lost = jnp.maximum(ring.size + count - whole, jnp.int32(0))
     behind = min(view.back, length)
     oldest = jnp.arange(min(min(num, length) + behind, length), dtype=jnp.int32)[:, None]
@@ -140,33 +141,33 @@ def extend(
         ),
     )
     # The first `back` rows that stay have lost frames behind them, unless an episode starts in between.
-    newer = jnp.clip(context - ring.size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
+    newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
     fresh = jnp.take_along_axis(flags, newer, axis=0)
-    context_flags = jnp.where(context < ring.size, around_flags, fresh)
+    context_flags = jnp.where(context < size, around_flags, fresh)
     cut = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
 
     def is_cut(age: jax.Array) -> jax.Array:
         """Whether the row at this age (before the write) lacks frames behind it; negative ages are overwritten."""
         if cut is None:
             return jnp.zeros(age.shape, bool)
-        place = age - lost
+        place = age - lost[None, :]
         inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
         return inside & jnp.take_along_axis(cut, jnp.clip(place, 0, behind - 1), axis=0)
 
     near_age = jnp.broadcast_to(oldest, near.shape)
-    closing = has(near_flags, OPEN) & (near_age < ring.size) & ((near_age < lost) | is_cut(near_age))
+    closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | is_cut(near_age))
 
     decided, drawable = view.decide(flags, available)
-    undecided_before = index >= jnp.int32(tail_rows) - anchors.pending
-    age = index - jnp.int32(tail_rows) + ring.size
-    stays = exists & (age >= lost)
+    undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
+    age = index - jnp.int32(tail_rows) + size
+    stays = exists & (age >= lost[None, :])
     opening = undecided_before & decided & drawable & stays & ~is_cut(age)
 
     flags = (flags & jnp.uint8(0xFF - OPEN)) | _bit(opening, OPEN)
     slot = _ring.by_age(ring, geometry, age)
     nowhere = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape) + jnp.int32(geometry.capacity)
     written = jnp.where(undecided_before & stays, slot, nowhere)
-    unset = closing & (near_age >= lost)
+    unset = closing & (near_age >= lost[None, :])
     closed_slot = jnp.where(unset, near, jnp.int32(slot.size + geometry.capacity) + _iota(near))
     at = jnp.concatenate([written.reshape(-1), closed_slot.reshape(-1)]) + token
     values = jnp.concatenate([flags.reshape(-1), (near_flags & jnp.uint8(0xFF - OPEN)).reshape(-1)])

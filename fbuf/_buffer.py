@@ -134,11 +134,12 @@ class Buffer:
           TypeError: a leaf is no array of numbers; or `init` of a host storage is being traced.
         Cost: O(C), the allocation.
         """
-        spec = self._checked_spec("Buffer.init", example)
+        spec = self.checked_spec("Buffer.init", example)
         rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         return _verbs.empty_state(self, rows)
 
-    def _checked_spec(self, call: str, example: PyTree) -> Spec:
+    def checked_spec(self, call: str, example: PyTree) -> Spec:
+        """Spec of a row that this buffer can hold; raises what `init` raises."""
         spec = spec_of(example)
         _errors.check_spec(call, spec)
         self.view.check(spec)

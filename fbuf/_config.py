@@ -18,12 +18,19 @@ from jax import export
 C = TypeVar("C", bound=type[Any])
 
 COMPONENTS: dict[str, type[Any]] = {}
-"""Every component class by qualified name: all that `from_config` will build."""
+"""Every class that `from_config` will build, by public name."""
+_NAMES: dict[type[Any], str] = {}
 
 
 def _qualified(cls: type[Any]) -> str:
     public = ".".join(part for part in cls.__module__.split(".") if not part.startswith("_"))
     return f"{public}.{cls.__qualname__}"
+
+
+def allow(cls: type[Any], name: str) -> None:
+    """Lets a dataclass of values cross `to_config` and `from_config`."""
+    COMPONENTS[name] = cls
+    _NAMES[cls] = name
 
 
 @dataclass_transform(frozen_default=True)
@@ -50,7 +57,7 @@ def component(cls: C) -> C:
                 ) from None
 
     cls.__post_init__ = __post_init__
-    made = dataclasses.dataclass(frozen=True)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields = made.__hash__
 
     def __hash__(self: Any) -> int:  # every eager verb hashes its buffer: keep the answer
@@ -63,12 +70,21 @@ def component(cls: C) -> C:
     def __getstate__(self: Any) -> dict[str, Any]:  # string hashes differ between processes
         return {k: v for k, v in self.__dict__.items() if k != "_hash"}
 
+    def __repr__(self: Any) -> str:  # what was chosen, not what was left alone
+        chosen = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(chosen)})"
+
     made.__hash__ = __hash__
+    made.__repr__ = __repr__
     made.__getstate__ = __getstate__
     jax.tree_util.register_static(made)
     if made.__module__.split(".")[0] == "fbuf":
         name = _qualified(made)
-        COMPONENTS[name] = made
+        allow(made, name)
         export.register_pytree_node_serialization(
             made,
             serialized_name=name,
@@ -99,8 +115,8 @@ def to_config(value: Any) -> Any:
       TypeError: for a value without a JSON form (a function, say); the message says which.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = _qualified(type(value))
-        if name not in COMPONENTS:
+        name = _NAMES.get(type(value), "")
+        if not name:
             raise TypeError(f"to_config: {value!r} is not one of fbuf's components.")
         fields = {f.name: to_config(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": name, **fields}

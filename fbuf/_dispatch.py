@@ -41,6 +41,7 @@ class Verb:
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         changes, result = self._jitted(buffer, static, state, args)
-        before, structure = jax.tree.flatten(state)
+        before = jax.tree.leaves(state)
+        structure: Any = jax.tree.structure(state)
         leaves = [b if a is _UNCHANGED else a for a, b in zip(changes, before, strict=True)]
         return structure.unflatten(leaves), result

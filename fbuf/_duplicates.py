@@ -32,9 +32,7 @@ def keep_last(index: jax.Array) -> jax.Array:
     if batch < 2:
         return jnp.ones((batch,), jnp.bool_)
     # Stable: equal values stay in the order they came, so the end of a run is its last occurrence.
-    value, position = lax.sort(
-        (index, lax.iota(np.int32, batch)), num_keys=1, is_stable=True, dimension=0
-    )
+    value, position = lax.sort((index, lax.iota(np.int32, batch)), num_keys=1, is_stable=True, dimension=0)
     last = jnp.concatenate([value[1:] != value[:-1], jnp.ones((1,), jnp.bool_)])
     result = jnp.zeros((batch,), jnp.bool_)
     return result.at[position].set(last, unique_indices=True, mode="promise_in_bounds")

@@ -34,7 +34,7 @@ def check_spec(call: str, spec: Spec) -> None:
             f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
         )
     for name, leaf in spec.items():
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(
                 f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
             )

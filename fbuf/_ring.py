@@ -86,7 +86,7 @@ def slot_at(geometry: Geometry, position: jax.Array) -> jax.Array:
 
 def by_age(ring: Ring, geometry: Geometry, age: jax.Array) -> jax.Array:
     """Slots int32[A, E] of each lane's rows at `age` int32[A, E], 0 the oldest; any age, unchecked."""
-    return slot_at(geometry, (ring.cursor - ring.size + age) % jnp.int32(geometry.length))
+    return slot_at(geometry, ((ring.cursor - ring.size)[None, :] + age) % jnp.int32(geometry.length))
 
 
 def shift(geometry: Geometry, slot: jax.Array, offset: jax.Array) -> jax.Array:

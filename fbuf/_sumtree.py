@@ -148,13 +148,15 @@ def set(
         return tree
     tree, leaf = lax.stop_gradient((tree, leaf))
     keep = (index >= 0) & (index < capacity)
+    # XLA turns a scatter of one element into an update that it does not do in place (jax 0.10.2).
+    elsewhere = _set_by_level if index.shape[0] > 1 else _set_by_loop
     tree = lax.platform_dependent(
         tree,
         index,
         leaf,
         keep,
         cpu=functools.partial(_set_by_loop, capacity=capacity, reduce=reduce),
-        default=functools.partial(_set_by_level, capacity=capacity, reduce=reduce),
+        default=functools.partial(elsewhere, capacity=capacity, reduce=reduce),
     )
     # The few levels left are cheaper swept whole, and lie side by side at the end of the array.
     _, offsets = _layout(capacity)
@@ -277,7 +279,7 @@ def _set_by_loop(
         tree, _ = lax.scan(parent, tree, node)
         return (tree, node), None
 
-    table = np.asarray(offsets[:first], np.int32)
+    table = jnp.asarray(offsets[:first], jnp.int32)
     (tree, _), _ = lax.scan(level, (tree, node), (table[:-1], table[1:]))
     return tree
 
@@ -309,9 +311,7 @@ def _set_by_level(
 _Descend = Callable[[jax.Array, jax.Array, jax.Array, tuple[int, ...]], tuple[jax.Array, jax.Array]]
 
 
-def _draw(
-    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, capacity: int, descend: _Descend
-) -> jax.Array:
+def _draw(tree: jax.Array, top: jax.Array, bottom: jax.Array, *, capacity: int, descend: _Descend) -> jax.Array:
     """Descends to the middle level with one uniform, from there with the other."""
     counts, offsets = _layout(capacity)
     depth, middle = len(counts) - 1, _middle(capacity)
@@ -369,9 +369,7 @@ def _choose(children: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array
         return go, jnp.where(go, query - left, query)
 
     first, query = halve(pairs[0] + pairs[1], pairs[2] + pairs[3], query)
-    second, query = halve(
-        jnp.where(first, pairs[2], pairs[0]), jnp.where(first, pairs[3], pairs[1]), query
-    )
+    second, query = halve(jnp.where(first, pairs[2], pairs[0]), jnp.where(first, pairs[3], pairs[1]), query)
     quarter = [jnp.where(first, c[k + 4], c[k]) for k in range(4)]
     left, right = (jnp.where(second, quarter[k + 2], quarter[k]) for k in range(2))
     third, query = halve(left, right, query)
@@ -401,7 +399,7 @@ def _descend_by_loop(
 
         return lax.scan(step, None, pairs)[1], None
 
-    pairs, _ = lax.scan(level, pack(node, query), np.asarray(below, np.int32))
+    pairs, _ = lax.scan(level, pack(node, query), jnp.asarray(below, jnp.int32))
     return unpack(pairs)
 
 

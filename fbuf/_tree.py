@@ -40,7 +40,7 @@ def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
             dtype = jnp.result_type(float)
         elif dtype == np.int64 and isinstance(leaf, int):
             dtype = jnp.result_type(int)
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     return jax.ShapeDtypeStruct(shape, dtype)
 

@@ -96,6 +96,14 @@ class Storage(Protocol):
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> Any:
         """Empty rows."""
 
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> Any:
+        """What `init` gives, as `jax.ShapeDtypeStruct`s, for `plan`."""
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        """Host bytes of a full buffer, how they are known, and the bytes if nothing compressed."""
+
     def spec(self, rows: Any) -> tuple[Spec, Any]:
         """Spec and treedef of one row."""
 

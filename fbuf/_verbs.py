@@ -208,7 +208,7 @@ def _get_core(buffer: Buffer, state: BufferState, index: Index) -> tuple[BufferS
 
 def _aged_rows(buffer: Buffer, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
     """Rows by age int32[A, E], 0 the oldest."""
-    exists = (age >= jnp.int32(0)) & (age < state.ring.size)
+    exists = (age >= jnp.int32(0)) & (age < state.ring.size[None, :])
     slot = jnp.where(exists, _ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
@@ -220,7 +220,9 @@ def _all_rows_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, Row
 
 
 def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState, Rows]:
-    return _aged_rows(buffer, state, state.ring.size - jnp.int32(n) + jnp.arange(n, dtype=jnp.int32)[:, None])
+    return _aged_rows(
+        buffer, state, (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
+    )
 
 
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
@@ -247,7 +249,7 @@ def _convert_core(buffer: Buffer, state: BufferState, other: Buffer) -> tuple[Bu
     geometry = buffer.geometry
     lanes, length = geometry
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
-    keep = age < state.ring.size
+    keep = age < state.ring.size[None, :]
     before = Ring(
         cursor=(state.ring.cursor - state.ring.size) % jnp.int32(length),
         size=jnp.zeros_like(state.ring.size),

@@ -30,10 +30,8 @@ from fbuf._host.codec import (
 )
 
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
-_SMALL, _LARGE = (
-    16 * 1024,
-    256 * 1024,
-)  # segment sizes; in between a 64th of what is stored, so waste is below 3 %
+_SMALL, _LARGE = 32 * 1024, 256 * 1024
+"""Bytes of a segment; in between a 48th of what is stored: small ones lose half a chunk each, large ones their tail."""
 
 
 class Segment:
@@ -83,7 +81,7 @@ class Arena:
         return addresses
 
     def _grow(self, least: int) -> Segment:
-        size = min(max(self.live // 64, _SMALL), _LARGE) + 4095 & ~4095
+        size = min(max(self.live // 48, _SMALL), _LARGE) + 4095 & ~4095
         segment = Segment(max(size, least))
         self._drop_if_empty(self._tail, force=True)
         self._tail, self._offset, self._next = self._next, 0, self._next + 1
@@ -163,6 +161,7 @@ class Ring:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
         self.array: Array = np.empty((depth, lanes, *shape), dtype)
+        self.row = self.array.nbytes // (depth * lanes)
         self.depth = depth
         self.lanes = lanes
         self.touched = 0  # rows a lane written so far, at most depth
@@ -192,14 +191,12 @@ class Ring:
     def to_arrays(self, count: Array) -> dict[str, Array]:
         """The rows written to so far, as bytes."""
         used = self.array[: self.touched]
-        row = used.nbytes // max(used.shape[0] * self.lanes, 1)
-        return {"rows": used.copy().reshape(-1).view(np.uint8).reshape(self.touched, self.lanes, row)}
+        return {"rows": used.copy().reshape(-1).view(np.uint8).reshape(self.touched, self.lanes, self.row)}
 
     def load(self, arrays: Mapping[str, Array], count: Array) -> None:
         """The inverse of `to_arrays`, into a new ring."""
         touched = min(int(count.max()), self.depth)
-        row = self.array.nbytes // (self.depth * self.lanes)
-        rows = expect(arrays, "rows", np.uint8, (touched, self.lanes, row))
+        rows = expect(arrays, "rows", np.uint8, (touched, self.lanes, self.row))
         if self.array.nbytes:
             self.array[:touched].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
         self.touched = touched

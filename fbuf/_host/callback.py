@@ -5,8 +5,10 @@ times less overhead than `io_callback`/`pure_callback`, and no hang with one cor
 io/pure callbacks serve. Rules kept here: numpy only inside, never JAX; operand views are made read-only (they are the
 memory of immutable arrays); outputs are always filled; functions are at module level.
 
-Order: a read depends on the tickets it is given, a write on the token of the reads before it. A write has a side effect
-(never dropped, merged or repeated); a read is a pure function of id and tickets, because a ticket names immutable bytes.
+Order: a read depends on the tickets it is given; a write on the token of the reads before it, and on one element of the
+ticket table that the write before it made (without it XLA runs two writes of one jit in the order their operands are
+ready, and the store then expires the wrong rows). A write has a side effect (never dropped, merged or repeated); a read
+is a pure function of id and tickets, because a ticket names immutable bytes.
 """
 
 from __future__ import annotations
@@ -76,13 +78,13 @@ def _view(buffer: Any) -> np.ndarray:
     return array
 
 
-def _write_rows(context: Any, out: Any, id: Any, token: Any, keep: Any, *rows: Any) -> None:
+def _write_rows(context: Any, out: Any, id: Any, token: Any, after: Any, keep: Any, *rows: Any) -> None:
     tickets = find(join_id(_view(id))).write([_view(r) for r in rows], None if keep is None else _view(keep))
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
-def _write_all(context: Any, out: Any, id: Any, token: Any, *rows: Any) -> None:
-    _write_rows(context, out, id, token, None, *rows)
+def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
+    _write_rows(context, out, id, token, after, None, *rows)
 
 
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
@@ -109,6 +111,7 @@ def _patch_rows(
     out: Any,
     id: Any,
     token: Any,
+    after: Any,
     tickets: Any,
     keep: Any,
     *fields: Any,
@@ -157,15 +160,25 @@ def _call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Arr
     return jax.pure_callback(fill, shapes, *operands, vmap_method="broadcast_all")
 
 
-def write(id: jax.Array, token: jax.Array, rows: Sequence[jax.Array], keep: jax.Array | None) -> jax.Array:
-    """Hands rows `[N, E, item]` to the store; returns their tickets uint32[N, E, 2] (0 where `keep` is False)."""
+def write(
+    id: jax.Array, token: jax.Array, after: jax.Array, rows: Sequence[jax.Array], keep: jax.Array | None
+) -> jax.Array:
+    """Hands rows to the store.
+
+    Args:
+      id: uint32[2], names the store.
+      token: int32[], orders this after the reads before it.
+      after: uint32[1, 2], a piece of the ticket table, orders this after the writes before it.
+      rows: One array a column, `[N, E, item]`.
+      keep: bool[N, E], or None for all.
+    Returns:
+      Tickets uint32[N, E, 2], 0 where `keep` is False.
+    """
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
     if keep is None:
-        id, token, *rows = _guard(id, token, *rows)
-        return _call(_write_all, shape, (id, token, *rows), effect=True)
-    id, token, keep, *rows = _guard(id, token, keep, *rows)
-    return _call(_write_rows, shape, (id, token, keep, *rows), effect=True)
+        return _call(_write_all, shape, _guard(id, token, after, *rows), effect=True)
+    return _call(_write_rows, shape, _guard(id, token, after, keep, *rows), effect=True)
 
 
 def read(
@@ -188,12 +201,16 @@ def read(
 def patch(
     id: jax.Array,
     token: jax.Array,
+    after: jax.Array,
     tickets: jax.Array,
     keep: jax.Array,
     fields: Mapping[int, jax.Array],
 ) -> jax.Array:
-    """Stores rows again with some leaves `[B, item]` replaced; returns tickets uint32[B, 2] (the old where not)."""
+    """Stores rows again with some leaves `[B, item]` replaced; returns tickets uint32[B, 2] (the old where not).
+
+    `token` and `after` order it as they do `write`.
+    """
     values = [lax.stop_gradient(v) for v in fields.values()]
-    id, token, tickets, keep, *values = _guard(id, token, tickets, keep, *values)
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
-    return _call(_patcher(tuple(fields)), shape, (id, token, tickets, keep, *values), effect=True)
+    operands = _guard(id, token, after, tickets, keep, *values)
+    return _call(_patcher(tuple(fields)), shape, operands, effect=True)

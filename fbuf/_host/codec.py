@@ -1,7 +1,7 @@
 """Turns chunks of rows into bytes and back: the `Codec` Protocol, `Zstd`, and what the store keeps while it uses one.
 
 Zstd compresses each chunk as one frame against a shared *raw-content dictionary*: a few past rows, untrained. On Atari
-frames that is 2-4x smaller than no dictionary and faster both ways, because matches are long. Rejected: trained
+frames that is 1.2-4x smaller than no dictionary and faster both ways, because matches are long. Rejected: trained
 dictionaries (worse than 8 raw frames), XOR against the previous frame, bit planes, lz4, and
 `multi_decompress_to_buffer` (slower than a loop: it sizes outputs by the compressed total). A decompressor shared by two
 threads corrupts its output or crashes, so every call makes its own (about 8 us a dictionary) and none is kept: there is
@@ -270,15 +270,14 @@ class ZstdCoder(Coder):
         self._next = _milestone(rows)
         self._best = self._mean  # drift is counted from here, whatever comes of the trial
         chunk = self.codec.chunk
-        picks = self._random.choice(total * chunk, min(self.codec.dictionary, total * chunk), replace=False)
-        picks = np.sort(picks)
+        trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
+        choice = trial.start * chunk
+        picks = self._random.choice(choice, min(self.codec.dictionary, choice), replace=False)
         decode = self.decoder()
         content = bytearray()
-        for pick in picks.tolist():
+        for pick in np.sort(picks).tolist():
             at = pick % chunk * self._row
             content += decode(*fetch(pick // chunk))[at : at + self._row]
-        used = set((picks // chunk).tolist())
-        trial = [i for i in range(total - 1, -1, -1) if i not in used][:_TRIAL]
         if not trial or len(content) < 8:
             return None
         candidate = Dictionary(bytes(content))

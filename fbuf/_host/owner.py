@@ -4,16 +4,21 @@ Arrays cannot hold a Python object, and the jit caches would keep one alive that
 host part of a state is a pytree node with a small static *slot* number (reused, so that stores opened one after another
 share traces) and a random 64-bit *id* as an array leaf, by which every callback finds its store. Building a node takes a
 reference to the slot's owner if the id agrees. When the last node is gone, reads that were dispatched may still be
-pending: the store then waits in the graveyard until every array that was not ready at that moment is ready or gone
-(without this 9 of 10 pending reads failed).
+pending: the store then waits in the graveyard until every array that was not ready at that moment is ready (without this
+9 of 10 pending reads failed). An array that was dropped or donated meanwhile may have been used by a computation that is
+still pending, so the arrays are then looked at again, for a minute at most.
+
+The garbage collector calls `_retire` in any thread, perhaps inside a callback that holds the store's own locks: a store
+whose states are gone is let go of, never closed, and nothing here waits for a store while it holds `_lock`.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +28,17 @@ from fbuf._host.store import Store
 _lock = threading.RLock()
 _stores: dict[int, Store] = {}
 _slots: list[weakref.ref[Owner] | None] = []
-_graveyard: dict[int, list[weakref.ref[Any]]] = {}
+_PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
+
+
+class _Grave(NamedTuple):
+    """What a store without states waits for."""
+
+    arrays: list[weakref.ref[Any]]
+    until: float  # `time.monotonic()`; arrays gone after that are taken for done
+
+
+_graveyard: dict[int, _Grave] = {}
 
 
 class Owner:
@@ -101,19 +116,23 @@ def open_store(store: Store) -> Owner:
 
 def owner_of(slot: int, id_leaf: Any) -> Owner | None:
     """The owner a new node should hold: the slot's, unless the id leaf is known to be another's."""
+    if _graveyard:
+        sweep()
     with _lock:
         ref = _slots[slot] if slot < len(_slots) else None
         owner = ref() if ref is not None else None
     if owner is None:
         return None
+    value: Any
     if isinstance(id_leaf, jax.Array):
         if isinstance(id_leaf, jax.core.Tracer):
             return None
         try:
-            if not id_leaf.is_ready():  # waiting here would make every jitted step synchronous
+            leaf: Any = id_leaf  # `is_ready` is not in the type
+            if not leaf.is_ready():  # waiting here would make every jitted step synchronous
                 return owner
             value = np.asarray(id_leaf)
-        except RuntimeError:  # deleted or poisoned: the node cannot be used anyway
+        except (RuntimeError, ValueError):  # deleted or poisoned: the node cannot be used anyway
             return owner
     elif isinstance(id_leaf, np.ndarray):
         value = id_leaf
@@ -159,36 +178,54 @@ def stores() -> list[StoreHandle]:
     """
     sweep()
     with _lock:
-        return [StoreHandle(id) for id in _stores]
+        return [StoreHandle(id) for id in list(_stores)]
 
 
 def sweep() -> None:
-    """Closes the stores whose last pending computation is done."""
+    """Lets go of the stores whose last pending computation is done."""
     with _lock:
-        for id, pending in list(_graveyard.items()):
-            if not any(_is_pending(array) for array in (ref() for ref in pending)):
-                _close(id)
+        for id, grave in list(_graveyard.items()):
+            pending = [_is_pending(ref()) for ref in grave.arrays]
+            if any(pending):
+                continue
+            if None in pending:
+                _bury(id, grave.until)
+            else:
+                _drop(id)
 
 
-def _is_pending(array: Any) -> bool:
+def _is_pending(array: Any) -> bool | None:
+    """None: it is gone, and what used it may be pending."""
     if array is None:
-        return False
+        return None
     try:
         return not array.is_ready()
-    except RuntimeError:  # deleted (donated): whatever used it was dispatched with newer arrays
-        return False
+    except RuntimeError:  # deleted, by donation
+        return None
 
 
 def _retire(id: int) -> None:
     """The last node of a store is gone."""
     with _lock:
-        if id not in _stores:
-            return
-        pending = [weakref.ref(array) for array in jax.live_arrays() if _is_pending(array)]
-        if pending:
-            _graveyard[id] = pending
-        else:
-            _close(id)
+        if id in _stores:
+            _bury(id, time.monotonic() + _PATIENCE)
+
+
+def _bury(id: int, until: float) -> None:
+    """Lets a store wait for what is pending now; call with `_lock`."""
+    arrays = [weakref.ref(array) for array in jax.live_arrays() if _is_pending(array)]
+    if arrays and time.monotonic() < until:
+        _graveyard[id] = _Grave(arrays, until)
+    else:
+        _drop(id)
+
+
+def _drop(id: int) -> None:
+    """Forgets a store: its memory goes with the last callback that is using it; call with `_lock`."""
+    _graveyard.pop(id, None)
+    store = _stores.pop(id, None)
+    if store is not None:
+        store.last_error = None  # its traceback refers to the store
 
 
 def _close(id: int) -> None:

@@ -4,8 +4,9 @@ Every storage holds the same rows and, for one key, gives the same batch, bit fo
 name stay on the device.
 """
 
+from fbuf._host.codec import Codec, Zstd
 from fbuf.storages._compressed import Compressed
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
 
-__all__ = ["Compressed", "Device", "Host"]
+__all__ = ["Codec", "Compressed", "Device", "Host", "Zstd"]

@@ -13,12 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._config import component
+from fbuf._config import allow, component
 from fbuf._host.codec import Codec, Zstd
 from fbuf._tree import Spec, name_of
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _side
 from fbuf.storages._side import SideRows
+
+allow(Zstd, "fbuf.storages.Zstd")
 
 
 @component
@@ -65,6 +67,15 @@ class Compressed:
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         slack = _side.default_slack(geometry, self.slack)
         return _side.init("Compressed", geometry, spec, structure, self.host_keys(spec), self.codec, slack)
+
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        return _side.abstract(geometry, spec, structure, self.host_keys(spec))
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        slack = _side.default_slack(geometry, self.slack)
+        return _side.plan_host(geometry, spec, self.host_keys(spec), self.codec, slack, trial, ratio)
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         return rows.layout.spec, rows.layout.structure

@@ -40,6 +40,15 @@ class Device:
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         return structure.unflatten(_arrays.allocate(geometry.capacity, spec).values())
 
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
+        leaves = [jax.ShapeDtypeStruct((geometry.capacity, *s.shape), s.dtype) for s in spec.values()]
+        return structure.unflatten(leaves)
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        return 0, "none", 0
+
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
         leaves = named_leaves(rows)
         spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}

@@ -58,6 +58,15 @@ class Host:
         slack = _side.default_slack(geometry, self.slack)
         return _side.init("Host", geometry, spec, structure, self.host_keys(spec), None, slack)
 
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        return _side.abstract(geometry, spec, structure, self.host_keys(spec))
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        slack = _side.default_slack(geometry, self.slack)
+        return _side.plan_host(geometry, spec, self.host_keys(spec), None, slack, trial, ratio)
+
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         return rows.layout.spec, rows.layout.structure
 

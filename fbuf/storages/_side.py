@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend import core
 
 from fbuf._host import callback, owner
 from fbuf._host.codec import Codec
 from fbuf._host.store import Column, Store
-from fbuf._tree import Spec, expand, tree_bytes
+from fbuf._pin import pin
+from fbuf._tree import Spec, expand, item_bytes, tree_bytes
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _arrays
 
@@ -95,8 +98,6 @@ def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> t
     Raises:
       ValueError: a key names nothing, or no leaf is large enough.
     """
-    from fbuf._tree import item_bytes
-
     if keys is None:
         chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
         if not chosen:
@@ -121,7 +122,7 @@ def init(
     slack: int,
 ) -> SideRows:
     """Opens a store. Eager only: under a trace its id would become a constant and its owner die with the tracer."""
-    if isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer):
+    if _traced():
         raise TypeError(
             f"{call}: `init` of a host storage cannot be traced: it opens a store, which is no array. Call "
             f"buffer.init(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
@@ -136,26 +137,93 @@ def init(
     return adopt(store, geometry, spec, structure, columns)
 
 
+def _traced() -> bool:
+    """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
+    vmapped: Any = getattr(core, "unsafe_am_i_under_a_vmap_DO_NOT_USE", bool)  # gone one day: then the write refuses
+    return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
+
+
 def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
     """Empty rows over a store."""
     owned = owner.open_store(store)
-    layout = Layout(
-        names=tuple(spec),
-        shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
-        dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
-        columns=columns,
-        structure=structure,
-    )
     rest = {n: leaf for n, leaf in spec.items() if n not in columns}
     rows = SideRows(
         id=jnp.asarray(owner.split_id(owned.id)),
         ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
         device=_arrays.allocate(geometry.capacity, rest),
         slot=owned.slot,
-        layout=layout,
+        layout=_layout(spec, structure, columns),
     )
     rows.owner = owned
     return rows
+
+
+def _layout(spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+    return Layout(
+        names=tuple(spec),
+        shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
+        dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
+        columns=columns,
+        structure=structure,
+    )
+
+
+def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
+    """The rows' shapes, with no store."""
+    capacity = geometry.capacity
+    rest = {n: s for n, s in spec.items() if n not in columns}
+    return SideRows(
+        id=jax.ShapeDtypeStruct((2,), jnp.uint32),
+        ticket=jax.ShapeDtypeStruct((capacity, 2), jnp.uint32),
+        device={n: jax.ShapeDtypeStruct((capacity, *s.shape), s.dtype) for n, s in rest.items()},
+        slot=0,
+        layout=_layout(spec, structure, columns),
+    )
+
+
+def plan_host(
+    geometry: Geometry,
+    spec: Spec,
+    columns: tuple[str, ...],
+    codec: Codec | None,
+    slack: int,
+    trial: Mapping[str, jax.Array] | None,
+    ratio: float | None,
+) -> tuple[int, str, int]:
+    """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
+    number = geometry.lanes * (geometry.length + slack)
+    raw = number * sum(item_bytes(spec[n]) for n in columns)
+    if codec is None:
+        return raw, "exact", raw
+    if ratio is not None:
+        return int(raw / ratio), "ratio given", raw
+    if trial is None:
+        return raw, "raw upper bound", raw
+    rows = trial[columns[0]].shape[0] * geometry.lanes
+    host = sum(_trial(geometry, n, spec[n], codec, slack, np.asarray(trial[n])) for n in columns)
+    return host, f"sample of {rows} rows", raw
+
+
+def _trial(
+    geometry: Geometry, name: str, spec: jax.ShapeDtypeStruct, codec: Codec, slack: int, rows: np.ndarray
+) -> int:
+    """Bytes of one leaf in a full store, from a store that holds `rows` `[N, E, item]` of it."""
+    number = geometry.lanes * (geometry.length + slack)
+    column = Column(name, tuple(spec.shape), np.dtype(spec.dtype), codec)
+    store = Store((column,), lanes=geometry.lanes, length=geometry.length, slack=slack)
+    try:
+        half, first = len(rows) // 2, None
+        for start in range(0, len(rows), 64):  # as they would come; dictionaries settle in the first half
+            if first is None and start >= half:
+                first = store.stats()
+            store.write([rows[start : start + 64]], None)
+        last = store.stats()
+    finally:
+        store.close()
+    if first is None or last["chunks"] == first["chunks"]:  # incompressible, or too few rows to tell
+        return number * item_bytes(spec)
+    a_chunk = (last["payload_bytes"] - first["payload_bytes"]) / (last["chunks"] - first["chunks"])
+    return int(last["nbytes"] - last["payload_bytes"] + number / codec.chunk * a_chunk)
 
 
 def write(
@@ -167,9 +235,14 @@ def write(
 ) -> SideRows:
     """Host leaves to the store, their tickets and the other leaves to the device."""
     columns = rows.layout.columns
-    tickets = callback.write(rows.id, token, [leaves[n] for n in columns], keep)
+    tickets = callback.write(rows.id, token, _after(rows), [leaves[n] for n in columns], keep)
     device = {n: _arrays.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
     return rows.replace(_arrays.write(rows.ticket, slot, tickets, token), device)
+
+
+def _after(rows: SideRows) -> jax.Array:
+    """uint32[1, 2] of the ticket table: known only when the write before is done."""
+    return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
 def read(rows: SideRows, reads: Sequence[Read], on_expired: str) -> tuple[list[jax.Array], jax.Array | None]:
@@ -192,7 +265,7 @@ def read(rows: SideRows, reads: Sequence[Read], on_expired: str) -> tuple[list[j
     for (i, _), array, there in zip(side, arrays, present, strict=True):
         out[i] = array
         if there.ndim:
-            there = jnp.all(there.reshape(there.shape[0], -1), axis=1)
+            there = jnp.all(there, axis=tuple(range(1, there.ndim)))
         ok = ok & there
     return [a for a in out if a is not None], ok
 
@@ -203,11 +276,9 @@ def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], tok
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     if not side:
         return rows.replace(rows.ticket, device)
-    from fbuf._pin import pin
-
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = pin(token, (_arrays.read(rows.ticket, slot),))
-    new = callback.patch(rows.id, token, old, keep, side)
+    new = callback.patch(rows.id, token, _after(rows), old, keep, side)
     return rows.replace(_arrays.write(rows.ticket, slot, new, token), device)
 
 

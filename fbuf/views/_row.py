@@ -42,7 +42,7 @@ class Row:
         """Any rows will do."""
 
     def decide(self, flags: jax.Array, available: jax.Array) -> tuple[jax.Array, jax.Array]:
-        every = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] < available
+        every = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] < available[None, :]
         return every, every
 
     def window(

@@ -172,11 +172,12 @@ class Transition:
             # a truncated end is complete only with the row that holds its final observation
             next_cut = lax.cummin(jnp.where(end & ~terminated, index, never), axis=0, reverse=True)
             needs_next = next_cut == next_end
-        complete = next_end + needs_next.astype(jnp.int32) < available
+        exist = available[None, :]
+        complete = next_end + needs_next.astype(jnp.int32) < exist
         by_end = (next_end < index + jnp.int32(self.n_step)) & complete
-        by_row = (next_end >= index + jnp.int32(self.n_step)) & (index + jnp.int32(self.n_step) < available)
+        by_row = (next_end >= index + jnp.int32(self.n_step)) & (index + jnp.int32(self.n_step) < exist)
         reset = has(flags, RESET)
-        decided = (index < available) & (by_end | by_row | reset)
+        decided = (index < exist) & (by_end | by_row | reset)
         drawable = ~reset
         if self.final_observation is None and not self.reset_rows:
             drawable = drawable & ~(at_end & ~terminated)
@@ -193,20 +194,20 @@ class Transition:
         assert flags is not None
         steps, back, nowhere = self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))
-        offset = jnp.arange(-back, steps, dtype=jnp.int32)
+        offset = jnp.arange(-back, steps, dtype=jnp.int32)[None, :]
         around = _ring.shift(geometry, safe[:, None], offset)
         near = flags.at[around].get(mode="promise_in_bounds")  # [B, back + n]
 
         # where the episode ends ahead (n: not within n steps), and begins behind (-back - 1 and less: further away)
-        ahead = jnp.arange(steps, dtype=jnp.int32)
+        ahead = jnp.arange(steps, dtype=jnp.int32)[None, :]
         end_at = jnp.min(jnp.where(has(near[:, back:], END), ahead, jnp.int32(steps)), axis=1)
         ended = end_at < jnp.int32(steps)
-        last = near.at[jnp.arange(near.shape[0]), jnp.int32(back) + jnp.minimum(end_at, jnp.int32(steps - 1))].get(
-            mode="promise_in_bounds"
-        )
+        last = near.at[
+            jnp.arange(near.shape[0], dtype=jnp.int32), jnp.int32(back) + jnp.minimum(end_at, jnp.int32(steps - 1))
+        ].get(mode="promise_in_bounds")
         terminated = ended & has(last, TERMINATED)
         began = jnp.max(
-            jnp.where(has(near[:, : back + 1], START), offset[: back + 1], jnp.int32(-back - steps - 1)),
+            jnp.where(has(near[:, : back + 1], START), offset[:, : back + 1], jnp.int32(-back - steps - 1)),
             axis=1,
         )
         has_final = self.final_observation is not None or self.reset_rows
@@ -222,7 +223,7 @@ class Transition:
             reach = jnp.where(terminated, end_at, reach)
 
         def stack_at(final: jax.Array) -> jax.Array:
-            frames = final[:, None] + jnp.arange(-back, 1, dtype=jnp.int32)
+            frames = final[:, None] + jnp.arange(-back, 1, dtype=jnp.int32)[None, :]
             slots = _ring.shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))
             keep = mask[:, None]
             if self.pad == "zero":

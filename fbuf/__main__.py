@@ -1,0 +1,49 @@
+"""`python -m fbuf`: what fbuf can show from the command line.
+
+Subcommands load their parts when they run, so that help appears at once and needs no extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fbuf.demo import _command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; without any, prints the help.
+
+    Args:
+      arguments: Those of the command line.
+    Returns:
+      The exit status: 0 done, 1 failed with a message on standard error, 130 interrupted.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fbuf", description="Functional experience replay for JAX.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="train Double DQN on a real Atari game, and see what the replay takes",
+        description="Trains Double DQN on a real Atari game; the whole training step, replay and all, is one jitted "
+        "function. Prints a table and draws a picture. At most 3 minutes on 2 CPU cores by default.",
+    )
+    _command.add_arguments(demo)
+    demo.set_defaults(run=_command.main)
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
+    try:
+        status: int = options.run(options)
+    except _command.CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

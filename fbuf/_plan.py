@@ -1,0 +1,117 @@
+"""`buffer.plan(example)`: what a buffer will take, before anything is allocated.
+
+Device bytes come from shapes and from XLA's own memory analysis of the compiled verbs, so they are what is then measured.
+Host bytes of rows that are kept as they are follow from shapes too. How far rows will compress nobody can know: the
+answer comes from rows you give, from a ratio you give, or is the raw upper bound, and the plan says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+
+from fbuf import _errors, _verbs
+from fbuf._tree import PyTree, tree_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes a buffer takes, by place; peaks are device bytes at the worst moment of a call, state included."""
+
+    device: int  # the state
+    host: int  # the side-store
+    host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
+    host_raw: int  # the side-store if nothing compressed at all
+    disk: int
+    peak_init: int
+    peak_extend: int
+    peak_sample: int
+    donated: bool  # whether `peak_extend` is that of a donated state; else the rows exist twice
+
+    def __str__(self) -> str:
+        lines = [
+            ("state on device", self.device, ""),
+            ("side-store on host", self.host, self.host_from),
+            ("  if nothing compresses", self.host_raw, ""),
+            ("disk", self.disk, ""),
+            ("peak on device, init", self.peak_init, ""),
+            ("peak on device, extend", self.peak_extend, "donated" if self.donated else "not donated"),
+            ("peak on device, sample", self.peak_sample, ""),
+        ]
+        return "\n".join(f"{name:<24}{_human(size):>12}  {note}".rstrip() for name, size, note in lines)
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def plan(
+    buffer: Any,
+    example: PyTree,
+    *,
+    batch_size: int = 32,
+    num_rows: int = 1,
+    donated: bool = True,
+    rows: PyTree | None = None,
+    ratio: float | None = None,
+) -> Plan:
+    """What `buffer` takes for rows like `example`.
+
+    Args:
+      batch_size: B of the `sample` whose peak is wanted.
+      num_rows: N of the `extend` (a lane).
+      donated: Whether the state is donated to `extend`.
+      rows: Some real rows, as `extend` takes them, to compress on trial; a thousand or more make a good guess.
+      ratio: Or the ratio you expect, raw bytes over compressed.
+    Raises:
+      ValueError: both `rows` and `ratio` are given, or the ratio is not positive.
+    Cost: two compilations; nothing of the buffer's size is allocated.
+    """
+    if rows is not None and ratio is not None:
+        raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
+    if ratio is not None and not ratio > 0:
+        raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
+    spec = buffer.checked_spec("Buffer.plan", example)
+    structure: Any = jax.tree.structure(example)
+    geometry, storage = buffer.geometry, buffer.storage
+    if rows is not None:
+        axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
+        given = _errors.check_rows("Buffer.plan", rows, spec, structure, axes, "N" if len(axes) == 1 else "N, E")
+        full = (next(iter(given.values())).shape[0], geometry.lanes)
+        trial = {n: x.reshape(full + spec[n].shape) for n, x in given.items()}
+    else:
+        trial = None
+    host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
+
+    abstract = storage.abstract(geometry, spec, structure)
+    state = jax.eval_shape(partial(_verbs.empty_state, buffer), abstract)
+    size = tree_bytes(state)
+    lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
+    incoming = structure.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in spec.values()])
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    donate = (0,) if donated else ()
+    return Plan(
+        device=size,
+        host=host,
+        host_from=host_from,
+        host_raw=host_raw,
+        disk=0,
+        peak_init=size,
+        peak_extend=_peak(buffer.extend, (state, incoming), donate),
+        peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),
+        donated=donated,
+    )
+
+
+def _peak(verb: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
+    """Arguments, results that are not arguments again, and scratch memory of one call."""
+    analysis: Any = jax.jit(verb, donate_argnums=donate).lower(*args).compile().memory_analysis()
+    made = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return int(analysis.argument_size_in_bytes + made + analysis.temp_size_in_bytes)

@@ -1,0 +1,191 @@
+"""`Replay`: a buffer, its state and its key in one object, for notebooks and torch loops.
+
+The verbs of `Buffer` cannot raise for values (they are traced): they mask and count. `Replay` runs eagerly, so it looks
+at the counters after each call and raises what they say. It donates the state to every write, so writes are in place, and
+hands out batches as JAX, numpy or torch arrays. Inside jit use the `Buffer` itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer import Buffer
+from fbuf._sample import Index, Rows, Sample
+from fbuf._state import COUNTERS, BufferState
+from fbuf._tree import PyTree
+
+_FORMS = ("jax", "numpy", "torch")
+
+_in_place = partial(jax.jit, static_argnums=0, donate_argnums=1)
+_add = _in_place(Buffer.add)
+_extend = _in_place(Buffer.extend)
+_update_priority = _in_place(Buffer.update_priority)
+_update_rows = _in_place(Buffer.update_rows)
+
+
+class Replay:
+    """A stateful shell around a `Buffer`.
+
+    Args:
+      buffer: What to hold and how to draw.
+      example: One row, as for `Buffer.init`.
+      seed: Of the draws; two of them with one seed and one history give the same batches.
+      strict: Raise for values that the verbs would only count. False leaves them to `stats()`.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32)}, seed=0)
+      >>> replay.extend({"obs": np.ones((5, 3), np.float32)})
+      >>> batch = replay.sample(4, to="numpy")
+      >>> replay.update_priority(batch.index, np.ones(4, np.float32))
+      >>> len(replay), batch.data["obs"].shape
+      (5, (4, 3))
+    """
+
+    def __init__(self, buffer: Buffer, example: PyTree, seed: int = 0, *, strict: bool = True):
+        self.buffer = buffer
+        self.strict = strict
+        self._state = buffer.init(example)
+        self._key = jax.random.key(seed)
+        self._counters = np.zeros(len(COUNTERS), np.uint32)
+
+    @property
+    def state(self) -> BufferState:
+        """The state now. The next write through this object donates it; copy what must outlive that."""
+        return self._state
+
+    def add(self, row: PyTree, *, priority: Any = None, mask: Any = None) -> None:
+        """Adds one row (one a lane); see `Buffer.add`."""
+        self._state = _add(self.buffer, self._state, _rows(row), priority=_array(priority), mask=_array(mask))
+        if priority is not None:
+            self._raise("Replay.add")
+
+    def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None) -> None:
+        """Adds rows in order of time; see `Buffer.extend`."""
+        self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
+        if priority is not None:
+            self._raise("Replay.extend")
+
+    def sample(self, batch_size: int, *, to: str = "jax", **options: Any) -> Sample:
+        """Draws a batch; see `Buffer.sample`.
+
+        Args:
+          to: "jax", "numpy" or "torch": the arrays in the `Sample`.
+        Raises:
+          ValueError: there is nothing to draw; or `to` is something else.
+        """
+        if to not in _FORMS:
+            raise ValueError(f'Replay.sample: to is {to!r}; expected "jax", "numpy" or "torch".')
+        self._key, key = jax.random.split(self._key)
+        self._state, batch = self.buffer.sample(self._state, key, batch_size, **options)
+        self._raise("Replay.sample")
+        return _convert(batch, to)
+
+    def update_priority(self, index: Index, td_error: Any) -> None:
+        """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
+
+        Raises:
+          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set.
+        """
+        index, td_error = _index(index), _array(td_error)
+        self._state = _update_priority(self.buffer, self._state, index, td_error)
+        self._raise("Replay.update_priority")
+
+    def update_rows(self, index: Index, fields: PyTree) -> None:
+        """Replaces some leaves of rows; see `Buffer.update_rows`."""
+        self._state = _update_rows(self.buffer, self._state, _index(index), _rows(fields))
+        self._raise("Replay.update_rows")
+
+    def get(self, index: Any) -> Rows:
+        """Rows by index; see `Buffer.get`."""
+        return self.buffer.get(self._state, _index(index) if isinstance(index, Index) else _array(index))
+
+    def rows(self) -> Rows:
+        """Every row, oldest first; see `Buffer.rows`."""
+        return self.buffer.rows(self._state)
+
+    def last(self, n: int) -> Rows:
+        """The newest rows; see `Buffer.last`."""
+        return self.buffer.last(self._state, n)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        self._state = self.buffer.clear(self._state)
+
+    def set(self, **numbers: float) -> None:
+        """Replaces annealed numbers, `set(alpha=0.5)`; see `Buffer.set`."""
+        self._state = self.buffer.set(self._state, **numbers)
+
+    def can_sample(self) -> bool:
+        """Whether there is something to draw."""
+        return bool(self.buffer.can_sample(self._state))
+
+    def stats(self) -> dict[str, float]:
+        """`Buffer.stats` as Python numbers."""
+        return {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held now, by place."""
+        return self.buffer.nbytes(self._state)
+
+    def __len__(self) -> int:
+        return int(self.buffer.size(self._state))
+
+    def __repr__(self) -> str:
+        return f"Replay({self.buffer!r}, {len(self)} rows)"
+
+    def _raise(self, call: str) -> None:
+        """Raises what the last call only counted. Waits for it."""
+        if not self.strict:
+            return
+        now = np.asarray(self._state.counters)
+        new = dict(zip(COUNTERS, (int(n) for n in now - self._counters), strict=True))
+        self._counters = now.copy()
+        if new.pop("empty_samples"):
+            raise ValueError(f"{call}: there is nothing to draw yet ({len(self)} rows held). Ask can_sample() first.")
+        if any(new.values()):
+            what = ", ".join(f"{n} {name.removeprefix('refused_').replace('_', ' ')}" for name, n in new.items() if n)
+            raise ValueError(
+                f"{call}: refused one by one: {what}; the others took effect. "
+                f"Replay(..., strict=False) counts them in stats() instead."
+            )
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "torch"
+
+
+def _array(value: Any) -> Any:
+    """Anything array-like as JAX takes it."""
+    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic)):
+        return value
+    if _is_torch(value):
+        from fbuf.torch import from_torch
+
+        return from_torch(value)
+    return jnp.asarray(value)
+
+
+def _rows(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: _array(leaf) if _is_torch(leaf) else leaf, tree)
+
+
+def _index(index: Any) -> Any:
+    if isinstance(index, Index):
+        return Index(_array(index.slot), _array(index.ticket))
+    return index
+
+
+def _convert(tree: Any, to: str) -> Any:
+    if to == "numpy":
+        return jax.device_get(tree)
+    if to == "torch":
+        from fbuf.torch import to_torch
+
+        return to_torch(tree)
+    return tree

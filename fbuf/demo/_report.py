@@ -1,0 +1,103 @@
+"""The table at the end of the demo: one column a run, and how each figure was measured below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from fbuf.demo import _dqn
+from fbuf.demo._run import Result
+
+_EPISODES = 20  # in a mean score
+
+
+def identical(one: Result, other: Result) -> bool:
+    """Whether two runs trained alike, bit for bit: every loss, every game's score, the parameters at the end."""
+    same_losses = one.losses.tobytes() == other.losses.tobytes()
+    same_params = [a.tobytes() for a in jax.tree.leaves(one.params)] == [
+        b.tobytes() for b in jax.tree.leaves(other.params)
+    ]
+    return same_losses and same_params and one.episodes == other.episodes
+
+
+def table(results: Sequence[Result]) -> str:
+    """The runs of one game and seed as text; the first is what the others' training is compared with."""
+    first = results[0]
+    settings = first.settings
+    lines: dict[str, list[str]] = {
+        "training steps/s": [f"{r.steps_per_second:.1f}" for r in results],
+        "rows held": [f"{r.rows:,}" for r in results],
+        "replay on the device": [megabytes(r.device_bytes) for r in results],
+        "replay on the host": [megabytes(r.host_bytes) for r in results],
+        "same rows as raw stacks": [megabytes(r.raw_bytes) for r in results],
+        "raw / replay": [f"{r.raw_bytes / (r.device_bytes + r.host_bytes):.0f}x" for r in results],
+        "step: with replay": [f"{1e3 * r.step_seconds[0]:.1f} ms" for r in results],
+        "step: fixed batch": [f"{1e3 * r.step_seconds[1]:.1f} ms" for r in results],
+        "share of step in replay": [_share(r) for r in results],
+    }
+    for part in first.seconds:
+        lines[f"loop: {part}"] = [f"{100 * r.seconds[part] / sum(r.seconds.values()):.0f}%" for r in results]
+    lines["score, first and last games"] = [_scores(r) for r in results]
+    lines["torch: batches, no copy"] = [_torch(r) for r in results]
+    if len(results) > 1:
+        lines["training"] = ["reference"] + [
+            "identical" if identical(first, r) else "DIFFERENT" for r in results[1:]
+        ]
+    title = (
+        f"{settings.game}, seed {settings.seed}: {settings.steps:,} training steps, each "
+        f"{_dqn.ROWS_PER_STEP} frames of {_dqn.LANES} games written and {_dqn.BATCH_SIZE} transitions learnt from"
+    )
+    cells = [("storage", *(r.storage for r in results))] + [(name, *row) for name, row in lines.items()]
+    widths = [max(len(cell[i]) for cell in cells) for i in range(len(results) + 1)]
+    text = [title, ""]
+    for cell in cells:
+        head, *rest = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cell, widths, strict=True)))
+        text.append("  " + "   ".join([head, *rest]))
+        if cell[0] == "storage":
+            text.append("  " + "-" * (sum(widths) + 3 * len(results)))
+    return "\n".join([*text, "", *_notes(results)])
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    notes = [
+        "raw stacks: obs and next_obs of every row, 4 frames of 84x84 bytes both; 1 MB is 10^6 bytes.",
+        "share: the whole step and the same step on a fixed batch (no extend, sample, update_priority), in turn after",
+        "  training; median of 1 - fixed / whole, and quartiles.",
+        f"score: mean of the first and of the last {_EPISODES} games; so short a run is no benchmark of DQN.",
+    ]
+    checks = [check for r in results for check in r.torch or ()]
+    if checks:
+        handover = float(np.median([check.handover for check in checks]))
+        notes.append(
+            f"torch: {checks[0].leaves} arrays a batch, {megabytes(checks[0].nbytes)} in {1e6 * handover:.0f} us (median), "
+            f"every address checked; the same network there differs by at most {max(c.difference for c in checks):.1g}."
+        )
+    else:
+        notes.append('torch: left out, for it is not installed (pip install "fbuf[torch]").')
+    if len(results) > 1:
+        notes.append("training identical: every loss, every score and all parameters at the end, bit for bit.")
+    return notes
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people: three digits or more, in MB."""
+    value = count / 1e6
+    return f"{value:,.0f} MB" if value >= 100 else f"{value:.3g} MB"
+
+
+def _share(result: Result) -> str:
+    low, median, high = (100 * x for x in result.share)
+    return f"{median:.0f}% [{low:.0f}, {high:.0f}]"
+
+
+def _scores(result: Result) -> str:
+    if not result.episodes:
+        return "none ended"
+    scores = [episode.score for episode in result.episodes]
+    return f"{np.mean(scores[:_EPISODES]):.1f} -> {np.mean(scores[-_EPISODES:]):.1f}"
+
+
+def _torch(result: Result) -> str:
+    return "left out" if result.torch is None else str(len(result.torch))

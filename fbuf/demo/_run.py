@@ -1,0 +1,216 @@
+"""`run`: the demo's training loop over one storage, and what it measured on the way.
+
+The replay's share of the training step is measured after training, on the state that training left: the whole step and
+the same step without `extend`, `sample` and `update_priority`, on a fixed batch, in turn. Timing the verbs on their own
+was rejected: inside the step XLA overlaps and fuses them with the rest, and a sum of parts is not what a user waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+import fbuf
+from fbuf.demo import _dqn, _torch
+from fbuf.demo._actor import Actor, Environment, Episode
+
+CAPACITY = 48_000  # rows at most: with the default number of steps the ring comes round
+_PREFILL = 100  # steps of random play before the first gradient step
+_EPSILON = (1.0, 0.05)  # first, and from half of the steps on
+_SHARE_ROUNDS = 21
+
+MakeEnvironment = Callable[[str, int, int], Environment]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the run, apart from the storage: equal settings, equal training."""
+
+    game: str
+    seed: int
+    steps: int
+
+    @property
+    def capacity(self) -> int:
+        """Rows the replay holds: those of the whole run, or the newest `CAPACITY`."""
+        rows = (_PREFILL + self.steps * _dqn.ROWS_PER_STEP) * _dqn.LANES
+        return min(CAPACITY, rows)
+
+
+@dataclass
+class Result:
+    """A finished run."""
+
+    storage: str
+    settings: Settings
+    steps_per_second: float = 0.0  # training steps, with acting, emulators and torch
+    seconds: dict[str, float] = field(default_factory=dict)  # wall time by part of the loop
+    rows: int = 0  # held at the end
+    device_bytes: int = 0  # replay, at the end
+    host_bytes: int = 0
+    share: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a step, in replay: quartiles, the median in the middle
+    step_seconds: tuple[float, float] = (0.0, 0.0)  # medians: whole step, step on a fixed batch
+    episodes: list[Episode] = field(default_factory=list)
+    losses: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    td_errors: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    params: Any = None  # of the network at the end, numpy
+    memory: list[tuple[int, int, int]] = field(default_factory=list)  # rows played, rows held, bytes (device + host)
+    torch: list[_torch.Check] | None = None  # None: torch is not installed
+    batch: Any = None  # a Sample of the end, numpy
+
+    @property
+    def raw_bytes(self) -> int:
+        """The same rows as a buffer of stacks: obs and next_obs of each, 4 frames both."""
+        return self.rows * raw_bytes_per_row()
+
+
+def raw_bytes_per_row() -> int:
+    """Bytes of obs and next_obs as stacks of uint8 frames."""
+    return 2 * _dqn.STACK * int(np.prod(_dqn.FRAME_SHAPE))
+
+
+def epsilon(step: int, steps: int) -> float:
+    """Probability of a random action: falls in a line over the first half of the run, then stays."""
+    first, last = _EPSILON
+    return last + (first - last) * max(0.0, 1.0 - 2.0 * step / steps)
+
+
+def run(
+    storage: str,
+    settings: Settings,
+    make_environment: MakeEnvironment,
+    progress: Callable[[int, dict[str, str]], None] = lambda step, shown: None,
+) -> Result:
+    """Trains from nothing.
+
+    Args:
+      storage: A name in `_dqn.STORAGES`.
+      settings: The rest.
+      make_environment: `(game, lanes, seed) -> environment`.
+      progress: Called after every step with the number of steps done and what a progress bar may show.
+    Returns:
+      The figures. For equal settings `losses`, `params` and `episodes` are the same, bit for bit, for every storage.
+    """
+    env = make_environment(settings.game, _dqn.LANES, settings.seed)
+    config = _dqn.Config(env.num_actions, beta_steps=settings.steps)
+    buffer = _dqn.make_buffer(_dqn.STORAGES[storage](), settings.capacity)
+    learner_key, act_key, sample_key, look_key = jax.random.split(jax.random.key(settings.seed), 4)
+
+    learner = _dqn.init_learner(learner_key, config)
+    replay = buffer.init(_dqn.example_row())
+    step = _dqn.make_step(buffer, config)
+
+    @jax.jit
+    def look(replay: fbuf.BufferState, params: _dqn.Params, i: jax.Array) -> tuple[fbuf.Sample, jax.Array]:
+        # A batch for the eye and for torch; `peek` leaves the state, and so the training, as it is.
+        batch = buffer.peek(replay, jax.random.fold_in(look_key, i), _dqn.BATCH_SIZE)
+        return batch, _dqn.q_values(params, batch.data["obs"])
+
+    actor = Actor(env, act_key)
+    result = Result(storage, settings, episodes=actor.episodes, torch=[] if _torch.available() else None)
+
+    # The first call of everything compiles; the clock starts after it.
+    rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
+    replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
+    metrics = []
+    clock = _Clock()
+    every = max(1, settings.steps // 20)
+    for i in range(settings.steps):
+        with clock("acting and emulators"):
+            rows = actor.play(learner.params, _dqn.ROWS_PER_STEP, epsilon(i, settings.steps))
+        with clock("training steps"):
+            learner, replay, measured = step(learner, replay, sample_key, rows)
+            metrics.append(jax.block_until_ready(measured))
+        if i % every == 0 or i == settings.steps - 1:
+            with clock("batches in torch"):
+                if result.torch is not None:
+                    result.torch.append(_torch.check(*look(replay, learner.params, np.int32(i)), learner.params))
+            played = actor.time * _dqn.LANES
+            held = int(buffer.size(replay))
+            result.memory.append((played, held, sum(buffer.nbytes(replay).values())))
+        if i == 0:
+            clock = _Clock()
+        progress(i + 1, _shown(actor, measured, result))
+    result.seconds = clock.parts
+    timed = max(1, settings.steps - 1)
+    result.steps_per_second = timed / max(clock.total(), 1e-9) if settings.steps > 1 else float("nan")
+
+    sizes = buffer.nbytes(replay)
+    result.rows = int(buffer.size(replay))
+    result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
+    result.losses = np.asarray([m["loss"] for m in metrics], np.float32)
+    result.td_errors = np.asarray([m["td_error"] for m in metrics], np.float32)
+    result.params = jax.tree.map(lambda x: np.array(x, copy=True), learner.params)
+    batch, _ = look(replay, learner.params, np.int32(settings.steps))
+    result.batch = jax.tree.map(lambda x: np.array(x, copy=True), batch)
+    result.episodes = list(actor.episodes)
+    _measure_share(result, config, step, learner, replay, batch, sample_key, rows)
+    return result
+
+
+def _shown(actor: Actor, measured: dict[str, jax.Array], result: Result) -> dict[str, str]:
+    scores = [episode.score for episode in actor.episodes[-20:]]
+    return {
+        "loss": f"{float(measured['loss']):.4f}",
+        "score": f"{np.mean(scores):.1f}" if scores else "-",
+        "replay": f"{result.memory[-1][2] / 1e6:.1f} MB",
+    }
+
+
+def _measure_share(
+    result: Result,
+    config: _dqn.Config,
+    step: Any,
+    learner: _dqn.Learner,
+    replay: fbuf.BufferState,
+    batch: fbuf.Sample,
+    key: jax.Array,
+    rows: _dqn.Rows,
+) -> None:
+    """Fills in `share` and `step_seconds`; uses up `learner` and `replay`."""
+    bare = _dqn.make_learn(config)
+    other = jax.tree.map(lambda x: x.copy(), learner)
+    whole_times, bare_times = [], []
+    for turn in range(_SHARE_ROUNDS + 2):
+        for which in ("whole", "bare") if turn % 2 else ("bare", "whole"):
+            start = time.perf_counter()
+            if which == "whole":
+                learner, replay, _ = jax.block_until_ready(step(learner, replay, key, rows))
+            else:
+                other, _, _ = jax.block_until_ready(bare(other, batch))
+            seconds = time.perf_counter() - start
+            if turn >= 2:  # the first two compile and warm
+                (whole_times if which == "whole" else bare_times).append(seconds)
+    shares = 1.0 - np.asarray(bare_times) / np.asarray(whole_times)
+    low, median, high = np.quantile(shares, (0.25, 0.5, 0.75))
+    result.share = (float(low), float(median), float(high))
+    result.step_seconds = (float(np.median(whole_times)), float(np.median(bare_times)))
+
+
+class _Clock:
+    """Wall time by part: `with clock("acting"): ...`."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._began = time.perf_counter()
+        self._part, self._start = "", 0.0
+
+    def __call__(self, part: str) -> _Clock:
+        self._part = part
+        return self
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.parts[self._part] = self.parts.get(self._part, 0.0) + time.perf_counter() - self._start
+
+    def total(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._began

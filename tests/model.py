@@ -1,0 +1,345 @@
+"""A replay buffer in plain Python: what every verb of `fbuf.Buffer` must do, said as slowly as possible.
+
+Lanes are lists of all rows that ever arrived; which rows can be drawn, what a transition is and how likely it is are
+worked out anew from those lists each time it is asked, in float64. Nothing is kept up to date, so nothing can get out of
+step: that is the difference from the code under test, and why a mirror of its incremental bookkeeping was rejected.
+
+Source: the documentation of `Buffer`, `views.Transition` and `samplers.Prioritized`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+COUNTERS = (
+    "refused_nonfinite",
+    "refused_out_of_range",
+    "refused_stale",
+    "refused_closed",
+    "empty_samples",
+    "expired_rows",
+)
+Fields = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Row:
+    """One row that arrived, and what it was told on the way in."""
+
+    name: int  # no two rows of a model and its copies share it
+    lane: int
+    number: int  # place in the lane's history
+    slot: int
+    fields: Fields
+    given: float | None  # priority given to `extend`
+    end: bool = False
+    terminated: bool = False
+    start: bool = False
+    reset: bool = False  # next-step autoreset: holds the final observation only
+
+
+class Model:
+    """The rows of a buffer, its priorities and its counters.
+
+    Args:
+      buffer: The `fbuf.Buffer` whose settings (not code) this follows.
+      fields: Shape and dtype of each leaf of a row, by name.
+    """
+
+    def __init__(self, buffer: Any, fields: Mapping[str, tuple[tuple[int, ...], Any]]):
+        self.buffer, self.fields = buffer, dict(fields)
+        self.capacity, self.lane_count = buffer.capacity, buffer.lanes or 1
+        self.length = self.capacity // self.lane_count
+        self.view, self.sampler = buffer.view, buffer.sampler
+        self.transitions = type(self.view).__name__ == "Transition"
+        self.prioritized = type(self.sampler).__name__ == "Prioritized"
+        self.next_step = self.transitions and self.view.autoreset == "next_step"
+        ends = tuple(buffer.episode_end)
+        if self.transitions:
+            ends += tuple(n for n in (self.view.terminated, self.view.truncated) if n is not None)
+        self.ends = ends
+        self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.leaf: dict[int, float] = {}  # by name of the row, like all that follow
+        numbers = ("alpha", "beta", "eps") if self.prioritized else ()
+        self.numbers = {n: float(getattr(self.sampler, n)) for n in numbers}
+        self.max_priority = 1.0
+        self.names = itertools.count()
+        self.by_index: dict[tuple[int, int], int] = {}
+        self.ticket: dict[int, int] = {}
+
+    def copy(self) -> Model:
+        """As it is now, on its own (what indices mean is shared: that never changes)."""
+        other = copy.copy(self)
+        other.history = [[dataclasses.replace(r) for r in rows] for rows in self.history]
+        other.counters, other.leaf = dict(self.counters), dict(self.leaf)
+        other.numbers = dict(self.numbers)
+        return other
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def extend(
+        self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None
+    ) -> None:
+        """Adds leaves `[N, E, ...]`, one row after the other."""
+        drawable = {row.name for row in self.anchors()}
+        for n in range(next(iter(rows.values())).shape[0]):
+            for e in range(self.lane_count):
+                if mask is None or mask[n, e]:
+                    given = None
+                    if priority is not None:
+                        given = abs(float(priority[n, e]))
+                        if not np.isfinite(given):
+                            self.counters["refused_nonfinite"] += 1
+                            given = None
+                    self._arrive(e, {k: np.array(x[n, e]) for k, x in rows.items()}, given)
+        self._follow(drawable)
+
+    def _arrive(self, lane: int, fields: Fields, given: float | None) -> None:
+        past = self.history[lane]
+        number = past[-1].number + 1 if past else 0
+        slot = number % self.length * self.lane_count + lane
+        row = Row(next(self.names), lane, number, slot, fields, given)
+        self._place_in_episode(row, past[-1] if past else None)
+        past.append(row)
+
+    def _place_in_episode(self, row: Row, before: Row | None) -> None:
+        row.end = any(bool(row.fields[name]) for name in self.ends)
+        row.terminated = self.transitions and bool(row.fields[self.view.terminated])
+        if self.next_step:
+            row.reset = before is not None and before.end
+            row.start = not row.reset and (before is None or before.reset)
+        else:
+            row.start = before is None or before.end
+
+    def _follow(self, before: set[int]) -> None:
+        """Rows that are drawable now and were not `before` get their first priority."""
+        now = self.anchors()
+        if not self.prioritized:
+            return
+        for name in before - {row.name for row in now}:
+            del self.leaf[name]
+        largest = self.max_priority
+        for row in now:
+            if row.name not in before:
+                given = largest if row.given is None else row.given
+                self.leaf[row.name] = self._leaf(given)
+                self.max_priority = max(self.max_priority, given)
+
+    def _leaf(self, priority: float) -> float:
+        leaf = (np.float64(priority) + self.numbers["eps"]) ** self.numbers["alpha"]
+        return float(min(leaf, 2.0**100))
+
+    def update_priority(self, indices: Iterable[tuple[int, int]], errors: np.ndarray) -> None:
+        """Indices are (slot, ticket)."""
+        drawable = {row.name for row in self.anchors()}
+        for (slot, ticket), error in zip(indices, errors, strict=True):
+            row = self.row_at(slot, ticket)
+            if (slot, ticket) == (self.capacity, 0):
+                continue
+            if not np.isfinite(error):
+                self.counters["refused_nonfinite"] += 1
+            elif not 0 <= slot < self.capacity:
+                self.counters["refused_out_of_range"] += 1
+            elif row is None:
+                self.counters["refused_stale"] += 1
+            elif row.name not in drawable:
+                self.counters["refused_closed"] += 1
+            else:
+                self.leaf[row.name] = self._leaf(abs(float(error)))
+                self.max_priority = max(self.max_priority, abs(float(error)))
+
+    def update_rows(self, indices: Iterable[tuple[int, int]], fields: Fields) -> None:
+        """Replaces leaves `[B, ...]` by name."""
+        for i, (slot, ticket) in enumerate(indices):
+            row = self.row_at(slot, ticket)
+            if (slot, ticket) == (self.capacity, 0):
+                continue
+            if not 0 <= slot < self.capacity:
+                self.counters["refused_out_of_range"] += 1
+            elif row is None:
+                self.counters["refused_stale"] += 1
+            else:
+                row.fields = row.fields | {k: np.array(x[i]) for k, x in fields.items()}
+
+    def clear(self) -> None:
+        """No rows; annealed numbers and counters stay."""
+        self.history = [[] for _ in range(self.lane_count)]
+        self.leaf, self.max_priority = {}, 1.0
+
+    def set(self, **numbers: float) -> None:
+        """For leaves written from now on."""
+        self.numbers.update({n: float(np.float32(x)) for n, x in numbers.items()})
+
+    def convert(self, other: Any) -> Model:
+        """The rows under another sampler or view; what came before a full lane's oldest row is not known any more."""
+        model = Model(other, self.fields)
+        model.counters = dict(self.counters)
+        model.names, model.by_index, model.ticket = self.names, self.by_index, self.ticket
+        for lane in range(self.lane_count):
+            held = [dataclasses.replace(row, given=None) for row in self.held(lane)]
+            for before, row in zip([None, *held], held, strict=False):
+                model._place_in_episode(row, before)
+            if len(held) == self.length:
+                held[0].start = False
+                held[0].reset = model.next_step  # it may be one
+            model.history[lane] = held
+        model._follow(set())
+        return model
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def held(self, lane: int) -> list[Row]:
+        """The newest rows of a lane, oldest first."""
+        return self.history[lane][-self.length :]
+
+    @property
+    def size(self) -> int:
+        return sum(len(self.held(lane)) for lane in range(self.lane_count))
+
+    def meet(self, slot: int, ticket: int, row: Row) -> None:
+        """A verb named `row` so: it has no other index, and no other row has this one, ever."""
+        assert slot == row.slot and ticket != 0
+        assert self.ticket.setdefault(row.name, ticket) == ticket, "one row with two indices"
+        assert self.by_index.setdefault((slot, ticket), row.name) == row.name, "two rows, one index"
+
+    def row_at(self, slot: int, ticket: int) -> Row | None:
+        """The row of an index, if it is still held."""
+        row = self.in_slot(slot)
+        return row if row is not None and self.by_index.get((slot, ticket)) == row.name else None
+
+    def in_slot(self, slot: int) -> Row | None:
+        """What lies in a slot now."""
+        if not 0 <= slot < self.capacity:
+            return None
+        return next((r for r in self.held(slot % self.lane_count) if r.slot == slot), None)
+
+    def by_age(self) -> list[list[Row | None]]:
+        """`[L][E]`, oldest first, None past the newest."""
+        lanes = [self.held(e) for e in range(self.lane_count)]
+        return [[rows[i] if i < len(rows) else None for rows in lanes] for i in range(self.length)]
+
+    def newest(self, n: int) -> list[list[Row | None]]:
+        """`[n][E]`, newest last, None where there are fewer."""
+        lanes = [self.held(e) for e in range(self.lane_count)]
+        return [[rows[i] if -i <= len(rows) else None for rows in lanes] for i in range(-n, 0)]
+
+    # ------------------------------------------------------------------------------------------- drawing
+
+    def anchors(self) -> list[Row]:
+        """Rows a draw may land on."""
+        rows = [row for lane in range(self.lane_count) for row in self.held(lane)]
+        return [row for row in rows if self._drawable(row)] if self.transitions else rows
+
+    def _after(self, row: Row, steps: int) -> Row | None:
+        """The row `steps` later in the lane, if it has come."""
+        past = self.history[row.lane]
+        i = row.number + steps - past[0].number
+        return past[i] if 0 <= i < len(past) else None
+
+    def _drawable(self, row: Row) -> bool:
+        view = self.view
+        if row.reset:
+            return False
+        oldest, frame = self.held(row.lane)[0].number, row
+        for _ in range((view.stack or 1) - 1):
+            if frame.start:
+                break
+            behind = self._after(frame, -1)
+            if behind is None or behind.number < oldest or behind.reset:
+                return False
+            frame = behind
+        for step in range(view.n_step):
+            here = self._after(row, step)
+            if here is None:
+                return False
+            if here.end:
+                if here.terminated or view.final_observation is not None:
+                    return True
+                if self.next_step:
+                    return self._after(here, 1) is not None
+                return step > 0
+        return self._after(row, view.n_step) is not None
+
+    def probability(self, row: Row) -> float:
+        """Chance of a drawable row in one draw."""
+        if not self.prioritized:
+            return 1 / len(self.anchors())
+        mass = sum(self.leaf.values())
+        return self.leaf[row.name] / mass if mass > 0 else 1 / len(self.leaf)
+
+    def weights(self, rows: list[Row], beta: float | None = None) -> list[float]:
+        """Importance weights of a batch."""
+        if not self.prioritized:
+            return [1.0] * len(rows)
+        beta = self.numbers["beta"] if beta is None else beta
+        number = len(self.anchors())
+        raw = [(number * self.probability(row)) ** -beta for row in rows]
+        top = 1.0
+        if self.sampler.normalize == "batch":
+            top = max(raw)
+        elif self.sampler.normalize == "buffer":
+            chances = [self.probability(row) for row in self.anchors()]
+            top = (number * min(p for p in chances if p > 0)) ** -beta
+        return [w / top for w in raw]
+
+    def content(self, row: Row) -> Fields:
+        """What a sample holds for this anchor, by name; rewards in float64."""
+        return self.transition(row) if self.transitions else dict(row.fields)
+
+    def transition(self, row: Row) -> Fields:
+        """The n-step transition with stacks that begins at `row`."""
+        view = self.view
+        has_final = self.next_step or view.final_observation is not None
+        counted: list[Row] = []  # whose rewards make the return
+        for step in range(view.n_step):
+            here = self._row_after(row, step)
+            if not here.end or here.terminated or has_final:
+                counted.append(here)
+            if here.end:
+                break
+        last, final = here, None  # the newest frame of the next observation
+        if not here.end:
+            last = self._row_after(here, 1)
+        elif view.final_observation is not None:
+            final = here.fields[view.final_observation]
+        elif self.next_step and not here.terminated:
+            last = self._row_after(here, 1)
+        gamma = np.float64(view.gamma)
+        rewards = [
+            gamma**i * r.fields[view.reward].astype(np.float64) for i, r in enumerate(counted)
+        ]
+        others = (view.observation, view.action, view.reward, view.final_observation)
+        return {
+            "obs": self._stack(row, None),
+            "action": row.fields[view.action],
+            "reward": np.sum(rewards, axis=0),
+            "discount": np.float64(0) if counted[-1].terminated else gamma ** len(counted),
+            "next_obs": self._stack(last, final),
+            **{k: x for k, x in row.fields.items() if k not in others},
+        }
+
+    def _row_after(self, row: Row, steps: int) -> Row:
+        found = self._after(row, steps)
+        assert found is not None, "not drawable"
+        return found
+
+    def _stack(self, row: Row, final: np.ndarray | None) -> np.ndarray:
+        """The newest frames of the episode up to `row`, and `final` after it."""
+        view = self.view
+        frames, here = [row.fields[view.observation]], row
+        while not here.start and len(frames) < (view.stack or 1):
+            here = self._row_after(here, -1)
+            frames.insert(0, here.fields[view.observation])
+        if final is not None:
+            frames.append(final)
+        if view.stack is None:
+            return frames[-1]
+        first = frames[0] if view.pad == "repeat" else np.zeros_like(frames[0])
+        return np.stack(([first] * view.stack + frames)[-view.stack :])

@@ -1,0 +1,431 @@
+"""Invariant 2: a donated step costs O(rows in hand), whatever the order of verbs.
+
+The proof is the temporary memory of the compiled program (`fbuf.testing.assert_inplace`), not the address of a result:
+XLA may copy a leaf out and back to where it was. Nothing large is ever allocated here, because programs are compiled for
+shapes. The capacity is such that the smallest leaf that grows with it (a byte a row) exceeds the bound, so a single
+copied leaf fails; `state_of` checks that. Negative controls show that the checks can fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf.testing import Memory, assert_inplace, measure
+
+LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
+CAPACITY = 400_000
+EXHAUSTIVE = os.environ.get("FBUF_EXHAUSTIVE", "") not in ("", "0")
+
+VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
+ROW = {
+    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+SAMPLERS = {
+    "uniform": fbuf.samplers.Uniform(),
+    "prioritized": fbuf.samplers.Prioritized(),
+    "minimum": fbuf.samplers.Prioritized(normalize="buffer", stratified=False),
+}
+VIEWS = {
+    "row": fbuf.views.Row(),
+    "transition": fbuf.views.Transition(n_step=3, stack=4),
+}
+
+
+def shape(leading: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leading, dtype)
+
+
+def leading(tree: Any, *axes: int) -> Any:
+    return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
+
+
+def buffer_of(sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity=capacity, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
+
+
+def inputs(axes: tuple[int, ...] = ()) -> dict[str, Any]:
+    """What one step takes besides the state."""
+    return {
+        "rows": leading(ROW, *axes, ROWS, LANES),
+        "key": shape((*axes, 2), jnp.uint32),
+        "error": shape((*axes, BATCH), jnp.float32),
+        "index": fbuf.Index(shape((*axes, BATCH), jnp.int32), shape((*axes, BATCH), jnp.uint32)),
+        "reward": shape((*axes, BATCH), jnp.float32),
+    }
+
+
+def step_of(buffer: fbuf.Buffer, order: str) -> Any:
+    """`(state, inputs) -> (state, results)`: the verbs of `order`, one after another."""
+
+    def step(state: Any, given: Any) -> Any:
+        index, out = given["index"], []
+        for verb in order:
+            if verb == "e":
+                state = buffer.extend(state, given["rows"])
+            elif verb == "s":
+                state, batch = buffer.sample(state, given["key"], BATCH)
+                index = batch.index
+                out.append(batch)
+            elif verb == "u":
+                state = buffer.update_priority(state, index, given["error"])
+            elif verb == "o":
+                state = buffer.update_priority(state, given["index"], given["error"])
+            elif verb == "r":
+                state = buffer.update_rows(state, index, {"reward": given["reward"]})
+            elif verb == "t":
+                out.append(buffer.stats(state))
+        return state, out
+
+    return step
+
+
+def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
+    """The shapes of a state; every leaf that grows with the capacity is larger than `bound`."""
+    state = jax.eval_shape(buffer.init, ROW)
+    for leaf in jax.tree.leaves(state):
+        size = leaf.size * leaf.dtype.itemsize
+        assert size < 1024 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
+    return state
+
+
+def in_jit(buffer: fbuf.Buffer, order: str) -> Memory:
+    memory = assert_inplace(step_of(buffer, order), jax.eval_shape(buffer.init, ROW), inputs())
+    state_of(buffer, memory.bound)
+    return memory
+
+
+def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
+    step = step_of(buffer, order)
+
+    def steps(state: Any, given: Any) -> Any:
+        return lax.scan(step, state, given)
+
+    memory = assert_inplace(steps, jax.eval_shape(buffer.init, ROW), inputs((STEPS,)))
+    state_of(buffer, memory.bound)
+    return memory
+
+
+FORMS = {"jit": in_jit, "scan": in_scan}
+
+
+def orders(length: int, sampler: str) -> list[str]:
+    """Every order of `length` verbs that means something: `u` needs a batch, priorities need a prioritized sampler."""
+    verbs = VERBS if sampler != "uniform" else VERBS.replace("u", "").replace("o", "")
+    every = ("".join(o) for o in itertools.product(verbs, repeat=length))
+    return [o for o in every if "u" not in o or "s" in o[: o.index("u")]]
+
+
+def some(length: int, sampler: str, number: int) -> list[str]:
+    """A fixed sample of orders, different for each length, the same on every machine."""
+    return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
+
+
+# Every order of two for the richest state (all of rows, tree, flags), some for the others and for longer ones.
+DEFAULT = [
+    *(("prioritized", "transition", o) for o in orders(2, "prioritized")),
+    *(("uniform", "row", o) for o in orders(2, "uniform") if "e" in o),
+    *(("uniform", "transition", o) for o in ("se", "es", "rs", "te")),
+    *(("prioritized", "row", o) for o in ("se", "su", "oe")),
+    *(("minimum", "transition", o) for o in ("so", "se", "ro")),
+    *(("prioritized", "transition", o) for n in (3, 4) for o in some(n, "prioritized", 4)),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("sampler", "view", "order"), DEFAULT)
+def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
+    FORMS[form](buffer_of(sampler, view), order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("first", VERBS)
+def test_every_order_of_up_to_four(form: str, sampler: str, view: str, first: str) -> None:
+    """All of them with FBUF_EXHAUSTIVE=1 (hours); otherwise two of each length."""
+    failed = []
+    buffer = buffer_of(sampler, view)
+    for length in (1, 2, 3, 4):
+        every = [o for o in orders(length, sampler) if o[0] == first]
+        chosen = every if EXHAUSTIVE else random.Random(f"{first}{length}{form}").sample(every, min(2, len(every)))
+        for order in chosen:
+            try:
+                FORMS[form](buffer, order)
+            except AssertionError as error:
+                failed.append(f"{order}: {error}")
+    assert not failed
+
+
+@pytest.mark.parametrize("lanes", [None, LANES])
+def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
+    buffer = buffer_of("prioritized", "transition", lanes=lanes)
+    axes = (ROWS,) if lanes is None else (ROWS, lanes)
+
+    def step(state: Any, rows: Any, mask: Any, priority: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        return buffer.extend(state, rows, mask=mask, priority=priority), batch
+
+    memory = assert_inplace(
+        step,
+        jax.eval_shape(buffer.init, ROW),
+        leading(ROW, *axes),
+        shape(axes, jnp.bool_),
+        shape(axes, jnp.float32),
+        shape((2,), jnp.uint32),
+    )
+    state_of(buffer, memory.bound)
+
+
+@pytest.mark.parametrize("verb", ["add", "set", "last", "get"])
+def test_other_verbs_are_in_place(verb: str) -> None:
+    """Verbs that give no state back come after the last write: nothing orders them before one."""
+    buffer = buffer_of("prioritized", "transition")
+    state = jax.eval_shape(buffer.init, ROW)
+    if verb == "add":
+        assert_inplace(buffer.add, state, leading(ROW, LANES))
+    elif verb == "set":
+        assert_inplace(lambda s, a: buffer.set(s, alpha=a), state, shape((), jnp.float32))
+    elif verb == "last":
+        assert_inplace(lambda s, r: (s := buffer.extend(s, r), buffer.last(s, 2)), state, leading(ROW, ROWS, LANES))
+    else:
+        index = inputs()["index"]
+        assert_inplace(
+            lambda s, r, i: (s := buffer.extend(s, r), buffer.get(s, i)), state, leading(ROW, ROWS, LANES), index
+        )
+
+
+def test_more_rows_than_fit_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row", capacity=100_000)
+    rows = leading(ROW, 60_000, LANES)  # a lane holds 50,000
+    memory = measure(buffer.extend, jax.eval_shape(buffer.init, ROW), rows)
+    assert memory.temporary < memory.given
+
+
+# ------------------------------------------------------------------------------------------------- many at once
+
+
+@pytest.mark.parametrize("order", ["esu", "seu", "soe", "srt"])
+def test_vmapped_states_are_in_place(order: str) -> None:
+    buffer, copies = buffer_of("prioritized", "transition"), 3
+    step = jax.vmap(step_of(buffer, order))
+    state = leading(jax.eval_shape(buffer.init, ROW), copies)
+    memory = assert_inplace(step, state, inputs((copies,)))
+    state_of(buffer, memory.bound)
+
+
+@pytest.mark.parametrize("order", ["se", "ser"])
+def test_vmapped_uniform_states_are_in_place(order: str) -> None:
+    buffer, copies = buffer_of("uniform", "transition"), 3
+    state = leading(jax.eval_shape(buffer.init, ROW), copies)
+    memory = assert_inplace(jax.vmap(step_of(buffer, order)), state, inputs((copies,)))
+    state_of(buffer, memory.bound)
+
+
+def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
+    """Squared error of a linear value of the frames, and the errors themselves."""
+    frames = batch.data["obs"].astype(jnp.float32).reshape(batch.mask.shape[0], -1)
+    error = frames @ jnp.resize(weights, (frames.shape[1],)) - batch.data["reward"]
+    return jnp.mean(batch.weight * error**2), error
+
+
+def rows_at(key: jax.Array) -> Any:
+    """One made-up row a lane."""
+    return {
+        "obs": jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
+        "action": jnp.zeros((1, LANES), jnp.int32),
+        "reward": jax.random.normal(key, (1, LANES), jnp.float32),
+        "terminated": jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
+        "truncated": jnp.zeros((1, LANES), jnp.bool_),
+    }
+
+
+def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
+    """A whole run, `init` included, as one function of a key."""
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
+
+    def learn(weights: jax.Array, state: Any, key: jax.Array) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        (_, error), slope = gradient(weights, batch)
+        if buffer.sampler.prioritized:
+            # Masked instead of lax.cond: an empty sample has weight 0, and its index is skipped.
+            state = buffer.update_priority(state, batch.index, error)
+        return weights - jnp.float32(1e-6) * slope, state
+
+    def step(carry: Any, key: jax.Array) -> Any:
+        weights, state = carry
+        state = buffer.extend(state, rows_at(key))
+        if buffer.sampler.prioritized:
+            weights, state = learn(weights, state, key)
+        else:
+            weights, state = lax.cond(
+                buffer.can_sample(state), learn, lambda weights, state, key: (weights, state), weights, state, key
+            )
+        return (weights, state), jnp.sum(weights)
+
+    def run(key: jax.Array) -> Any:
+        carry = jnp.zeros((48,), jnp.float32), buffer.init(ROW)
+        return lax.scan(step, carry, jax.random.split(key, steps))
+
+    return run
+
+
+def zeroed(shapes: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+@pytest.mark.parametrize("seeds", [None, 4])
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
+    """README's two recipes: with `Uniform` the state goes through `lax.cond`, with `Prioritized` nothing does."""
+    buffer = buffer_of(sampler, view)
+    run = trainer(buffer, 6)
+    keys = shape((2,) if seeds is None else (seeds, 2), jnp.uint32)
+    memory = measure(run if seeds is None else jax.vmap(run), keys, donate=())
+    assert memory.temporary < 64 * 1024 * (seeds or 1)
+    state_of(buffer, 64 * 1024 * (seeds or 1))
+
+
+def test_vmapped_trainers_give_what_single_ones_give() -> None:
+    buffer = buffer_of("uniform", "transition", capacity=64)
+    run, keys = trainer(buffer, 12), jax.random.split(jax.random.key(3), 4)
+    together = jax.jit(jax.vmap(run))(keys)
+    for i in range(4):
+        alone = jax.jit(run)(keys[i])
+        one = jax.tree.map(lambda x, i=i: x[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, alone)
+
+
+# --------------------------------------------------------------------------------------------- negative controls
+
+
+@pytest.fixture
+def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Replaces `pin` by the identity, and gives a capacity no other test uses: verbs traced so far stay cached."""
+    from fbuf import _pin
+
+    real, found = _pin.pin, 0
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "fbuf" and getattr(module, "pin", None) is real:
+            monkeypatch.setattr(module, "pin", lambda token, reads: (token, reads))
+            found += 1
+    assert found >= 2, "who uses pin?"
+    return CAPACITY + 2 * LANES
+
+
+@pytest.mark.parametrize(
+    ("sampler", "view", "order"),
+    [("uniform", "row", "se"), ("prioritized", "row", "soe"), ("uniform", "transition", "ses")],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_control_without_pin_leaves_are_copied(
+    no_pin: int, form: str, sampler: str, view: str, order: str
+) -> None:
+    with pytest.raises(AssertionError, match="temporary bytes"):
+        FORMS[form](buffer_of(sampler, view, capacity=no_pin), order)
+
+
+@pytest.mark.parametrize("form", ["jit", "scan"])
+def test_control_a_dropped_state_copies(form: str) -> None:
+    buffer = buffer_of("uniform", "row")
+
+    def step(state: Any, given: Any) -> Any:
+        _, batch = buffer.sample(state, given["key"], BATCH)
+        return buffer.extend(state, given["rows"]), batch
+
+    state = jax.eval_shape(buffer.init, ROW)
+    with pytest.raises(AssertionError, match="the state `sample` returned was dropped"):
+        if form == "jit":
+            assert_inplace(step, state, inputs())
+        else:
+            assert_inplace(lambda s, given: lax.scan(step, s, given), state, inputs((STEPS,)))
+
+
+def test_control_a_result_that_reuses_nothing() -> None:
+    """A step that casts its state cannot write it where it was."""
+    with pytest.raises(AssertionError, match="do not reuse the donated"), pytest.warns(UserWarning, match="donated"):
+        assert_inplace(lambda x: x.astype(jnp.int8), shape((CAPACITY,), jnp.float32))
+
+
+# --------------------------------------------------------------------------------------------------------- eager
+
+
+def filled(buffer: fbuf.Buffer) -> Any:
+    state = buffer.init(ROW)
+    for key in jax.random.split(jax.random.key(0), 6):
+        state = buffer.extend(state, rows_at(key))
+    return jax.block_until_ready(state)
+
+
+def pointers(tree: Any) -> dict[str, int]:
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf.unsafe_buffer_pointer() for path, leaf in pairs if leaf.size}
+
+
+def changed(before: Any, after: Any) -> list[str]:
+    old, new = pointers(before), pointers(after)
+    return sorted(name for name in old if new[name] != old[name])
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_eager_sample_copies_nothing(sampler: str, view: str) -> None:
+    buffer = buffer_of(sampler, view, capacity=64)
+    state = filled(buffer)
+    after, _ = buffer.sample(state, jax.random.key(1), BATCH)
+    assert changed(state, after) == [".counters", ".token"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", ["prioritized", "minimum"])
+def test_eager_update_priority_copies_no_rows(sampler: str, view: str) -> None:
+    buffer = buffer_of(sampler, view, capacity=64)
+    state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
+    after = buffer.update_priority(state, batch.index, jnp.ones((BATCH,), jnp.float32))
+    assert not [name for name in changed(state, after) if name.startswith((".rows", ".ring", ".anchors"))]
+    assert ".sampler.tree" in changed(state, after)
+
+
+def test_eager_update_rows_copies_only_the_leaf_it_names() -> None:
+    buffer = buffer_of("prioritized", "transition", capacity=64)
+    state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
+    after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((BATCH,), jnp.float32)})
+    assert [name for name in changed(state, after) if name.startswith(".rows")] == [".rows['reward']"]
+
+
+def test_eager_clear_and_set_copy_no_rows() -> None:
+    buffer = buffer_of("prioritized", "transition", capacity=64)
+    state = filled(buffer)
+    assert not [name for name in changed(state, buffer.clear(state)) if name.startswith(".rows")]
+    assert changed(state, buffer.set(state, beta=0.5)) == [".sampler.beta"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_donated_add_keeps_every_large_leaf_where_it_was(sampler: str, view: str) -> None:
+    buffer = buffer_of(sampler, view, capacity=4096)
+    state = filled(buffer)
+    large = {n for n, leaf in zip(pointers(state), jax.tree.leaves(state), strict=False) if leaf.size >= 4096}
+    before = {name: pointers(state)[name] for name in large}
+    add = jax.jit(buffer.add, donate_argnums=0)
+    for key in jax.random.split(jax.random.key(5), 3):
+        state = add(state, jax.tree.map(lambda x: x[0], rows_at(key)))
+    after = pointers(state)
+    assert large
+    assert {name: after[name] for name in large} == before

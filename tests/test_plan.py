@@ -1,0 +1,105 @@
+"""`buffer.plan` against what is then allocated and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((28, 28), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+TRANSITION = fbuf.views.Transition(n_step=2, stack=4)
+
+
+def frames(count: int, seed: int = 0) -> np.ndarray:
+    """A dot that wanders over a fixed background: compresses like a game."""
+    rng = np.random.default_rng(seed)
+    background = rng.integers(0, 255, (28, 28), np.uint8)
+    out = np.repeat(background[None], count, 0)
+    out[np.arange(count), np.arange(count) % 28, (np.arange(count) // 28) % 28] = 255
+    return out
+
+
+def rows(count: int) -> dict[str, Any]:
+    return {
+        "obs": frames(count),
+        "action": np.zeros(count, np.int32),
+        "reward": np.zeros(count, np.float32),
+        "terminated": np.zeros(count, bool),
+        "truncated": np.zeros(count, bool),
+    }
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host(keys=("obs",))])
+@pytest.mark.parametrize("sampler", [fbuf.samplers.Uniform(), fbuf.samplers.Prioritized(normalize="buffer")])
+@pytest.mark.parametrize("view", [fbuf.views.Row(), TRANSITION])
+def test_fixed_sizes_are_exact(storage: Any, sampler: Any, view: Any) -> None:
+    buffer = fbuf.Buffer(3000, storage=storage, sampler=sampler, view=view)
+    plan = buffer.plan(EXAMPLE, batch_size=16, num_rows=100)
+    state = buffer.init(EXAMPLE)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert plan.device == held == buffer.nbytes(state)["device"]
+    for _ in range(34):
+        state = buffer.extend(state, rows(100))
+    assert plan.host == pytest.approx(buffer.nbytes(state)["host"], rel=0.05)
+    assert plan.host_from == ("exact" if storage.on_host else "none")
+    assert held < plan.peak_extend < held + 3 * 100 * 820 + 65536
+    assert held < plan.peak_sample < held + 3 * 16 * 9 * 820 + 65536
+
+
+def test_not_donated_means_twice() -> None:
+    buffer = fbuf.Buffer(50_000)
+    plan = buffer.plan(EXAMPLE, donated=False)
+    assert plan.peak_extend == pytest.approx(2 * plan.device, rel=0.05)
+    assert not plan.donated and "not donated" in str(plan)
+
+
+def test_nothing_of_the_buffers_size_is_allocated() -> None:
+    buffer = fbuf.Buffer(1_000_000_000, view=TRANSITION)
+    plan = buffer.plan(EXAMPLE)
+    assert plan.device > 780_000_000_000
+    assert "GiB" in str(plan)
+
+
+def test_compressed_says_how_it_knows() -> None:
+    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
+    raw = buffer.plan(EXAMPLE)
+    assert raw.host_from == "raw upper bound" and raw.host == raw.host_raw
+    given = buffer.plan(EXAMPLE, ratio=100.0)
+    assert given.host_from == "ratio given" and given.host == raw.host_raw // 100
+    sampled = buffer.plan(EXAMPLE, rows=rows(3000))
+    assert sampled.host_from == "sample of 3000 rows"
+    state = buffer.init(EXAMPLE)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for start in range(0, 20_000, 1000):
+        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 1000], rows(20_000)))
+    host = buffer.nbytes(state)["host"]
+    assert host < sampled.host_raw / 5
+    assert sampled.host == pytest.approx(host, rel=0.25)
+
+
+def test_incompressible_rows_are_planned_raw() -> None:
+    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
+    noise = rows(2000) | {"obs": np.random.default_rng(0).integers(0, 255, (2000, 28, 28), np.uint8)}
+    plan = buffer.plan(EXAMPLE, rows=noise)
+    assert plan.host == plan.host_raw
+
+
+def test_bad_arguments() -> None:
+    buffer = fbuf.Buffer(100, storage=fbuf.storages.Compressed(keys=("obs",)))
+    with pytest.raises(ValueError, match="both rows and ratio"):
+        buffer.plan(EXAMPLE, rows=rows(10), ratio=2.0)
+    with pytest.raises(ValueError, match="ratio is 0"):
+        buffer.plan(EXAMPLE, ratio=0.0)
+    with pytest.raises(ValueError, match="leaf 'obs' has shape"):
+        buffer.plan(EXAMPLE, rows=rows(10) | {"obs": np.zeros((10, 3, 3), np.uint8)})

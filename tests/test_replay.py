@@ -1,0 +1,158 @@
+"""`Replay`: the same batches as the functional buffer, in place, and errors for values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+STORAGES = [fbuf.storages.Device(), fbuf.storages.Host(keys=("obs",)), fbuf.storages.Compressed(keys=("obs",))]
+EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
+
+
+def rows(start: int, count: int) -> dict[str, Any]:
+    number = np.arange(start, start + count)
+    obs = np.broadcast_to((number % 256).astype(np.uint8)[:, None, None], (count, 8, 8))
+    return {"obs": np.ascontiguousarray(obs), "reward": number.astype(np.float32)}
+
+
+def make(storage: Any = STORAGES[0], capacity: int = 64, **settings: Any) -> fbuf.Replay:
+    return fbuf.Replay(fbuf.prioritized(capacity, storage=storage), EXAMPLE, seed=3, **settings)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_same_batches_as_the_buffer(storage: Any) -> None:
+    replay, buffer = make(storage), fbuf.prioritized(64, storage=storage)
+    state, key = buffer.init(EXAMPLE), jax.random.key(3)
+    for start in range(0, 100, 20):
+        replay.extend(rows(start, 20))
+        state = buffer.extend(state, rows(start, 20))
+        key, draw = jax.random.split(key)
+        batch = replay.sample(8, beta=0.7)
+        state, expected = buffer.sample(state, draw, 8, beta=0.7)
+        jax.tree.map(np.testing.assert_array_equal, batch, expected)
+        replay.update_priority(batch.index, batch.data["reward"])
+        state = buffer.update_priority(state, expected.index, expected.data["reward"])
+    assert len(replay) == 64
+    replay.add({"obs": np.full((8, 8), 7, np.uint8), "reward": 1.0})
+    assert np.asarray(replay.last(1).data["obs"])[0, 0, 0] == 7
+
+
+def test_writes_are_in_place() -> None:
+    replay = make(capacity=4096)
+    before = replay.state.rows["obs"].unsafe_buffer_pointer()
+    old = replay.state
+    replay.extend(rows(0, 8))
+    assert replay.state.rows["obs"].unsafe_buffer_pointer() == before
+    assert old.rows["obs"].is_deleted()
+
+
+def test_nothing_to_draw() -> None:
+    replay = make()
+    with pytest.raises(ValueError, match=r"nothing to draw yet \(0 rows held\). Ask can_sample\(\) first"):
+        replay.sample(4)
+    assert not replay.can_sample()
+    replay.extend(rows(0, 4))
+    assert replay.can_sample() and replay.sample(4).mask.all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(bad: float) -> None:
+    replay = make()
+    replay.extend(rows(0, 10))
+    batch = replay.sample(4)
+    error = np.ones(4, np.float32)
+    error[1] = bad
+    with pytest.raises(ValueError, match="1 nonfinite; the others took effect"):
+        replay.update_priority(batch.index, error)
+    assert replay.sample(4).mask.all()
+    replay.update_priority(batch.index, np.ones(4, np.float32))  # counted once, not again
+
+
+def test_stale_and_out_of_range() -> None:
+    replay = make(capacity=16)
+    replay.extend(rows(0, 16))
+    batch = replay.sample(4)
+    replay.extend(rows(16, 16))
+    with pytest.raises(ValueError, match="4 stale"):
+        replay.update_priority(batch.index, np.ones(4, np.float32))
+    wild = fbuf.Index(jnp.array([99, -5], jnp.int32), jnp.ones(2, jnp.uint32))
+    with pytest.raises(ValueError, match="2 out of range"):
+        replay.update_priority(wild, np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="4 stale"):
+        replay.update_rows(batch.index, {"reward": np.ones(4, np.float32)})
+
+
+def test_unwritten_rows() -> None:
+    replay = make(capacity=16)
+    replay.extend(rows(0, 4))
+    unwritten = fbuf.Index(jnp.array([10], jnp.int32), jnp.ones(1, jnp.uint32))
+    with pytest.raises(ValueError, match="1 stale"):
+        replay.update_priority(unwritten, np.ones(1, np.float32))
+
+
+def test_not_strict_only_counts() -> None:
+    replay = make(strict=False)
+    assert not replay.sample(4).mask.any()
+    replay.extend(rows(0, 10), priority=np.array([np.nan] + [1.0] * 9, np.float32))
+    stats = replay.stats()
+    assert stats["empty_samples"] == 1 and stats["refused_nonfinite"] == 1
+
+
+def test_priority_given_is_checked() -> None:
+    replay = make()
+    with pytest.raises(ValueError, match="Replay.extend: refused one by one: 1 nonfinite"):
+        replay.extend(rows(0, 2), priority=np.array([np.inf, 1.0], np.float32))
+    assert len(replay) == 2
+
+
+@pytest.mark.parametrize("form", ["jax", "numpy", "torch"])
+def test_forms(form: str) -> None:
+    if form == "torch":
+        pytest.importorskip("torch")
+    replay = make()
+    replay.extend(rows(0, 32))
+    batch = replay.sample(8, to=form)
+    kind = {"jax": jax.Array, "numpy": np.ndarray}.get(form)
+    if kind is None:
+        import torch
+
+        kind = torch.Tensor
+    assert all(isinstance(leaf, kind) for leaf in jax.tree.leaves(batch))
+    replay.update_priority(batch.index, batch.data["reward"])
+    assert replay.stats()["max_priority"] >= 1.0
+
+
+def test_unknown_form() -> None:
+    with pytest.raises(ValueError, match='to is \'tf\'; expected "jax", "numpy" or "torch"'):
+        make().sample(4, to="tf")
+
+
+def test_torch_rows() -> None:
+    torch = pytest.importorskip("torch")
+    replay = make()
+    replay.extend({"obs": torch.ones((5, 8, 8), dtype=torch.uint8), "reward": torch.arange(5.0)})
+    assert len(replay) == 5 and np.asarray(replay.rows().data["reward"])[:5].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_rest() -> None:
+    replay = make(capacity=16)
+    replay.extend(rows(0, 8))
+    batch = replay.sample(4)
+    replay.update_rows(batch.index, {"reward": np.full(4, 99, np.float32)})
+    assert (np.asarray(replay.get(batch.index).data["reward"]) == 99).all()
+    replay.set(alpha=0.0)
+    assert replay.stats()["alpha"] == 0
+    assert replay.nbytes()["device"] > 0 and "8 rows" in repr(replay)
+    replay.clear()
+    assert len(replay) == 0
+
+
+def test_presets() -> None:
+    assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
+    assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)
