@@ -38,9 +38,7 @@ def _weight(leaf: jax.Array, total: jax.Array, capacity: int) -> jax.Array:
 def _error(index: jax.Array, step: jax.Array) -> jax.Array:
     """TD errors in [-2, 2) that change with every step and cost next to nothing."""
     mixed = index.astype(jnp.uint32) * np.uint32(2654435761) + step.astype(jnp.uint32)
-    return (mixed >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(
-        2**-22
-    ) - np.float32(2)
+    return (mixed >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-22) - np.float32(2)
 
 
 def _scanned(step: Callable[..., Any], steps: int) -> Callable[..., Any]:
@@ -72,9 +70,7 @@ def ours(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[
     return _thunk(_scanned(step, steps), state)
 
 
-def flashbax(
-    peer: Any, capacity: int, batch: int, steps: int, leaves: np.ndarray
-) -> Callable[[], jax.Array]:
+def flashbax(peer: Any, capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[[], jax.Array]:
     """The same with `flashbax.buffers.sum_tree`, which keeps the running maximum itself."""
 
     def step(carry: Any, item: Any) -> Any:

@@ -15,9 +15,9 @@ Why this way:
     has 2^24 values; over a million leaves it fails a chi-square test at 25 million draws. A fresh one
     at every level is as good, costs more bits, and leaves nothing of the strata.
   * On CPU each level is a loop over the queries, which XLA compiles into one kernel and the processor
-    overlaps. Gathering the level for all queries at once is 2 to 5 times slower there (it splits tiny
-    loops over a thread pool), one query after the other 1.4 to 2 times; both were tried, like
-    fan-outs of 2, 4, 16 and 64 and a `cumsum` over the leaves. Other platforms gather by level.
+    overlaps. Gathering a level for all queries at once took 1.4 to 5 times as long there (XLA splits
+    the tiny loops over threads), one query after the other 1.4 to 2 times; fan-outs of 64 and more and
+    a `cumsum` over the leaves also lost. Other platforms gather by level, which was never timed there.
     `lax.platform_dependent` picks at lowering; both paths do the same arithmetic in the same order.
 Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 """

@@ -5,7 +5,7 @@ their bytes are never overwritten, so a reader decodes outside the store's lock:
 meanwhile lives until the last of them is gone. The index is three numpy arrays used as rings, 14 bytes a
 chunk. Rejected: a list of `bytes` (41 bytes of overhead each), one preallocated byte ring (a lane that stalls blocks it).
 
-Writing is in three steps, so that an exception leaves the column as it was: `stage` encodes (slow, reads nothing that
+Writing is in three steps, so that an exception leaves the column as it was: `stage` encodes (slow, changes nothing that
 readers see), `reserve` allocates, `commit` cannot fail.
 """
 

@@ -83,6 +83,8 @@ class _Progress:
 
     def __call__(self, step: int, shown: dict[str, str]) -> None:
         self._bar.set_postfix(shown, refresh=False)
+        if self._bar.n == 0:
+            self._bar.unpause()  # the rate leaves out what was compiled
         self._bar.update(step - self._bar.n)
 
     def __enter__(self) -> _Progress:

@@ -85,8 +85,12 @@ def example_row() -> Rows:
 # ------------------------------------------------------------------------------------- network
 
 # Name: shape of the kernel (height, width, in, out), or (in, out); stride. The 3136 are 7 x 7 x 64.
-CONVOLUTIONS = {"conv1": ((8, 8, STACK, 32), 4), "conv2": ((4, 4, 32, 64), 2), "conv3": ((3, 3, 64, 64), 1)}
-_HIDDEN = (3136, 512)
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int]] = {
+    "conv1": ((8, 8, STACK, 32), 4),
+    "conv2": ((4, 4, 32, 64), 2),
+    "conv3": ((3, 3, 64, 64), 1),
+}
+_HIDDEN: tuple[int, ...] = (3136, 512)
 
 
 def init_params(key: jax.Array, num_actions: int) -> Params:

@@ -18,7 +18,7 @@ from fbuf.demo._run import Result, raw_bytes_per_row
 
 _COLORS = {"device": "#4c72b0", "host": "#dd8452", "compressed": "#2a9d5c"}
 _INK, _FAINT = "#222222", "#9a9a9a"
-_SHOWN = 6  # stacks in the contact sheet
+_SHOWN = 8  # stacks in the contact sheet
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
@@ -34,9 +34,9 @@ def plot(results: Sequence[Result], path: Path) -> None:
 
     first = results[0]
     settings = first.settings
-    figure = Figure(figsize=(13.5, 9.2), dpi=110, facecolor="white")
+    figure = Figure(figsize=(13.5, 9.4), dpi=120, facecolor="white")
     grid = figure.add_gridspec(
-        2, 1, height_ratios=(1.0, 1.25), hspace=0.22, left=0.055, right=0.975, top=0.895, bottom=0.03
+        2, 1, height_ratios=(1.0, 1.3), hspace=0.2, left=0.055, right=0.975, top=0.895, bottom=0.01
     )
     figure.text(
         0.055,
@@ -84,13 +84,18 @@ def _scores(axes: Any, result: Result) -> None:
 
 
 def _losses(axes: Any, result: Result) -> None:
-    _style(axes, "Loss and TD error", "training step")
     width = max(1, len(result.losses) // 50)
+    _style(axes, f"Loss and TD error, mean of {width} steps", "training step")
     steps = np.arange(width, len(result.losses) + 1)
-    axes.plot(steps, _mean(result.td_errors, width), color=_COLORS["host"], label="mean |TD error|")
-    axes.plot(steps, _mean(result.losses, width), color=_COLORS["device"], label="loss (weighted Huber)")
+    floor = 1e-7  # a loss of exactly 0 has no logarithm
+    axes.plot(steps, np.maximum(_mean(result.td_errors, width), floor), color=_COLORS["host"], label="mean |TD error|")
+    axes.plot(
+        steps, np.maximum(_mean(result.losses, width), floor), color=_COLORS["device"], label="loss (weighted Huber)"
+    )
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=9, title=f"mean of {width} steps", title_fontsize=8)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend
+    axes.legend(frameon=False, fontsize=9, loc="upper left", borderaxespad=0)
 
 
 def _memory(axes: Any, results: Sequence[Result]) -> None:
@@ -100,7 +105,7 @@ def _memory(axes: Any, results: Sequence[Result]) -> None:
     raw = held * raw_bytes_per_row()
     lines = [("raw stacks", raw, _FAINT, "--")]
     lines += [(r.storage, np.asarray(r.memory)[:, 2], _COLORS.get(r.storage, _INK), "-") for r in results]
-    for name, size, color, style in lines:
+    for _, size, color, style in lines:
         axes.plot(played / 1e3, size / 1e6, style, color=color, linewidth=1.8)
     # Labels beside the ends of their lines, pushed apart where lines meet.
     low, high = axes.get_ylim()
@@ -125,7 +130,7 @@ def _memory(axes: Any, results: Sequence[Result]) -> None:
 def _stacks(figure: Any, cell: Any, result: Result) -> None:
     """A contact sheet of sampled transitions: the four frames of obs, then those of next_obs."""
     batch = result.batch
-    grid = cell.subgridspec((_SHOWN + 1) // 2, 2, hspace=0.3, wspace=0.04)
+    grid = cell.subgridspec((_SHOWN + 1) // 2, 2, hspace=0.32, wspace=0.04)
     for place, i in enumerate(_interesting(batch)):
         axes = figure.add_subplot(grid[place // 2, place % 2])
         axes.imshow(_strip(batch.data["obs"][i], batch.data["next_obs"][i]), cmap="gray", vmin=0, vmax=255)

@@ -42,9 +42,7 @@ def table(results: Sequence[Result]) -> str:
     lines["score, first and last games"] = [_scores(r) for r in results]
     lines["torch: batches, no copy"] = [_torch(r) for r in results]
     if len(results) > 1:
-        lines["training"] = ["reference"] + [
-            "identical" if identical(first, r) else "DIFFERENT" for r in results[1:]
-        ]
+        lines["training"] = ["reference"] + ["identical" if identical(first, r) else "DIFFERENT" for r in results[1:]]
     title = (
         f"{settings.game}, seed {settings.seed}: {settings.steps:,} training steps, each "
         f"{_dqn.ROWS_PER_STEP} frames of {_dqn.LANES} games written and {_dqn.BATCH_SIZE} transitions learnt from"

@@ -19,11 +19,12 @@ import numpy.typing as npt
 import fbuf
 from fbuf.demo import _dqn, _torch
 from fbuf.demo._actor import Actor, Environment, Episode
+from fbuf.demo._atari import FRAME_SHAPE
 
 CAPACITY = 48_000  # rows at most: with the default number of steps the ring comes round
 _PREFILL = 100  # steps of random play before the first gradient step
 _EPSILON = (1.0, 0.05)  # first, and from half of the steps on
-_SHARE_ROUNDS = 21
+_SHARE_ROUNDS = 31
 
 MakeEnvironment = Callable[[str, int, int], Environment]
 
@@ -72,7 +73,8 @@ class Result:
 
 def raw_bytes_per_row() -> int:
     """Bytes of obs and next_obs as stacks of uint8 frames."""
-    return 2 * _dqn.STACK * int(np.prod(_dqn.FRAME_SHAPE))
+    height, width = FRAME_SHAPE
+    return 2 * _dqn.STACK * height * width
 
 
 def epsilon(step: int, steps: int) -> float:
@@ -130,7 +132,8 @@ def run(
         if i % every == 0 or i == settings.steps - 1:
             with clock("batches in torch"):
                 if result.torch is not None:
-                    result.torch.append(_torch.check(*look(replay, learner.params, np.int32(i)), learner.params))
+                    batch, q = look(replay, learner.params, np.int32(i))
+                    result.torch.append(_torch.check(batch, q, learner.params))
             played = actor.time * _dqn.LANES
             held = int(buffer.size(replay))
             result.memory.append((played, held, sum(buffer.nbytes(replay).values())))
@@ -176,7 +179,8 @@ def _measure_share(
     """Fills in `share` and `step_seconds`; uses up `learner` and `replay`."""
     bare = _dqn.make_learn(config)
     other = jax.tree.map(lambda x: x.copy(), learner)
-    whole_times, bare_times = [], []
+    whole_times: list[float] = []
+    bare_times: list[float] = []
     for turn in range(_SHARE_ROUNDS + 2):
         for which in ("whole", "bare") if turn % 2 else ("bare", "whole"):
             start = time.perf_counter()

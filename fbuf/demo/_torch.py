@@ -61,8 +61,8 @@ def check(batch: fbuf.Sample, q: jax.Array, params: _dqn.Params) -> Check:
         tensors = fbuf.torch.to_torch(batch)
         handover = time.perf_counter() - start
 
-        leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
-        for (path, array), tensor in zip(leaves, structure.flatten_up_to(tensors), strict=True):
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        for (path, array), tensor in zip(leaves, jax.tree.leaves(tensors), strict=True):
             if tensor.data_ptr() != array.unsafe_buffer_pointer():
                 raise RuntimeError(
                     f"demo: leaf '{jax.tree_util.keystr(path, simple=True, separator='/')}' was copied on its way to "
