@@ -7,6 +7,7 @@ copy. Start with the README, or with `python -m fbuf demo`.
 
 from fbuf import samplers, storages, testing, torch, views, writers
 from fbuf._buffer import Buffer
+from fbuf._checked import checked
 from fbuf._host.owner import StoreHandle, stores
 from fbuf._plan import Plan
 from fbuf._presets import prioritized, uniform
@@ -25,6 +26,7 @@ __all__ = [
     "Rows",
     "Sample",
     "StoreHandle",
+    "checked",
     "prioritized",
     "samplers",
     "storages",

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._checked import raise_for
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import PyTree
@@ -143,17 +144,8 @@ class Replay:
         """Raises what the last call only counted. Waits for it."""
         if not self.strict:
             return
-        now = np.asarray(self._state.counters)
-        new = dict(zip(COUNTERS, (int(n) for n in now - self._counters), strict=True))
-        self._counters = now.copy()
-        if new.pop("empty_samples"):
-            raise ValueError(f"{call}: there is nothing to draw yet ({len(self)} rows held). Ask can_sample() first.")
-        if any(new.values()):
-            what = ", ".join(f"{n} {name.removeprefix('refused_').replace('_', ' ')}" for name, n in new.items() if n)
-            raise ValueError(
-                f"{call}: refused one by one: {what}; the others took effect. "
-                f"Replay(..., strict=False) counts them in stats() instead."
-            )
+        before, self._counters = self._counters, np.array(self._state.counters)
+        raise_for(call, before, self._counters, "Replay(..., strict=False) counts them in stats() instead.")
 
 
 def _is_torch(value: Any) -> bool:
@@ -172,7 +164,14 @@ def _array(value: Any) -> Any:
 
 
 def _rows(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: _array(leaf) if _is_torch(leaf) else leaf, tree)
+    """Rows with torch leaves as JAX arrays; together, so that a message names the leaf."""
+    if not any(_is_torch(leaf) for leaf in jax.tree.leaves(tree)):
+        return tree
+    from fbuf.torch import from_torch
+
+    if all(_is_torch(leaf) for leaf in jax.tree.leaves(tree)):
+        return from_torch(tree)
+    return jax.tree.map(_array, tree)
 
 
 def _index(index: Any) -> Any:

@@ -90,6 +90,10 @@ class Storage(Protocol):
     def on_host(self) -> bool:
         """Whether rows live behind callbacks; such a storage cannot be vmapped, traced at `init` or sharded."""
 
+    @property
+    def masks_expired(self) -> bool:
+        """Whether a row that was dropped is masked (zeros) rather than an error."""
+
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         """Names of the leaves kept on the host."""
 

@@ -123,7 +123,8 @@ def _sample_core(
         weight = jnp.where(mask, weight, jnp.float32(0))
         nowhere = jnp.int32(buffer.geometry.capacity)
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
-        data = jax.tree.map(lambda x: zero_unless(mask, x), data)
+        if buffer.storage.masks_expired:
+            data = jax.tree.map(lambda x: zero_unless(mask, x), data)
     batch = Sample(data=data, index=index, probability=probability, weight=weight, mask=mask)
     return dataclasses.replace(state, token=token, counters=_count_up(state, **counts)), batch
 
@@ -195,7 +196,8 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec], state.token)
     if ok is not None:
         mask = mask & ok.reshape(mask.shape)
-    data = structure.unflatten([a.reshape(slot.shape + a.shape[1:]) for a in arrays])
+    shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
+    data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
     index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
     return state, Rows(data, index, mask)
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import sys
+import warnings
 from typing import Any
 
 import jax
@@ -135,19 +136,22 @@ def some(length: int, sampler: str, number: int) -> list[str]:
     return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
 
 
-# Every order of two for the richest state (all of rows, tree, flags), some for the others and for longer ones.
+# For the richest state (rows, tree, flags) every pair: a scan of "es" also orders the "e" of a turn after the "s" of the
+# one before, so there one of each two is enough. Some for the others, and some longer ones.
 DEFAULT = [
-    *(("prioritized", "transition", o) for o in orders(2, "prioritized")),
-    *(("uniform", "row", o) for o in orders(2, "uniform") if "e" in o),
-    *(("uniform", "transition", o) for o in ("se", "es", "rs", "te")),
-    *(("prioritized", "row", o) for o in ("se", "su", "oe")),
-    *(("minimum", "transition", o) for o in ("so", "se", "ro")),
-    *(("prioritized", "transition", o) for n in (3, 4) for o in some(n, "prioritized", 4)),
+    *(("jit", "prioritized", "transition", o) for o in orders(2, "prioritized") if o[0] != o[1] and "t" not in o),
+    *(("jit", "prioritized", "transition", o) for o in ("te", "st")),
+    *(("scan", "prioritized", "transition", o) for o in orders(2, "prioritized") if o == "su" or o <= o[::-1]),
+    *(("scan", "uniform", "row", o) for o in ("se", "sr", "te")),
+    *(("scan", "uniform", "transition", o) for o in ("se", "er")),
+    *(("scan", "prioritized", "row", o) for o in ("se", "oe")),
+    *(("scan", "minimum", "transition", o) for o in ("so", "re")),
+    *(("jit", "prioritized", "transition", o) for n in (3, 4) for o in some(n, "prioritized", 2)),
+    *(("scan", "prioritized", "transition", o) for n in (3, 4) for o in some(n, "prioritized", 2)),
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("sampler", "view", "order"), DEFAULT)
+@pytest.mark.parametrize(("form", "sampler", "view", "order"), DEFAULT)
 def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
     FORMS[form](buffer_of(sampler, view), order)
 
@@ -156,19 +160,21 @@ def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("first", VERBS)
+@pytest.mark.parametrize("first", "esort")
 def test_every_order_of_up_to_four(form: str, sampler: str, view: str, first: str) -> None:
-    """All of them with FBUF_EXHAUSTIVE=1 (hours); otherwise two of each length."""
+    """All of them with FBUF_EXHAUSTIVE=1 (hours); otherwise one of length four."""
+    if sampler == "uniform" and first == "o":
+        pytest.skip("Uniform has no priorities")
+    chosen = [o for n in (1, 2, 3, 4) for o in orders(n, sampler) if o[0] == first]
+    if not EXHAUSTIVE:
+        chosen = [random.Random(f"{first}{sampler}{view}{form}").choice([o for o in chosen if len(o) == 4])]
     failed = []
     buffer = buffer_of(sampler, view)
-    for length in (1, 2, 3, 4):
-        every = [o for o in orders(length, sampler) if o[0] == first]
-        chosen = every if EXHAUSTIVE else random.Random(f"{first}{length}{form}").sample(every, min(2, len(every)))
-        for order in chosen:
-            try:
-                FORMS[form](buffer, order)
-            except AssertionError as error:
-                failed.append(f"{order}: {error}")
+    for order in chosen:
+        try:
+            FORMS[form](buffer, order)
+        except AssertionError as error:
+            failed.append(f"{order}: {error}")
     assert not failed
 
 
@@ -220,21 +226,26 @@ def test_more_rows_than_fit_are_in_place() -> None:
 # ------------------------------------------------------------------------------------------------- many at once
 
 
-@pytest.mark.parametrize("order", ["esu", "seu", "soe", "srt"])
+@pytest.mark.parametrize("order", ["seu", "sroe"])
 def test_vmapped_states_are_in_place(order: str) -> None:
     buffer, copies = buffer_of("prioritized", "transition"), 3
     step = jax.vmap(step_of(buffer, order))
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    memory = assert_inplace(step, state, inputs((copies,)))
-    state_of(buffer, memory.bound)
+    assert_inplace(step, state, inputs((copies,)), bound=copies * 64 * 1024)
+    state_of(buffer, 64 * 1024)
 
 
-@pytest.mark.parametrize("order", ["se", "ser"])
-def test_vmapped_uniform_states_are_in_place(order: str) -> None:
+def test_vmapped_uniform_states_are_in_place() -> None:
     buffer, copies = buffer_of("uniform", "transition"), 3
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    memory = assert_inplace(jax.vmap(step_of(buffer, order)), state, inputs((copies,)))
+    memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
     state_of(buffer, memory.bound)
+
+
+def test_states_vmapped_twice_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row")
+    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
+    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))
 
 
 def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
@@ -285,11 +296,7 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
     return run
 
 
-def zeroed(shapes: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-
-@pytest.mark.parametrize("seeds", [None, 4])
+@pytest.mark.parametrize("seeds", [pytest.param(None, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
@@ -298,18 +305,22 @@ def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None)
     run = trainer(buffer, 6)
     keys = shape((2,) if seeds is None else (seeds, 2), jnp.uint32)
     memory = measure(run if seeds is None else jax.vmap(run), keys, donate=())
-    assert memory.temporary < 64 * 1024 * (seeds or 1)
-    state_of(buffer, 64 * 1024 * (seeds or 1))
+    # The state is made inside and returned, so it is no temporary. With seeds, zeros that all of them begin with may be.
+    least = 64 * 1024 if seeds is None else 2 * CAPACITY
+    assert memory.temporary < least
+    assert memory.made > least * 10
+    for leaf in jax.tree.leaves(jax.eval_shape(buffer.init, ROW)):
+        size = (seeds or 1) * leaf.size * leaf.dtype.itemsize
+        assert size < 4096 or size > least, f"a copy of {leaf} would go unnoticed"
 
 
 def test_vmapped_trainers_give_what_single_ones_give() -> None:
     buffer = buffer_of("uniform", "transition", capacity=64)
-    run, keys = trainer(buffer, 12), jax.random.split(jax.random.key(3), 4)
-    together = jax.jit(jax.vmap(run))(keys)
-    for i in range(4):
-        alone = jax.jit(run)(keys[i])
+    run, keys = trainer(buffer, 40), jax.random.split(jax.random.key(3), 2)
+    together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
+    for i in range(2):
         one = jax.tree.map(lambda x, i=i: x[i], together)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, alone)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-9), one, run(keys[i]))
 
 
 # --------------------------------------------------------------------------------------------- negative controls
@@ -334,9 +345,7 @@ def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
     [("uniform", "row", "se"), ("prioritized", "row", "soe"), ("uniform", "transition", "ses")],
 )
 @pytest.mark.parametrize("form", FORMS)
-def test_control_without_pin_leaves_are_copied(
-    no_pin: int, form: str, sampler: str, view: str, order: str
-) -> None:
+def test_control_without_pin_leaves_are_copied(no_pin: int, form: str, sampler: str, view: str, order: str) -> None:
     with pytest.raises(AssertionError, match="temporary bytes"):
         FORMS[form](buffer_of(sampler, view, capacity=no_pin), order)
 
@@ -359,8 +368,9 @@ def test_control_a_dropped_state_copies(form: str) -> None:
 
 def test_control_a_result_that_reuses_nothing() -> None:
     """A step that casts its state cannot write it where it was."""
-    with pytest.raises(AssertionError, match="do not reuse the donated"), pytest.warns(UserWarning, match="donated"):
-        assert_inplace(lambda x: x.astype(jnp.int8), shape((CAPACITY,), jnp.float32))
+    with warnings.catch_warnings(), pytest.raises(AssertionError, match="do not reuse the donated"):
+        warnings.simplefilter("ignore")  # some releases of JAX say so themselves
+        assert_inplace(lambda x: x.astype(jnp.int8), shape((CAPACITY,), jnp.float32), bound=1024)
 
 
 # --------------------------------------------------------------------------------------------------------- eager

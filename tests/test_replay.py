@@ -54,7 +54,7 @@ def test_writes_are_in_place() -> None:
 
 def test_nothing_to_draw() -> None:
     replay = make()
-    with pytest.raises(ValueError, match=r"nothing to draw yet \(0 rows held\). Ask can_sample\(\) first"):
+    with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw yet. Ask can_sample first"):
         replay.sample(4)
     assert not replay.can_sample()
     replay.extend(rows(0, 4))
@@ -156,3 +156,19 @@ def test_the_rest() -> None:
 def test_presets() -> None:
     assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
     assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)
+
+
+def test_checked_raises_for_any_step() -> None:
+    buffer = fbuf.prioritized(16)
+    state = buffer.extend(buffer.init(EXAMPLE), rows(0, 8))
+
+    @jax.jit
+    def learn(state: fbuf.BufferState, scale: jax.Array) -> fbuf.BufferState:
+        state, batch = buffer.sample(state, jax.random.key(0), 4)
+        return buffer.update_priority(state, batch.index, batch.data["reward"] * scale)
+
+    fine = fbuf.checked(learn)(state, jnp.float32(1))
+    with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
+        fbuf.checked(learn)(fine, jnp.float32(jnp.nan))
+    with pytest.raises(ValueError, match="checked: there is nothing to draw yet"):
+        fbuf.checked(learn)(buffer.init(EXAMPLE), jnp.float32(1))

@@ -61,6 +61,10 @@ class Compressed:
     def on_host(self) -> bool:
         return True
 
+    @property
+    def masks_expired(self) -> bool:
+        return self.on_expired == "mask"
+
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return _side.choose("Compressed", self.keys, spec, 1024)
 
@@ -92,8 +96,7 @@ class Compressed:
 
     def read(self, rows: SideRows, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
         del token
-        arrays, ok = _side.read(rows, reads, self.on_expired)
-        return (arrays, ok) if self.on_expired == "raise" else (_side.mask_reads(arrays, ok), ok)
+        return _side.read(rows, reads, strict=not self.masks_expired)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
         return _side.update(rows, slot, leaves, token)

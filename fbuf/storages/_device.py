@@ -34,6 +34,10 @@ class Device:
     def on_host(self) -> bool:
         return False
 
+    @property
+    def masks_expired(self) -> bool:
+        return False
+
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return ()
 

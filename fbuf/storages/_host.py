@@ -51,6 +51,10 @@ class Host:
     def on_host(self) -> bool:
         return True
 
+    @property
+    def masks_expired(self) -> bool:
+        return self.on_expired == "mask"
+
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return _side.choose("Host", self.keys, spec, 0)
 
@@ -82,8 +86,7 @@ class Host:
 
     def read(self, rows: SideRows, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
         del token
-        arrays, ok = _side.read(rows, reads, self.on_expired)
-        return (arrays, ok) if self.on_expired == "raise" else (_side.mask_reads(arrays, ok), ok)
+        return _side.read(rows, reads, strict=not self.masks_expired)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
         return _side.update(rows, slot, leaves, token)

@@ -23,7 +23,7 @@ from fbuf._host import callback, owner
 from fbuf._host.codec import Codec
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
-from fbuf._tree import Spec, expand, item_bytes, tree_bytes
+from fbuf._tree import Spec, item_bytes, tree_bytes
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _arrays
 
@@ -245,7 +245,7 @@ def _after(rows: SideRows) -> jax.Array:
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
-def read(rows: SideRows, reads: Sequence[Read], on_expired: str) -> tuple[list[jax.Array], jax.Array | None]:
+def read(rows: SideRows, reads: Sequence[Read], strict: bool) -> tuple[list[jax.Array], jax.Array | None]:
     """All host leaves in one callback; the rest as gathers."""
     columns, spec = rows.layout.columns, rows.layout.spec
     out: list[jax.Array | None] = [
@@ -260,7 +260,7 @@ def read(rows: SideRows, reads: Sequence[Read], on_expired: str) -> tuple[list[j
         tickets = known.setdefault(id(r.slot), _arrays.read(rows.ticket, r.slot))
         leaf = spec[r.name]
         requests.append((columns.index(r.name), tickets, (tuple(leaf.shape), leaf.dtype)))
-    arrays, present = callback.read(rows.id, requests, strict=on_expired == "raise")
+    arrays, present = callback.read(rows.id, requests, strict=strict)
     ok = jnp.ones((), bool)
     for (i, _), array, there in zip(side, arrays, present, strict=True):
         out[i] = array
@@ -340,10 +340,3 @@ def check(call: str, slack: int | None, on_expired: str) -> None:
         raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
     if slack is not None and slack < 0:
         raise ValueError(f"{call}: slack is {slack}; expected a number of rows >= 0, or None.")
-
-
-def mask_reads(arrays: list[jax.Array], ok: jax.Array | None) -> list[jax.Array]:
-    """Zeros for the whole of any draw that lost a row."""
-    if ok is None:
-        return arrays
-    return [jnp.where(expand(ok, a.ndim), a, jnp.zeros((), a.dtype)) for a in arrays]

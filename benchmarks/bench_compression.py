@@ -1,0 +1,381 @@
+"""How small, and how fast, are real Atari frames in `Compressed` against torchrl's CompressedListStorage?
+
+One lane of frames of six games, read as stacks of 4 and their successors. torchrl holds one TensorDict an
+item with the flat keys `obs` and `next_obs` (nested ones it would keep uncompressed), with its default
+codec and with zstandard at level 3; its bytes are its own `.bytes()`, which counts payload alone and is
+generous to it, ours are `nbytes` of the host part, index, dictionaries, contexts and all. Both are
+checked to give the same stacks.
+
+Expected, as geometric means over the games: 20x fewer bytes, writes (256 at a time) 20x and reads (256
+drawn pairs) 4x as fast, both timed as a user has them, `extend` and `sample` under jit against
+ReplayBuffer's. At 20,000 frames 400x fewer bytes than raw stacks, 200x in every game. And the figure is
+true: a process grows by what `nbytes` says (device part included), within 10%, at 200,000 frames.
+
+The first run plays the games (3,000 frames/s; 1.2 million frames in all) and keeps them, see `_atari`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from benchmarks import _atari
+from benchmarks._harness import (
+    Absent,
+    absent_row,
+    geometric_mean,
+    interleave,
+    load_peer,
+    measure_memory,
+    ratio,
+    row,
+    spread,
+)
+from fbuf._host.store import Column, Store
+
+RAW = "Bytes of raw obs and next_obs stacks over ours on the host, {} frames"
+BYTES = "Bytes of torchrl's payload over ours on the host, {} transitions"
+WRITE = "Write of 256: time of torchrl's over ours"
+READ = "Read of 256 pairs of stacks: time of torchrl's over ours"
+CALLBACK = "What jit, callback and draw cost: time of our jitted verb over the store's own numpy call"
+MEMORY = "Process memory over what nbytes says, {} frames (the larger over the smaller)"
+
+STACK, BATCH = 4, 256
+CODECS = {"zlib, its default": "default", "zstandard 3": "zstd"}
+GROUP = 13  # batches of 256 made before they are timed: their stacks are 190 MB
+
+# ----------------------------------------------------------------------------------------- frames
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Frames of one game, and where its episodes begin and end."""
+
+    frames: np.ndarray  # uint8[T, 84, 84]
+    begin: np.ndarray  # int64[T], the first frame of the same episode
+    end: np.ndarray  # bool[T], the last frame of its episode, or of the run
+
+    def stacks(self, at: np.ndarray) -> np.ndarray:
+        """uint8[N, 4, 84, 84], zeros before an episode's first frame."""
+        frame = at[:, None] + np.arange(1 - STACK, 1)
+        there = frame >= self.begin[at][:, None]
+        return self.frames[np.where(there, frame, 0)] * there[:, :, None, None].astype(np.uint8)
+
+    def pairs(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """obs and next_obs; the last stack of an episode is its own successor."""
+        return self.stacks(at), self.stacks(at + ~self.end[at])
+
+    def rows(self, at: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of the buffer."""
+        n = len(at)
+        return {
+            "obs": self.frames[at],
+            "action": np.zeros(n, np.int32),
+            "reward": np.zeros(n, np.float32),
+            "terminated": self.end[at],
+            "truncated": np.zeros(n, np.bool_),
+        }
+
+
+def run_of(frames: np.ndarray, starts: np.ndarray) -> Run:
+    """A run of frames of which `starts` begin an episode."""
+    index = np.arange(len(frames))
+    begin = np.maximum.accumulate(np.where(starts, index, 0))
+    return Run(frames, begin, np.append(starts[1:], True))
+
+
+EXAMPLE = {
+    "obs": np.zeros((84, 84), np.uint8),
+    "action": np.int32(0),
+    "reward": np.float32(0),
+    "terminated": np.bool_(False),
+    "truncated": np.bool_(False),
+}
+
+
+def buffer_of(capacity: int) -> fbuf.Buffer:
+    """The buffer that is measured."""
+    return fbuf.Buffer(
+        capacity=capacity,
+        storage=fbuf.storages.Compressed(keys=("obs",)),
+        view=fbuf.views.Transition(stack=STACK),
+    )
+
+
+# ------------------------------------------------------------------------------------------ sides
+
+
+@dataclasses.dataclass
+class Side:
+    """One store: its next write, its read, its bytes."""
+
+    write: Callable[[int], Any]  # of the batch with this number
+    read: Callable[[], Any]
+    nbytes: Callable[[], int]
+
+
+def ours(run: Run, batches: Sequence[np.ndarray]) -> tuple[Side, Callable[[], Any]]:
+    """`extend` and `sample` as a user calls them, under jit; and the state."""
+    buffer = buffer_of(len(run.frames))
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    sample = jax.jit(lambda state, key: buffer.sample(state, key, BATCH), donate_argnums=0)
+    held, keys = [buffer.init(EXAMPLE)], iter(range(2**31))
+
+    def write(number: int) -> Any:
+        held[0] = extend(held[0], run.rows(batches[number]))
+        return held[0]
+
+    def read() -> Any:
+        held[0], batch = sample(held[0], jax.random.key(next(keys)))
+        return batch
+
+    return Side(write, read, lambda: buffer.nbytes(held[0])["host"]), lambda: held[0]
+
+
+def numpy_store(run: Run, batches: Sequence[np.ndarray]) -> Side:
+    """The same store by its own calls, without jit and callbacks."""
+    store = Store(
+        (Column("obs", (84, 84), np.dtype(np.uint8), fbuf.storages.Zstd()),), lanes=1, length=len(run.frames), slack=0
+    )
+    tickets = np.zeros(len(run.frames), np.uint64)
+    random = np.random.default_rng(0)
+
+    def write(number: int) -> None:
+        at = batches[number]
+        tickets[at] = store.write([run.frames[at][:, None]], None)[:, 0]
+
+    def read() -> Any:
+        at = random.integers(0, len(tickets), BATCH)
+        requests = []
+        for last in (at, at + ~run.end[at]):
+            frame = last[:, None] + np.arange(1 - STACK, 1)
+            wanted = np.where(frame >= run.begin[last][:, None], tickets[frame], np.uint64(0))
+            requests.append((0, wanted, np.empty((BATCH, STACK, 84, 84), np.uint8)))
+        store.read(requests)
+        return requests
+
+    return Side(write, read, lambda: store.nbytes)
+
+
+def torchrl(peer: Any, codec: str, capacity: int, items: dict[int, Any]) -> Side:
+    """ReplayBuffer over CompressedListStorage; `items` are the TensorDicts of each batch."""
+    import torch
+    import zstandard
+
+    options: dict[str, Any] = {}
+    if codec == "zstd":
+        packer, unpacker = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
+
+        def unpack(packed: Any, metadata: Any) -> Any:
+            raw = bytearray(unpacker.decompress(packed.numpy()))
+            return torch.frombuffer(raw, dtype=metadata["dtype"]).reshape(metadata["shape"])
+
+        options = {
+            "compression_fn": lambda x: torch.frombuffer(bytearray(packer.compress(x.numpy())), dtype=torch.uint8),
+            "decompression_fn": unpack,
+        }
+    storage = peer.CompressedListStorage(capacity, **options)
+    replay = peer.ReplayBuffer(storage=storage, batch_size=BATCH)
+    return Side(lambda number: replay.extend(items[number]), replay.sample, storage.bytes)
+
+
+def _tensordict(run: Run, at: np.ndarray) -> Any:
+    import torch
+    from tensordict import TensorDict
+
+    obs, next_obs = (torch.from_numpy(x) for x in run.pairs(at))
+    return TensorDict({"obs": obs, "next_obs": next_obs}, batch_size=[len(at)])
+
+
+# ---------------------------------------------------------------------------------------- measuring
+
+
+def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
+    """One game: bytes, and seconds by round, of every side.
+
+    Args:
+      run: Its frames.
+      peer: torchrl.data, or `Absent`.
+      rounds: Reads of each.
+    """
+    batches = np.array_split(np.arange(len(run.frames)), np.arange(BATCH, len(run.frames), BATCH))
+    items: dict[int, Any] = {}
+    mine, state = ours(run, batches)
+    sides = {"ours": mine, "store": numpy_store(run, batches)}
+    if not isinstance(peer, Absent):
+        sides |= {label: torchrl(peer, codec, len(run.frames), items) for label, codec in CODECS.items()}
+    written: dict[str, list[float]] = {name: [] for name in sides}
+    done = dict.fromkeys(sides, 0)
+
+    def writer(name: str) -> Callable[[], Any]:
+        def thunk() -> Any:
+            result = sides[name].write(done[name])
+            done[name] += 1
+            return result
+
+        return thunk
+
+    writers = {name: writer(name) for name in sides}
+    whole = [i for i, at in enumerate(batches) if len(at) == BATCH]
+    for first in range(0, len(whole), GROUP):
+        group = whole[first : first + GROUP]
+        warmup = 2 if first == 0 else 0  # compiles
+        if len(sides) > 2:
+            items.update({i: _tensordict(run, batches[i]) for i in group})
+        for name, seconds in interleave(writers, rounds=len(group) - warmup, warmup=warmup).items():
+            written[name] += seconds
+        items.clear()
+    for number in range(len(whole), len(batches)):
+        if len(sides) > 2:
+            items[number] = _tensordict(run, batches[number])
+        for name in sides:
+            writers[name]()
+    _check(run, sides)
+    return {
+        "bytes": {name: side.nbytes() for name, side in sides.items()},
+        "device": sum(x.nbytes for x in jax.tree.leaves(state())),
+        "write": written,
+        "read": interleave({name: side.read for name, side in sides.items()}, rounds=rounds),
+    }
+
+
+def _check(run: Run, sides: dict[str, Side]) -> None:
+    """Ours gives the pairs torchrl was given; torchrl gives some of them back."""
+    batch = sides["ours"].read()
+    for mine, true in zip((batch.data["obs"], batch.data["next_obs"]), run.pairs(np.asarray(batch.index.slot)), strict=True):
+        if not (batch.mask.all() and np.array_equal(mine, true)):
+            raise AssertionError("bench_compression: `sample` gives other stacks than the frames that went in")
+    for name in CODECS:
+        if name in sides:
+            theirs = sides[name].read()
+            if tuple(theirs["obs"].shape) != (BATCH, STACK, 84, 84) or theirs["obs"].dtype.itemsize != 1:
+                raise AssertionError(f"bench_compression: torchrl ({name}) gives {theirs}")
+
+
+def fill(game: str, count: int) -> Iterator[Any]:
+    """For `measure_memory`: `count` frames of a game in a buffer, read once."""
+    buffer = buffer_of(count)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    sample = jax.jit(lambda state, key: buffer.sample(state, key, 32), donate_argnums=0)
+
+    def fed(blocks: Iterator[Any]) -> Any:
+        state = buffer.init(EXAMPLE)
+        for frames, starts in blocks:
+            state = extend(state, run_of(frames, starts).rows(np.arange(len(frames))))
+        state, _ = sample(state, jax.random.key(0))
+        return jax.block_until_ready(state)
+
+    state = fed(_atari.blocks(game, _atari.BLOCK))  # everything compiled and imported
+    del state
+    if fbuf.stores():
+        raise AssertionError("bench_compression: the warm-up's store is still open")
+    yield
+    state = fed(_atari.blocks(game, count))
+    yield buffer.nbytes(state)
+
+
+# ---------------------------------------------------------------------------------------- reporting
+
+
+def compare(games: Sequence[str], count: int, rounds: int, peer: Any, judged: bool) -> list[dict[str, Any]]:
+    """Rows for all games and their means.
+
+    Args:
+      games: Names.
+      count: Frames of each.
+      rounds: Reads of each side.
+      peer: torchrl.data, or `Absent`.
+      judged: Whether `count` is what the targets for bytes are about.
+    """
+    found = {game: measure(run_of(*_atari.frames(game, count)), peer, rounds) for game in games}
+    raw = 2 * STACK * 84 * 84 * count
+    small = "" if judged else "; the target is for 20,000 frames of six games"
+    report: list[dict[str, Any]] = []
+
+    def of(game: str) -> Any:
+        return SimpleNamespace(**found[game])
+
+    def mean(question: str, case: str, ratios: list[float], target: str | None, note: str = "") -> None:
+        ends = f"{min(ratios):.3g} to {max(ratios):.3g} over {len(ratios)} games"
+        report.append(
+            row(question, f"geometric mean{case}", ratio=geometric_mean(ratios), target=target, note=ends + note)
+        )
+
+    question, ratios = RAW.format(f"{count:,}"), []
+    for game in games:
+        size = of(game).bytes["ours"]
+        ratios.append(raw / size)
+        note = f"bytes; {size / count:.0f} a frame, {of(game).device / count:.0f} on the device{small}"
+        report.append(row(question, game, ours=size, peer=raw, ratio=ratios[-1], target=">= 200" if judged else None, note=note))
+    mean(question, "", ratios, ">= 400" if judged else None, small)
+
+    if isinstance(peer, Absent):
+        report += [absent_row(q, "all", peer) for q in (BYTES.format(f"{count:,}"), WRITE, READ)]
+    for label in () if isinstance(peer, Absent) else CODECS:
+        question, ratios = BYTES.format(f"{count:,}"), []
+        for game in games:
+            size, theirs = of(game).bytes["ours"], of(game).bytes[label]
+            ratios.append(theirs / size)
+            report.append(row(question, f"{game}, {label}", ours=size, peer=theirs, ratio=ratios[-1], note="bytes"))
+        mean(question, f", {label}", ratios, ">= 20" if judged else None, small)
+        for kind, question, target in (("write", WRITE, ">= 20"), ("read", READ, ">= 4")):
+            ratios = []
+            for game in games:
+                mine, theirs = found[game][kind]["ours"], found[game][kind][label]
+                shown = ratio(theirs, mine)
+                ratios.append(shown.median)
+                note = f"{sum(theirs) / sum(mine):.3g}x in total"
+                report.append(
+                    row(question, f"{game}, {label}", ours=spread(mine), peer=spread(theirs), ratio=shown, note=note)
+                )
+            mean(question, f", {label}", ratios, target)
+    for kind in ("write", "read"):
+        ratios = []
+        for game in games:
+            mine, store = found[game][kind]["ours"], found[game][kind]["store"]
+            ratios.append(ratio(mine, store).median)
+            shown = ratio(mine, store)
+            report.append(row(CALLBACK, f"{game}, {kind}", ours=spread(mine), peer=spread(store), ratio=shown))
+        mean(CALLBACK, f", {kind}", ratios, None)
+    order = list(dict.fromkeys(r["question"] for r in report))
+    return sorted(report, key=lambda r: order.index(r["question"]))
+
+
+def memory(game: str, count: int, judged: bool) -> dict[str, Any]:
+    """The row of one game's process memory."""
+    list(_atari.blocks(game, count))  # plays what is missing here, not in the process that is measured
+    # One arena: how many glibc opens depends on which threads ran, not on the store.
+    grown = measure_memory(fill, game, count, environment={"MALLOC_ARENA_MAX": "1"})
+    said = sum(grown["result"].values())
+    off = grown["rss"] / said
+    return row(
+        MEMORY.format(f"{count:,}"),
+        game,
+        ours=said,
+        peer=grown["rss"],
+        ratio=max(off, 1 / off),
+        target="<= 1.1" if judged else None,
+        note=f"bytes; {grown['result']['host']:,} of ours on the host" + ("" if judged else "; the target is for 200,000"),
+    )
+
+
+def main(quick: bool) -> list[dict[str, Any]]:
+    """Rows for six games at 20,000 frames (memory: 200,000); `quick`: two at 4,000 (memory: one at 20,000)."""
+    peer = load_peer("torchrl.data")
+    games = ("Breakout", "MsPacman") if quick else _atari.GAMES
+    report = compare(games, 4_000 if quick else 20_000, 9 if quick else 25, peer, judged=not quick)
+    for game in games[:1] if quick else games:
+        report.append(memory(game, 20_000 if quick else 200_000, judged=not quick))
+    return report
+
+
+if __name__ == "__main__":
+    from benchmarks._harness import table
+
+    print(table(main(quick=False)))

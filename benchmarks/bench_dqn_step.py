@@ -1,0 +1,129 @@
+"""The DQN step, the demo's whole training step on real frames, with each storage in one process.
+
+Every storage carries a learner and a replay of its own through the same rows and keys, so that all draw the same batches
+and a round compares like with like; what the step does besides replay (network, gradient, optimizer) is the same code.
+The peer is fbuf itself with the frames on the device, the fastest there is; other libraries have no such step to time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import _atari
+from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
+
+QUESTION = "DQN step (32 rows written, 32 transitions of 4-frame stacks learnt from), real frames"
+TARGET = "<= 1.35"  # Compressed against Device
+GAME = "Breakout"
+ACTIONS = 4
+
+
+def main(quick: bool) -> list[dict[str, Any]]:
+    """Seconds a step with `Compressed` and `Host` against `Device`, and without any replay."""
+    for peer in map(load_peer, ("optax", "ale_py")):
+        if isinstance(peer, Absent):
+            return [absent_row(QUESTION, GAME, peer, TARGET)]
+    from fbuf.demo import _dqn
+
+    held, rounds = (4_000, 15) if quick else (40_000, 60)
+    rows = lane_rows(held // _dqn.LANES, _dqn.LANES)
+    config = _dqn.Config(ACTIONS)
+    steps = {name: _stepper(make(), held, rows, config) for name, make in _dqn.STORAGES.items()}
+    steps["none"] = _without_replay(held, rows, config)
+    timings = interleave(steps, rounds=rounds, warmup=3)
+
+    case = f"{GAME}, {held:,} rows"
+    device = timings["device"]
+    report = []
+    for name, seconds in timings.items():
+        if name == "device":
+            continue
+        report.append(
+            row(
+                QUESTION,
+                f"{name} / device, {case}" if name != "none" else f"fixed batch / device, {case}",
+                ours=spread(seconds),
+                peer=spread(device),
+                ratio=ratio(seconds, device),
+                target=TARGET if name == "compressed" else None,
+                note="the same step without extend, sample, update_priority" if name == "none" else "",
+            )
+        )
+    return report
+
+
+def lane_rows(steps: int, lanes: int) -> dict[str, np.ndarray]:
+    """Rows of real play, leaves `[steps, lanes, ...]`: frames and ends are the game's, actions and rewards are drawn.
+
+    Frames alone decide what compression costs; drawn rewards give every run the same spread of priorities.
+    """
+    rng = np.random.default_rng(0)
+    frames, starts = zip(*(_atari.frames(GAME, steps + 1, seed=lane) for lane in range(lanes)), strict=True)
+    return {
+        "obs": np.stack([f[:steps] for f in frames], axis=1),
+        "action": rng.integers(0, ACTIONS, (steps, lanes), dtype=np.int32),
+        "reward": (rng.random((steps, lanes)) < 0.05).astype(np.float32),
+        "terminated": np.stack([s[1:] for s in starts], axis=1),
+        "truncated": np.zeros((steps, lanes), np.bool_),
+    }
+
+
+def _stepper(storage: Any, held: int, rows: dict[str, np.ndarray], config: Any) -> Callable[[], Any]:
+    """A thunk that takes one step on a full replay and carries what comes of it."""
+    from fbuf.demo import _dqn
+
+    buffer = _dqn.make_buffer(storage, held)
+    replay = _filled(buffer, rows)
+    learner = _dqn.init_learner(jax.random.key(0), config)
+    step, slabs, key = _dqn.make_step(buffer, config), _slabs(rows), jax.random.key(1)
+
+    def take() -> Any:
+        nonlocal learner, replay
+        learner, replay, metrics = step(learner, replay, key, next(slabs))
+        return metrics, learner.steps, replay.token
+
+    return take
+
+
+def _without_replay(held: int, rows: dict[str, np.ndarray], config: Any) -> Callable[[], Any]:
+    import fbuf
+    from fbuf.demo import _dqn
+
+    buffer = _dqn.make_buffer(fbuf.storages.Device(), held)
+    batch = jax.jit(lambda replay: buffer.peek(replay, jax.random.key(2), _dqn.BATCH_SIZE))(_filled(buffer, rows))
+    learner = _dqn.init_learner(jax.random.key(0), config)
+    learn = _dqn.make_learn(config)
+
+    def take() -> Any:
+        nonlocal learner
+        learner, _, metrics = learn(learner, batch)
+        return metrics, learner.steps
+
+    return take
+
+
+def _filled(buffer: Any, rows: dict[str, np.ndarray]) -> Any:
+    """The replay after all rows, written as a run writes them, a few at a time."""
+    from fbuf.demo import _dqn
+
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    replay = buffer.init(_dqn.example_row())
+    size = 100
+    for first in range(0, len(rows["action"]), size):
+        replay = extend(replay, {name: x[first : first + size] for name, x in rows.items()})
+    return replay
+
+
+def _slabs(rows: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Four rows a lane after four, for ever."""
+    from fbuf.demo import _dqn
+
+    count = len(rows["action"]) // _dqn.ROWS_PER_STEP
+    while True:
+        for i in range(count):
+            slab = slice(i * _dqn.ROWS_PER_STEP, (i + 1) * _dqn.ROWS_PER_STEP)
+            yield {name: x[slab] for name, x in rows.items()}

@@ -1,0 +1,66 @@
+"""`checked`: raises what traced verbs can only mask and count.
+
+Inside jit a value cannot raise, so verbs skip what they refuse and count it in the state. Whoever wants an error looks at
+the counters before and after a step: this does, for any step, and for `Replay`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+
+from fbuf._state import COUNTERS, BufferState
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str) -> None:
+    """Raises if more was refused `after` than `before`, both uint32 counters."""
+    new = dict(zip(COUNTERS, (int(n) for n in after - before), strict=True))
+    if new.pop("empty_samples"):
+        raise ValueError(
+            f"{call}: there is nothing to draw yet. Ask can_sample first, or learn only where the mask is True."
+        )
+    if any(new.values()):
+        names = {name: name.removeprefix("refused_").replace("_", " ") for name in new}
+        what = ", ".join(f"{n} {names[name]}" for name, n in new.items() if n)
+        raise ValueError(f"{call}: refused one by one: {what}; the others took effect. {hint}")
+
+
+def _states(tree: Any) -> list[BufferState]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, BufferState))
+    return [leaf for leaf in leaves if isinstance(leaf, BufferState)]
+
+
+def checked(step: F) -> F:
+    """Wraps a step so that it raises for values its verbs refused: empty samples, NaN priorities, stale indices, ...
+
+    Args:
+      step: Any function, jitted or not, that takes buffer states and returns them, in the same order.
+    Returns:
+      The function, which now waits for each call. For debugging; not to be called inside jit.
+    Raises:
+      ValueError: (the returned function) something was refused; the step has run all the same.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> buffer = fbuf.uniform(10)
+      >>> draw = fbuf.checked(jax.jit(lambda state, key: buffer.sample(state, key, 4)))
+      >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
+      Traceback (most recent call last):
+      ValueError: checked: there is nothing to draw yet. Ask can_sample first, or learn only where the mask is True.
+    """
+
+    @functools.wraps(step)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before = [np.array(state.counters) for state in _states((args, kwargs))]
+        result = step(*args, **kwargs)
+        for old, new in zip(before, _states(result), strict=False):
+            raise_for("checked", old, np.asarray(new.counters), "buffer.stats(state) has the totals.")
+        return result
+
+    return cast(F, wrapped)
