@@ -17,6 +17,7 @@ The first run plays the games (3,000 frames/s; 1.2 million frames in all) and ke
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -111,34 +112,49 @@ def buffer_of(capacity: int) -> fbuf.Buffer:
 # ------------------------------------------------------------------------------------------ sides
 
 
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A batch as each side takes it, made before it is timed."""
+
+    at: np.ndarray  # which frames
+    frames: np.ndarray  # uint8[N, 1, 84, 84]
+    rows: Any  # JAX arrays, as an environment inside jit gives them
+    items: Any  # TensorDict, None without torchrl
+
+
 @dataclasses.dataclass
 class Side:
-    """One store: its next write, its read, its bytes."""
+    """One store."""
 
-    write: Callable[[int], Any]  # of the batch with this number
+    write: Callable[[Given], Any]
     read: Callable[[], Any]
+    drawn: Callable[[], tuple[Any, Any, Any]]  # a read with what it drew: indices, obs, next_obs
     nbytes: Callable[[], int]
 
 
-def ours(run: Run, batches: Sequence[np.ndarray]) -> tuple[Side, Callable[[], Any]]:
+def ours(run: Run) -> tuple[Side, Callable[[], Any]]:
     """`extend` and `sample` as a user calls them, under jit; and the state."""
     buffer = buffer_of(len(run.frames))
     extend = jax.jit(buffer.extend, donate_argnums=0)
     sample = jax.jit(lambda state, key: buffer.sample(state, key, BATCH), donate_argnums=0)
     held, keys = [buffer.init(EXAMPLE)], iter(range(2**31))
 
-    def write(number: int) -> Any:
-        held[0] = extend(held[0], run.rows(batches[number]))
+    def write(given: Given) -> Any:
+        held[0] = extend(held[0], given.rows)
         return held[0]
 
     def read() -> Any:
         held[0], batch = sample(held[0], jax.random.key(next(keys)))
         return batch
 
-    return Side(write, read, lambda: buffer.nbytes(held[0])["host"]), lambda: held[0]
+    def drawn() -> tuple[Any, Any, Any]:
+        batch = read()
+        return np.asarray(batch.index.slot), batch.data["obs"], batch.data["next_obs"]
+
+    return Side(write, read, drawn, lambda: buffer.nbytes(held[0])["host"]), lambda: held[0]
 
 
-def numpy_store(run: Run, batches: Sequence[np.ndarray]) -> Side:
+def numpy_store(run: Run) -> Side:
     """The same store by its own calls, without jit and callbacks."""
     store = Store(
         (Column("obs", (84, 84), np.dtype(np.uint8), fbuf.storages.Zstd()),), lanes=1, length=len(run.frames), slack=0
@@ -146,25 +162,24 @@ def numpy_store(run: Run, batches: Sequence[np.ndarray]) -> Side:
     tickets = np.zeros(len(run.frames), np.uint64)
     random = np.random.default_rng(0)
 
-    def write(number: int) -> None:
-        at = batches[number]
-        tickets[at] = store.write([run.frames[at][:, None]], None)[:, 0]
+    def write(given: Given) -> None:
+        tickets[given.at] = store.write([given.frames], None)[:, 0]
 
     def read() -> Any:
         at = random.integers(0, len(tickets), BATCH)
-        requests = []
+        requests: list[Any] = []
         for last in (at, at + ~run.end[at]):
             frame = last[:, None] + np.arange(1 - STACK, 1)
             wanted = np.where(frame >= run.begin[last][:, None], tickets[frame], np.uint64(0))
             requests.append((0, wanted, np.empty((BATCH, STACK, 84, 84), np.uint8)))
         store.read(requests)
-        return requests
+        return at, requests[0][2], requests[1][2]
 
-    return Side(write, read, lambda: store.nbytes)
+    return Side(write, read, read, lambda: store.nbytes)
 
 
-def torchrl(peer: Any, codec: str, capacity: int, items: dict[int, Any]) -> Side:
-    """ReplayBuffer over CompressedListStorage; `items` are the TensorDicts of each batch."""
+def torchrl(peer: Any, codec: str, capacity: int) -> Side:
+    """ReplayBuffer over CompressedListStorage."""
     import torch
     import zstandard
 
@@ -182,7 +197,12 @@ def torchrl(peer: Any, codec: str, capacity: int, items: dict[int, Any]) -> Side
         }
     storage = peer.CompressedListStorage(capacity, **options)
     replay = peer.ReplayBuffer(storage=storage, batch_size=BATCH)
-    return Side(lambda number: replay.extend(items[number]), replay.sample, storage.bytes)
+
+    def drawn() -> tuple[Any, Any, Any]:
+        batch, info = replay.sample(return_info=True)
+        return np.asarray(info["index"]), batch["obs"].numpy(), batch["next_obs"].numpy()
+
+    return Side(lambda given: replay.extend(given.items), replay.sample, drawn, storage.bytes)
 
 
 def _tensordict(run: Run, at: np.ndarray) -> Any:
@@ -204,38 +224,28 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
       peer: torchrl.data, or `Absent`.
       rounds: Reads of each.
     """
-    batches = np.array_split(np.arange(len(run.frames)), np.arange(BATCH, len(run.frames), BATCH))
-    items: dict[int, Any] = {}
-    mine, state = ours(run, batches)
-    sides = {"ours": mine, "store": numpy_store(run, batches)}
+    mine, state = ours(run)
+    sides = {"ours": mine, "store": numpy_store(run)}
     if not isinstance(peer, Absent):
-        sides |= {label: torchrl(peer, codec, len(run.frames), items) for label, codec in CODECS.items()}
+        sides |= {label: torchrl(peer, codec, len(run.frames)) for label, codec in CODECS.items()}
+
+    def given(at: np.ndarray) -> Given:
+        items = None if isinstance(peer, Absent) else _tensordict(run, at)
+        return Given(at, run.frames[at][:, None], jax.block_until_ready(jax.device_put(run.rows(at))), items)
+
     written: dict[str, list[float]] = {name: [] for name in sides}
-    done = dict.fromkeys(sides, 0)
-
-    def writer(name: str) -> Callable[[], Any]:
-        def thunk() -> Any:
-            result = sides[name].write(done[name])
-            done[name] += 1
-            return result
-
-        return thunk
-
-    writers = {name: writer(name) for name in sides}
-    whole = [i for i, at in enumerate(batches) if len(at) == BATCH]
+    whole = np.arange(len(run.frames) // BATCH * BATCH).reshape(-1, BATCH)
     for first in range(0, len(whole), GROUP):
-        group = whole[first : first + GROUP]
+        group = [given(at) for at in whole[first : first + GROUP]]
+        writers = {name: functools.partial(_write_next, side, iter(group)) for name, side in sides.items()}
         warmup = 2 if first == 0 else 0  # compiles
-        if len(sides) > 2:
-            items.update({i: _tensordict(run, batches[i]) for i in group})
         for name, seconds in interleave(writers, rounds=len(group) - warmup, warmup=warmup).items():
             written[name] += seconds
-        items.clear()
-    for number in range(len(whole), len(batches)):
-        if len(sides) > 2:
-            items[number] = _tensordict(run, batches[number])
-        for name in sides:
-            writers[name]()
+    rest = np.arange(whole.size, len(run.frames))
+    if len(rest):
+        last = given(rest)
+        for side in sides.values():
+            side.write(last)
     _check(run, sides)
     return {
         "bytes": {name: side.nbytes() for name, side in sides.items()},
@@ -245,17 +255,17 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
     }
 
 
+def _write_next(side: Side, group: Iterator[Given]) -> Any:
+    return side.write(next(group))
+
+
 def _check(run: Run, sides: dict[str, Side]) -> None:
-    """Ours gives the pairs torchrl was given; torchrl gives some of them back."""
-    batch = sides["ours"].read()
-    for mine, true in zip((batch.data["obs"], batch.data["next_obs"]), run.pairs(np.asarray(batch.index.slot)), strict=True):
-        if not (batch.mask.all() and np.array_equal(mine, true)):
-            raise AssertionError("bench_compression: `sample` gives other stacks than the frames that went in")
-    for name in CODECS:
-        if name in sides:
-            theirs = sides[name].read()
-            if tuple(theirs["obs"].shape) != (BATCH, STACK, 84, 84) or theirs["obs"].dtype.itemsize != 1:
-                raise AssertionError(f"bench_compression: torchrl ({name}) gives {theirs}")
+    """Every side gives back the pairs that went in, or its figures mean nothing."""
+    for name, side in sides.items():
+        at, *pair = side.drawn()
+        for given, true in zip(pair, run.pairs(at), strict=True):
+            if not np.array_equal(given, true):
+                raise AssertionError(f"bench_compression: {name} gives other stacks than went in")
 
 
 def fill(game: str, count: int) -> Iterator[Any]:
@@ -312,7 +322,9 @@ def compare(games: Sequence[str], count: int, rounds: int, peer: Any, judged: bo
         size = of(game).bytes["ours"]
         ratios.append(raw / size)
         note = f"bytes; {size / count:.0f} a frame, {of(game).device / count:.0f} on the device{small}"
-        report.append(row(question, game, ours=size, peer=raw, ratio=ratios[-1], target=">= 200" if judged else None, note=note))
+        report.append(
+            row(question, game, ours=size, peer=raw, ratio=ratios[-1], target=">= 200" if judged else None, note=note)
+        )
     mean(question, "", ratios, ">= 400" if judged else None, small)
 
     if isinstance(peer, Absent):
@@ -361,7 +373,8 @@ def memory(game: str, count: int, judged: bool) -> dict[str, Any]:
         peer=grown["rss"],
         ratio=max(off, 1 / off),
         target="<= 1.1" if judged else None,
-        note=f"bytes; {grown['result']['host']:,} of ours on the host" + ("" if judged else "; the target is for 200,000"),
+        note=f"bytes; {grown['result']['host']:,} of ours on the host"
+        + ("" if judged else "; the target is for 200,000"),
     )
 
 

@@ -10,7 +10,6 @@ flashbax is there for information: its `add` under the same jit and the same sca
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ class Uniform:
         return fbuf.uniform(capacity)
 
     @staticmethod
-    def flashbax(peer: Any, capacity: int, rows: int) -> Any:
+    def flashbax(peer: Any, capacity: int) -> Any:
         return peer.make_item_buffer(capacity, 1, 1, add_sequences=True, add_batches=False)
 
 
@@ -63,8 +62,8 @@ class Prioritized:
         return fbuf.prioritized(capacity, view=fbuf.views.Transition(n_step=3), lanes=LANES)
 
     @staticmethod
-    def flashbax(peer: Any, capacity: int, rows: int) -> Any:
-        return peer.make_prioritised_flat_buffer(capacity, 1, 1, add_sequences=True, add_batch_size=LANES)
+    def flashbax(peer: Any, capacity: int) -> Any:
+        return peer.make_prioritised_flat_buffer(capacity, 2 * LANES, 1, add_sequences=True, add_batch_size=LANES)
 
 
 def _rows(kind: Any, *axes: int) -> Tree:
@@ -93,17 +92,24 @@ def _ours(kind: Any, capacity: int) -> tuple[Callable[..., Any], Tree]:
     return buffer.extend, jax.block_until_ready(state)
 
 
-def _theirs(peer: Any, kind: Any, capacity: int, rows: int) -> tuple[Callable[..., Any], Tree]:
+def _theirs(peer: Any, kind: Any, capacity: int) -> tuple[Callable[..., Any], Tree]:
     """The same of flashbax. Its pages are touched but it is not filled: that takes minutes at 10^7 rows."""
-    buffer = kind.flashbax(peer, capacity, rows)
+    buffer = kind.flashbax(peer, capacity)
     state = jax.tree.map(lambda x: jnp.array(x, copy=True), buffer.init(kind.example))
     if kind.lanes is None:
         return buffer.add, jax.block_until_ready(state)
-    return (lambda s, r: buffer.add(s, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), r))), state
+
+    def add(state: Tree, rows: Tree) -> Tree:
+        return buffer.add(state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows))
+
+    return add, jax.block_until_ready(state)
 
 
 def _scanned(write: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(lambda state, rows: lax.scan(lambda s, r: (write(s, r), None), state, rows)[0], donate_argnums=0)
+    def run(state: Tree, rows: Tree) -> Tree:
+        return lax.scan(lambda state, rows: (write(state, rows), None), state, rows)[0]
+
+    return jax.jit(run, donate_argnums=0)
 
 
 def _thunk(run: Callable[..., Any], holder: list[Any], rows: Tree) -> Callable[[], Any]:
@@ -131,12 +137,12 @@ def measure(kind: Any, sizes: Sequence[int], rounds: int, peer: Any, work: int =
         write, state = _ours(kind, size)
         sides["ours", size] = write, [state]
         if not isinstance(peer, Absent):
-            write, state = _theirs(peer, kind, size, ROWS)
+            write, state = _theirs(peer, kind, size)
             sides["peer", size] = write, [state]
     report = []
     lanes = kind.lanes or 1
     for verb, number in (("extend", ROWS // lanes), ("add", 1)):
-        steps = max(work // (number * lanes * (1 if verb == "extend" else 8)), 2)
+        steps = max(work // (number * lanes), 2)
         for question, scanned in ((SCANNED, True), (CALLED, False)):
             axes = (steps, number) if scanned else (number,)
             rows = jax.device_put(_rows(kind, *axes, *(() if kind.lanes is None else (lanes,))))
@@ -146,10 +152,12 @@ def measure(kind: Any, sizes: Sequence[int], rounds: int, peer: Any, work: int =
                 thunks[f"{side} {size}"] = _thunk(run, holder, rows)
             calls = 1 if scanned else 32
             timings = interleave(thunks, rounds=rounds, calls=calls)
-            per = steps if scanned else 1
-            of = {side: {n: [t / per for t in timings[f"{side} {n}"]] for s, n in sides if s == side} for side, _ in sides}
-            smallest = f"{spread(of['ours'][sizes[0]]).median * 1e6:.1f}"
-            note = f"{number * lanes} rows a write; times at {sizes[-1]:,} rows; ours at {sizes[0]:,}: {smallest} us"
+            of: dict[str, dict[int, list[float]]] = {}
+            for side, size in sides:
+                seconds = timings[f"{side} {size}"]
+                of.setdefault(side, {})[size] = [t / steps for t in seconds] if scanned else seconds
+            note = f"{number * lanes} rows a write; times at {sizes[-1]:,} rows"
+            note += f"; ours at {sizes[0]:,}: {spread(of['ours'][sizes[0]])}"
             if "peer" in of:
                 note += f"; flashbax's exponent: {exponent(of['peer']).median:.3f}"
             report.append(

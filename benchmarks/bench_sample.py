@@ -105,7 +105,7 @@ def measure(case: Case, capacity: int, batch_size: int, rounds: int) -> dict[str
     del state, batch
     for key in keys:
         *held, drawn = run(*held, key)
-        around = [(drawn[..., None] + np.asarray(o, np.int32)) % np.int32(capacity) for o in case.offsets]
+        around = [(drawn[..., None] + np.asarray([[o]], np.int32)) % np.int32(capacity) for o in case.offsets]
         slots.append([a[..., 0] if case is ROW else a for a in around])
     stacks = [jnp.zeros((*s.shape[1:], *SHAPE), jnp.uint8) for s in slots[0]]
     _check(case, held, bare(held[0].rows["obs"], stacks, slots[-1]))

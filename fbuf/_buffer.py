@@ -10,6 +10,7 @@ eager call is one dispatch and a call inside jit is inlined. What ties reads to 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from fbuf import _errors, _verbs
 from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
-from fbuf._state import COUNTERS, BufferState
+from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of
 from fbuf._typing import Geometry, Sampler, Storage, View
 from fbuf.samplers import Uniform
@@ -142,6 +143,12 @@ class Buffer:
         """Spec of a row that this buffer can hold; raises what `init` raises."""
         spec = spec_of(example)
         _errors.check_spec(call, spec)
+        self._check_fields(call, spec)
+        self.storage.host_keys(spec)
+        return spec
+
+    def _check_fields(self, call: str, spec: Spec) -> None:
+        """Rows have what the view reads and what ends episodes."""
         self.view.check(spec)
         for name in self.episode_end:
             if name not in spec:
@@ -153,8 +160,6 @@ class Buffer:
                     f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] "
                     f"a row. Cast with x.astype(bool)."
                 )
-        self.storage.host_keys(spec)
-        return spec
 
     # ----------------------------------------------------------------------------------------------- writing
 
@@ -212,10 +217,7 @@ class Buffer:
         full = ((1,) if single else shape[:1]) + ((self.lanes or 1),)
         if full[0] == 0:
             return state
-        leaves = {n: x.reshape(full + spec[n].shape) for n, x in leaves.items()}
-        priority = None if priority is None else priority.reshape(full)
-        mask = None if mask is None else mask.reshape(full)
-        return _verbs.extend(self, state, leaves, priority, mask)[0]
+        return _verbs.extend(self, state, leaves, priority, mask, static=(full, len(lead)))[0]
 
     def update_priority(self, state: BufferState, index: Index, td_error: Any) -> BufferState:
         """Sets the priorities of drawn rows from their TD errors (magnitudes are used).
@@ -371,7 +373,7 @@ class Buffer:
     def can_sample(self, state: BufferState) -> jax.Array:
         """bool[]: there is something to draw."""
         self._state_spec("Buffer.can_sample", "can_sample(state)", state)
-        return jnp.sum(_verbs.count(state), dtype=jnp.int32) > jnp.int32(0)
+        return _verbs.can_sample(self, state)[1]
 
     def size(self, state: BufferState) -> jax.Array:
         """int32[]: rows held."""
@@ -380,12 +382,7 @@ class Buffer:
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
         """Scalars worth logging: sizes, the sampler's own, and everything that was refused, by reason."""
         self._state_spec("Buffer.stats", "stats(state)", state)
-        counts = {
-            "size": self.size(state),
-            "drawable": jnp.sum(_verbs.count(state), dtype=jnp.int32),
-        }
-        counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
-        return counts | self.sampler.stats(state.sampler)
+        return _verbs.stats(self, state)[1]
 
     def nbytes(self, state: BufferState) -> dict[str, int]:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
@@ -403,10 +400,11 @@ class Buffer:
     def convert(self, other: Buffer, state: BufferState) -> BufferState:
         """The same rows as a state of `other`, a buffer with another sampler or view.
 
-        Rows are shared, not copied: donate at most one of the two states. Priorities start anew.
+        Rows are shared, not copied: donate at most one of the two states. Priorities start anew. What came before the
+        oldest row of a full lane is unknown, so its first rows may not be drawable where they were before.
 
         Raises:
-          ValueError: `other` has another capacity, lanes, storage or writer.
+          ValueError: `other` has another capacity, lanes, storage or writer, or names a leaf that rows do not have.
         Cost: O(C).
         """
         spec, _ = self._state_spec("Buffer.convert", "convert(other, state)", state)
@@ -420,8 +418,9 @@ class Buffer:
                     f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. "
                     f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
                 )
-        other.view.check(spec)
-        return _verbs.convert(self, state, static=(other,))[0]
+        other._check_fields("Buffer.convert", spec)
+        anchors, sampler = _verbs.convert(self, state, static=(other,))[1]
+        return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
     # ------------------------------------------------------------------------------------------------ inside
 

@@ -64,8 +64,14 @@ def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
     return Ring(
         cursor=end % length,
         size=jnp.minimum(ring.size + count, length),
-        lap=ring.lap + (end // length).astype(jnp.uint32),
+        lap=_later(ring.lap, (end // length).astype(jnp.uint32)),
     )
+
+
+def _later(lap: jax.Array, more: jax.Array) -> jax.Array:
+    """`lap + more` in 1 .. 2^32 - 1, round and round: 0 is no lap, because generation 0 says that no row lies there."""
+    new = lap + more
+    return new + (new < lap).astype(jnp.uint32)
 
 
 def clear(ring: Ring) -> Ring:
@@ -73,7 +79,7 @@ def clear(ring: Ring) -> Ring:
     return Ring(
         cursor=jnp.zeros_like(ring.cursor),
         size=jnp.zeros_like(ring.size),
-        lap=ring.lap + jnp.uint32(1),
+        lap=_later(ring.lap, jnp.uint32(1)),
     )
 
 
@@ -113,5 +119,6 @@ def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
     """uint32 generation of each slot; 0 where no row lies."""
     held = is_held(ring, geometry, slot)
     position, lane = lane_of(geometry, jnp.where(held, slot, jnp.int32(0)))
-    lap = ring.lap[lane] - (position >= ring.cursor[lane]).astype(jnp.uint32)
-    return jnp.where(held, lap, jnp.uint32(0))
+    lap = ring.lap[lane]
+    before = jnp.where(lap == jnp.uint32(1), jnp.uint32(2**32 - 1), lap - jnp.uint32(1))
+    return jnp.where(held, jnp.where(position >= ring.cursor[lane], before, lap), jnp.uint32(0))

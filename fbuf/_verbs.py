@@ -62,10 +62,20 @@ def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
 
 
 def _extend_core(
-    buffer: Buffer, state: BufferState, leaves: dict[str, jax.Array], priority: Any, mask: Any
+    buffer: Buffer,
+    state: BufferState,
+    leaves: dict[str, jax.Array],
+    priority: Any,
+    mask: Any,
+    shape: tuple[int, int],
+    axes: int,
 ) -> tuple[BufferState, None]:
+    """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
     geometry, token = buffer.geometry, state.token
-    num = next(iter(leaves.values())).shape[0]
+    num = shape[0]
+    leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
+    priority = None if priority is None else priority.reshape(shape)
+    mask = None if mask is None else mask.reshape(shape)
     counters = state.counters
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
@@ -246,17 +256,19 @@ def _set_core(buffer: Buffer, state: BufferState, numbers: dict[str, jax.Array])
     return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
 
 
-def _convert_core(buffer: Buffer, state: BufferState, other: Buffer) -> tuple[BufferState, None]:
-    """Lets the rows arrive again, oldest first, without writing them."""
+def _convert_core(
+    buffer: Buffer, state: BufferState, other: Buffer
+) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
+    """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
+
+    Before a lane's oldest row there may have been another, long overwritten, unless the lane never filled up. Its episode
+    is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so
+    that it is left out, but for what it says of the row after it.
+    """
     geometry = buffer.geometry
     lanes, length = geometry
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     keep = age < state.ring.size[None, :]
-    before = Ring(
-        cursor=(state.ring.cursor - state.ring.size) % jnp.int32(length),
-        size=jnp.zeros_like(state.ring.size),
-        lap=state.ring.lap,
-    )
     empty = empty_state(other, state.rows)
     if other.dense:
         slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
@@ -265,11 +277,36 @@ def _convert_core(buffer: Buffer, state: BufferState, other: Buffer) -> tuple[Bu
         rows = _aged_rows(buffer, state, age)[1]
         end, terminated = _ending(other, named_leaves(rows.data), keep.shape)
         assert empty.anchors is not None
-        anchors, change, _ = _anchors.extend(
-            empty.anchors, other.view, geometry, before, end, terminated, None, keep, state.token
+        full = state.ring.size == jnp.int32(length)
+        first = state.ring.cursor - state.ring.size
+        tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
+        if other.view.reset_rows:
+            keep = keep.at[0].set(keep[0] & ~full)
+            first = first + full.astype(jnp.int32)
+            unknown = (end | terminated)[0].astype(jnp.uint8) * jnp.uint8(_anchors.END)
+        before = Ring(
+            cursor=first % jnp.int32(length),
+            size=jnp.zeros_like(state.ring.size),
+            lap=state.ring.lap,
         )
-    sampler = other.sampler.change(empty.sampler, change, geometry, state.token)
-    return BufferState(state.rows, state.ring, anchors, sampler, state.counters, state.token), None
+        nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
+        anchors, change, _ = _anchors.extend(
+            nothing, other.view, geometry, before, end, terminated, None, keep, state.token
+        )
+    return state, (anchors, other.sampler.change(empty.sampler, change, geometry, state.token))
+
+
+def _can_sample_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, jax.Array]:
+    return state, jnp.sum(count(state), dtype=jnp.int32) > jnp.int32(0)
+
+
+def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+    counts = {
+        "size": jnp.sum(state.ring.size, dtype=jnp.int32),
+        "drawable": jnp.sum(count(state), dtype=jnp.int32),
+    }
+    counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
+    return state, counts | buffer.sampler.stats(state.sampler)
 
 
 extend = Verb(_extend_core)
@@ -283,3 +320,5 @@ last = Verb(_last_core)
 clear = Verb(_clear_core)
 set_numbers = Verb(_set_core)
 convert = Verb(_convert_core)
+can_sample = Verb(_can_sample_core)
+stats = Verb(_stats_core)

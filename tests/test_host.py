@@ -120,9 +120,10 @@ def untied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @STORAGE
-def test_without_the_token_a_write_does(storage: str, untied: None) -> None:
-    """The negative control of the test above."""
-    assert any(overtaken(storage, 8, "eager") for _ in range(5))
+@pytest.mark.parametrize("form", ["jit", "donated"])
+def test_without_the_token_a_write_does(storage: str, form: str, untied: None) -> None:
+    """The negative control of the test above (separate dispatches run one after another on CPU anyway)."""
+    assert overtaken(storage, 8, form)
 
 
 def order_of_writes(storage: str, monkeypatch: pytest.MonkeyPatch, verbs: str, capacity: int) -> tuple[list[str], Any]:
@@ -374,7 +375,7 @@ def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: py
 @STORAGE
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     buffer = fbuf.Buffer(capacity=8, storage=STORAGES[storage]())
-    state, before = filled(buffer), None
+    state = filled(buffer)
     before = store_of(state).stats()
     many = jax.tree.map(lambda x: jnp.stack([x, x]), rows_of(0, 4))
     states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
@@ -469,14 +470,14 @@ def test_gradients_do_not_flow_into_the_store() -> None:
 
     def through(x: jax.Array) -> jax.Array:
         after = buffer.extend(state, jnp.stack([x, x]))
-        return jnp.sum(buffer.peek(after, jax.random.key(0), 3).data + x)
+        return jnp.sum(buffer.peek(after, jax.random.key(0), 3).data + x[None])
 
     np.testing.assert_array_equal(jax.jit(jax.grad(through))(jnp.ones(2)), [3.0, 3.0])
 
 
 # ------------------------------------------------------------------------------------------- in place (invariant 2)
 
-BIG = 400_000
+BIG = 1_000_000
 BIG_EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((1024,), jnp.uint8),
     "action": jax.ShapeDtypeStruct((), jnp.int32),
@@ -494,7 +495,9 @@ def big_state(buffer: fbuf.Buffer) -> Any:
 
 
 @pytest.mark.parametrize("form", ["jit", "scan"])
-@pytest.mark.parametrize("order", ["esu", "seu", "soe", "sreu", "rse", "eses", "tesr"])
+@pytest.mark.parametrize(
+    "order", ["seu", "sreu", "tesr", *(pytest.param(o, marks=pytest.mark.slow) for o in ("esu", "soe", "rse", "eses"))]
+)
 def test_the_device_part_stays_in_place(form: str, order: str) -> None:
     """The orders of verbs that write after they read; tickets, flags and tree each exceed the bound."""
     buffer = fbuf.Buffer(
@@ -569,9 +572,8 @@ def test_many_changes_of_one_slot_expire_no_other_row(storage: str) -> None:
     buffer = fbuf.Buffer(capacity=8, storage=STORAGES[storage](slack=3))
     old = state = filled(buffer)
     index = buffer.get(state, jnp.array([2])).index
-    step = jax.jit(lambda s, rows: buffer.update_rows(s, index, rows), donate_argnums=0)
-    state = buffer.update_rows(state, index, rows_of(50, 1))
-    for i in range(51, 100):
+    step = jax.jit(lambda s, rows: buffer.update_rows(s, index, rows))
+    for i in range(50, 100):
         state = step(state, rows_of(i, 1))
     np.testing.assert_array_equal(agree(buffer.rows(state)), [0, 1, 99, 3, 4, 5, 6, 7])
     np.testing.assert_array_equal(agree(buffer.rows(old)), np.arange(8))
@@ -610,7 +612,9 @@ def test_get_rows_last_clear_and_convert(storage: str) -> None:
 def test_rows_taken_out_and_put_back_give_the_same_batches(storage: str) -> None:
     buffer = fbuf.Buffer(capacity=12, lanes=2, storage=STORAGES[storage]())
     state = filled(buffer, 9)
-    state = buffer.update_rows(state, buffer.last(state, 1).index.__class__(*_first(buffer, state)), rows_of(90, 2))
+    newest = buffer.last(state, 1).index
+    newest = fbuf.Index(newest.slot.reshape(-1), newest.ticket.reshape(-1))
+    state = buffer.update_rows(state, newest, rows_of(90, 2))
     arrays = buffer.storage.to_arrays(state.rows)
     assert all(isinstance(a, np.ndarray) and not a.dtype.hasobject for a in arrays.values())
     arrays = {n: a.copy() for n, a in arrays.items()}
@@ -630,12 +634,6 @@ def test_rows_taken_out_and_put_back_give_the_same_batches(storage: str) -> None
     np.testing.assert_array_equal(agree(buffer.rows(copy)), np.arange(112, 124))  # stands on its own
 
 
-def _first(buffer: fbuf.Buffer, state: Any) -> tuple[Any, Any]:
-    """Slots and tickets of the two newest rows, flat."""
-    index = buffer.last(state, 1).index
-    return index.slot.reshape(-1), index.ticket.reshape(-1)
-
-
 # --------------------------------------------------------------------------------------------------- callbacks
 
 DTYPES = ["bool", "int8", "uint16", "int32", "uint32", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn"]
@@ -644,11 +642,15 @@ DTYPES = ["bool", "int8", "uint16", "int32", "uint32", "float16", "bfloat16", "f
 @STORAGE
 def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
     rng = np.random.default_rng(0)
-    shapes: list[tuple[int, ...]] = [(), (3,), (0,), (2, 1, 5)]
+    shapes: list[tuple[int, ...]] = [(), (3,), (2, 1, 5)]
+    leaves = [(dtype, shapes[i % 3]) for i, dtype in enumerate(DTYPES)] + [
+        ("int32", (0,)),
+        ("bool", ()),
+        ("uint32", ()),
+    ]
     rows = {
-        f"{dtype}{i}": jnp.asarray(rng.integers(0, 2, (5, *shape)), jnp.dtype(dtype))
-        for dtype in DTYPES
-        for i, shape in enumerate(shapes)
+        f"{i}": jnp.asarray(rng.integers(0, 2, (5, *shape)).astype(np.float32)).astype(dtype)
+        for i, (dtype, shape) in enumerate(leaves)
     }
     kind = {"host": fbuf.storages.Host, "compressed": fbuf.storages.Compressed}[storage]
     buffer = fbuf.Buffer(capacity=5, storage=kind(keys=tuple(rows)))
@@ -662,7 +664,7 @@ def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
 def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     """Straight into the callbacks, with outputs full of rubbish."""
     buffer = fbuf.Buffer(capacity=4, storage=fbuf.storages.Compressed(keys=("obs",), slack=0, on_expired="mask"))
-    state = filled(buffer, 6)
+    state = buffer.extend(filled(buffer), rows_of(4, 2))
     id, token, after = np.asarray(state.rows.id), np.zeros((), np.int32), np.zeros((1, 2), np.uint32)
     pairs = np.array([[0, 0], [1, 0], [6, 0], [7, 9], [5, 2**31]], np.uint32)  # none, expired, there, unknown twice
     rows, there = np.full((5, 6), 171, np.int32), np.frombuffer(b"\2" * 5, np.bool_).copy()
@@ -732,7 +734,7 @@ def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.
     keys = jax.random.split(jax.random.key(0), 3)
     assert agree(jax.vmap(lambda k: buffer.peek(old, k, 4))(keys)).size == 12
     with pytest.raises(TypeError, match="cannot be vmapped"):
-        jax.vmap(lambda t: buffer.extend(old, rows_of(0, 3) | {"t": t}))(jnp.zeros((2, 3), jnp.int32))
+        jax.vmap(lambda x: buffer.extend(old, rows_of(0, 3) | {"obs": x}))(jnp.zeros((2, 3, 6), jnp.int32))
     buffer.extend(old, rows_of(9, 9))
     with pytest.raises((RuntimeError, ValueError), match="8 of 9 rows have expired"):
         jax.block_until_ready(buffer.rows(old))
@@ -766,7 +768,8 @@ def test_clean_under(storage: str, flag: str) -> None:
         if flag == "x64":  # 64-bit leaves, and an init under the flag
             state = buffer.init(EXAMPLE)
             wide = {"i": jnp.arange(4) + 2**40, "f": jnp.arange(4.0) + 1e-12}
-            wider = fbuf.Buffer(capacity=4, storage=STORAGES[storage](slack=0).__class__(keys=("i", "f")))
+            kind: Any = type(buffer.storage)
+            wider = fbuf.Buffer(capacity=4, storage=kind(keys=("i", "f")))
             there = wider.rows(wider.extend(wider.init(jax.tree.map(lambda x: x[0], wide)), wide)).data
             for n in wide:
                 assert there[n].dtype.itemsize == 8
@@ -775,7 +778,13 @@ def test_clean_under(storage: str, flag: str) -> None:
             state = buffer.extend(state, rows, mask=mask)
             state, batch = buffer.sample(state, key, 6)
             state = buffer.update_rows(state, batch.index, batch.data)
-        out = (batch, buffer.peek(state, key, 3), buffer.rows(state), buffer.last(state, 2), buffer.get(state, batch.index))
+        out = (
+            batch,
+            buffer.peek(state, key, 3),
+            buffer.rows(state),
+            buffer.last(state, 2),
+            buffer.get(state, batch.index),
+        )
         state = buffer.clear(state)
         if flag == "debug nans":  # the empty buffer makes none
             assert not floats.peek(nans, key, 2).mask.any()

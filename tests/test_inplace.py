@@ -394,7 +394,7 @@ def changed(before: Any, after: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 def test_eager_sample_copies_nothing(sampler: str, view: str) -> None:
     buffer = buffer_of(sampler, view, capacity=64)
     state = filled(buffer)
@@ -402,10 +402,9 @@ def test_eager_sample_copies_nothing(sampler: str, view: str) -> None:
     assert changed(state, after) == [".counters", ".token"]
 
 
-@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sampler", ["prioritized", "minimum"])
-def test_eager_update_priority_copies_no_rows(sampler: str, view: str) -> None:
-    buffer = buffer_of(sampler, view, capacity=64)
+def test_eager_update_priority_copies_no_rows(sampler: str) -> None:
+    buffer = buffer_of(sampler, "transition", capacity=64)
     state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
     after = buffer.update_priority(state, batch.index, jnp.ones((BATCH,), jnp.float32))
     assert not [name for name in changed(state, after) if name.startswith((".rows", ".ring", ".anchors"))]
@@ -427,7 +426,7 @@ def test_eager_clear_and_set_copy_no_rows() -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 def test_donated_add_keeps_every_large_leaf_where_it_was(sampler: str, view: str) -> None:
     buffer = buffer_of(sampler, view, capacity=4096)
     state = filled(buffer)

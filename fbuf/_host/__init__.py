@@ -1,5 +1,6 @@
 """The host side-store: the only part of fbuf that knows callbacks, threads and zstd.
 
-`store` keeps rows behind numbers (tickets), in numpy alone; `codec` and `arena` compress them; `owner` decides how long a
-store lives; `callback` is how jitted code reaches it.
+`store` keeps rows behind numbers (tickets), in numpy alone: as they are (`ring`) or compressed (`chunks`, by a `codec`, in an
+`arena`), with changed rows beside them (`patches`); `plan` fetches rows; `checkpoint` makes arrays of a store and back. `owner`
+decides how long a store lives; `callback` is how jitted code reaches it.
 """

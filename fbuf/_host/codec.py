@@ -12,6 +12,7 @@ Source: RFC 8878; measured with python-zstandard 0.25 on six Atari games.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
@@ -20,8 +21,10 @@ import numpy as np
 import zstandard
 
 Array = np.ndarray[Any, Any]
-Fetch = Callable[[int], "tuple[memoryview, Dictionary | None]"]
-Decode = Callable[[memoryview, "Dictionary | None"], memoryview]
+Unpack = Callable[[memoryview], memoryview]
+"""Encoded bytes to rows; the result is valid until the next call."""
+Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
+"""The same for bytes with this checksum and dictionary, which it verifies first."""
 
 _DDICT_BYTES = 27_352
 """What zstd 1.5 allocates beside the content to decode with a dictionary (`ZSTD_sizeof_DDict`, not exposed)."""
@@ -52,7 +55,7 @@ class Codec(Protocol):
         """Bytes of rows `[k, *shape]`, C-contiguous; lossless, as far as the user cares."""
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`, `[k, *shape]`; raises on damaged data."""
+        """Fills `out`, `[k, *shape]`. A store has checked `data` against a checksum before."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +84,32 @@ class Zstd:
                 )
 
     def encode(self, rows: Array) -> bytes:
-        """One frame, with checksum and content size."""
+        """One frame, with its content size; the checksum is the store's."""
         return compressor(self, rows.nbytes, None).compress(flat(rows))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
         """Fills `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
         if out.nbytes:
-            flat(out)[:] = _zstd_decoder(out.nbytes)(memoryview(data), None)
+            flat(out)[:] = _unpacker(out.nbytes, None)(memoryview(data))
 
 
 class Dictionary:
-    """Past rows that chunks are compressed against, and how many live chunks need it."""
+    """Past rows that chunks are compressed against, and how many live chunks need it.
 
-    __slots__ = ("data", "slot", "count")
+    Args:
+      content: The rows.
+      crc: What `zlib.crc32(content)` was; None for rows that were verified on their way here.
+    Raises:
+      StoreCorrupted: it is something else now.
+    """
 
-    def __init__(self, content: bytes) -> None:
+    __slots__ = ("data", "crc", "slot", "count")
+
+    def __init__(self, content: bytes, crc: int | None = None) -> None:
         self.data = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        self.crc = zlib.crc32(content)
+        if crc is not None and crc != self.crc:
+            raise _damaged("a dictionary", self.crc, crc)
         self.slot = 0  # in the column's table; 0: not yet entered
         self.count = 0
         zstandard.ZstdDecompressor(dict_data=self.data)  # digests it now, on one thread
@@ -105,6 +118,18 @@ class Dictionary:
     def nbytes(self) -> int:
         """Content and what decoding needs beside it."""
         return len(self.data) + _DDICT_BYTES
+
+
+def checksum(data: bytes | memoryview, dictionary: Dictionary | None) -> int:
+    """crc32 of encoded bytes and of what they were encoded against: any changed byte, of either, changes it."""
+    return zlib.crc32(data, dictionary.crc if dictionary is not None else 0)
+
+
+def _damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
+    return StoreCorrupted(
+        f"Store.read: {what} has checksum {crc:#010x}; expected {expected:#010x}. "
+        f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
+    )
 
 
 def flat(array: Array) -> memoryview:
@@ -124,7 +149,7 @@ def compressor(codec: Zstd, size: int, dictionary: Dictionary | None) -> zstanda
         dict_size=len(dictionary.data) if dictionary else 0,
         # The whole dictionary stays in reach as long as the content fits the window.
         window_log=min(max((size - 1).bit_length(), 10), 27),
-        write_checksum=True,
+        write_checksum=False,  # `checksum` is faster, see `chunks`
         write_content_size=True,
         write_dict_id=False,
         **extra,
@@ -134,40 +159,34 @@ def compressor(codec: Zstd, size: int, dictionary: Dictionary | None) -> zstanda
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
-def _zstd_decoder(size: int) -> Decode:
-    """Decodes frames of `size` bytes; for one thread, for one call."""
-    calls: dict[int, Callable[[memoryview], bytes]] = {}
+def _unpacker(size: int, dictionary: Dictionary | None) -> Unpack:
+    """Decompresses frames of `size` bytes; for one thread, for one call."""
+    if dictionary is None:
+        decompressor = zstandard.ZstdDecompressor()
+    else:
+        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary.data)
+    decompress, content_size = decompressor.decompress, zstandard.frame_content_size
 
-    def decode(data: memoryview, dictionary: Dictionary | None) -> memoryview:
-        call = calls.get(id(dictionary))
-        if call is None:
-            if dictionary is None:
-                call = zstandard.ZstdDecompressor().decompress
-            else:
-                call = zstandard.ZstdDecompressor(dict_data=dictionary.data).decompress
-            calls[id(dictionary)] = call
+    def unpack(data: memoryview) -> memoryview:
         try:
             # `decompress` believes the header whatever limit it is given: a small frame may claim gigabytes.
-            claimed = zstandard.frame_content_size(data)
-            if claimed != size:
-                raise StoreCorrupted(
-                    f"Store.read: a zstd frame claims {claimed} bytes; expected {size}. "
-                    f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-                )
-            out = memoryview(call(data))
+            claimed = content_size(data)
+            if claimed == size:
+                out = decompress(data)
+                if len(out) == size:
+                    return memoryview(out)
+                claimed = len(out)
         except zstandard.ZstdError as error:
             raise StoreCorrupted(
                 f"Store.read: a zstd frame does not decode ({error}); expected {size} bytes. "
                 f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
             ) from error
-        if len(out) != size:
-            raise StoreCorrupted(
-                f"Store.read: a zstd frame decodes to {len(out)} bytes; expected {size}. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            )
-        return out
+        raise StoreCorrupted(
+            f"Store.read: a zstd frame claims {claimed} bytes; expected {size}. "
+            f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
+        )
 
-    return decode
+    return unpack
 
 
 class Coder:
@@ -198,20 +217,37 @@ class Coder:
         return data
 
     def decoder(self) -> Decode:
-        """Decodes chunks; for one thread, for one call. The result is valid until the next one."""
+        """Verifies and decodes chunks; for one thread, for one call. The result is valid until the next one."""
+        unpackers: dict[Dictionary | None, tuple[Unpack, int]] = {}
+        crc32 = zlib.crc32
+
+        def decode(data: memoryview, expected: int, dictionary: Dictionary | None) -> memoryview:
+            pair = unpackers.get(dictionary)
+            if pair is None:
+                pair = unpackers[dictionary] = self.unpacker(dictionary), checksum(b"", dictionary)
+            unpack, seed = pair
+            crc = crc32(data, seed)
+            if crc != expected:
+                raise _damaged("a chunk", crc, expected)
+            return unpack(data)
+
+        return decode
+
+    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        """Decodes chunks that used this dictionary, unverified; for one thread, for one call."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def decode(data: memoryview, dictionary: Dictionary | None) -> memoryview:
+        def unpack(data: memoryview) -> memoryview:
             self.codec.decode(data, scratch)
             return flat(scratch)
 
-        return decode
+        return unpack
 
     def due(self, rows: int) -> bool:
         """Whether a new dictionary should be tried after `rows` rows."""
         return False
 
-    def renew(self, rows: int, total: int, fetch: Fetch) -> float | None:
+    def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
         """Tries a new dictionary; bytes a chunk with it, None if there is none."""
         return None
 
@@ -220,7 +256,7 @@ class Coder:
 
 
 class ZstdCoder(Coder):
-    """`Zstd` with the dictionaries of one column. Not thread-safe but for `decoder`."""
+    """`Zstd` with the dictionaries of one column. Not thread-safe but for `decoder` and `unpacker`."""
 
     codec: Zstd
 
@@ -247,8 +283,8 @@ class ZstdCoder(Coder):
         self._best = min(self._best or self._mean, self._mean)
         return data
 
-    def decoder(self) -> Decode:
-        return _zstd_decoder(self._size)
+    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        return _unpacker(self._size, dictionary)
 
     def due(self, rows: int) -> bool:
         if rows >= self._next:
@@ -256,12 +292,12 @@ class ZstdCoder(Coder):
         drifted = self._mean > DRIFT * self._best and rows - self._last >= SECOND_DICTIONARY
         return drifted and self.codec.dictionary > 0
 
-    def renew(self, rows: int, total: int, fetch: Fetch) -> float | None:
+    def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
         """Makes a dictionary of rows drawn uniformly from `total` chunks, oldest first; keeps it if it pays for itself.
 
         Args:
           rows: Rows encoded so far.
-          fetch: The bytes of a chunk and its dictionary.
+          fetch: The rows of a chunk, valid until the next call.
         Returns:
           Bytes a chunk with the new dictionary; None if the old one stays.
         Cost: some 50 chunks decoded and encoded: about a millisecond for Atari frames.
@@ -273,18 +309,17 @@ class ZstdCoder(Coder):
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
         choice = trial.start * chunk
         picks = self._random.choice(choice, min(self.codec.dictionary, choice), replace=False)
-        decode = self.decoder()
         content = bytearray()
         for pick in np.sort(picks).tolist():
             at = pick % chunk * self._row
-            content += decode(*fetch(pick // chunk))[at : at + self._row]
+            content += fetch(pick // chunk)[at : at + self._row]
         if not trial or len(content) < 8:
             return None
         candidate = Dictionary(bytes(content))
         challenger = compressor(self.codec, self._size, candidate)
         old = new = 0
         for i in trial:
-            raw = decode(*fetch(i))
+            raw = fetch(i)
             old += len(self._compressor.compress(raw))
             new += len(challenger.compress(raw))
         saved = (old - new) / len(trial) / chunk * self._gain_rows

@@ -50,7 +50,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
         0.055,
         0.94,
         f"{settings.steps:,} training steps, {_dqn.LANES} games, prioritized 3-step transitions of 4-frame stacks, "
-        f"seed {settings.seed}, storage {' = '.join(r.storage for r in results)}",
+        f"seed {settings.seed}, storage {', '.join(r.storage for r in results)}",
         fontsize=10,
         color=_INK,
     )

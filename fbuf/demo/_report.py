@@ -80,9 +80,9 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people: three digits or more, in MB."""
+    """Bytes for people, in MB."""
     value = count / 1e6
-    return f"{value:,.0f} MB" if value >= 100 else f"{value:.3g} MB"
+    return f"{value:,.0f} MB" if value >= 100 else f"{value:.{1 if value >= 10 else 2}f} MB"
 
 
 def _share(result: Result) -> str:

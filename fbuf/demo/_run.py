@@ -24,7 +24,7 @@ from fbuf.demo._atari import FRAME_SHAPE
 CAPACITY = 48_000  # rows at most: with the default number of steps the ring comes round
 _PREFILL = 100  # steps of random play before the first gradient step
 _EPSILON = (1.0, 0.05)  # first, and from half of the steps on
-_SHARE_ROUNDS = 31
+_SHARE_ROUNDS = 51
 
 MakeEnvironment = Callable[[str, int, int], Environment]
 

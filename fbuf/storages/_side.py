@@ -57,6 +57,7 @@ class SideRows:
         self.owner = owner.owner_of(slot, id)
 
     def replace(self, ticket: Any, device: Any) -> SideRows:
+        """The same store with other tickets and device leaves."""
         return SideRows(self.id, ticket, device, self.slot, self.layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:

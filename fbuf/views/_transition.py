@@ -11,8 +11,8 @@ Rows hold each frame once; everything else is read from neighbours. With k frame
 with m = n, or fewer where the episode ends earlier. No stack or return crosses an episode's end or the place where new
 rows overwrite old ones. What happens at an end:
 
-* terminated: `discount` is 0, so `next_obs` does not matter; it is the true final observation where there is one, else
-  the last stack before the end.
+* terminated: `discount` is 0, so `next_obs` does not matter; it is the true final observation where `final_observation`
+  names one, else the last stack before the end.
 * truncated, with the true final observation at hand (`final_observation`, or the row after the end under
   `autoreset="next_step"`): bootstrapped from it.
 * truncated without it: anchors before the end bootstrap from the last observation there is (m is one less), and the last

@@ -1,0 +1,159 @@
+"""A store's parts as flat arrays of plain dtypes and back: chunks stay encoded, nothing is pickled.
+
+Damaged bytes of a chunk are found when it is read, so that the rest can be; a damaged dictionary, which many chunks need, at
+once; arrays that do not fit together are refused. Rejected: decoding on the way (a checkpoint would be 100 times larger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fbuf._host.chunks import Chunks
+from fbuf._host.codec import Array, Dictionary, flat
+from fbuf._host.patches import PATCH, Patch, Patches
+from fbuf._host.ring import Ring
+
+FORMAT = 2
+
+
+def save(part: Ring | Chunks, count: Array) -> dict[str, Array]:
+    """A column as arrays, copied, when its lanes have int64[E] `count` rows."""
+    return _save_ring(part) if isinstance(part, Ring) else _save_chunks(part, count)
+
+
+def load(part: Ring | Chunks, arrays: Mapping[str, Array], count: Array) -> None:
+    """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for a damaged dictionary."""
+    if isinstance(part, Ring):
+        _load_ring(part, arrays, count)
+    else:
+        _load_chunks(part, arrays, count)
+
+
+def _save_ring(ring: Ring) -> dict[str, Array]:
+    used = ring.array[: ring.touched]
+    return {"rows": used.copy().reshape(-1).view(np.uint8).reshape(ring.touched, ring.lanes, ring.row)}
+
+
+def _load_ring(ring: Ring, arrays: Mapping[str, Array], count: Array) -> None:
+    touched = min(int(count.max()), ring.depth)
+    rows = expect(arrays, "rows", np.uint8, (touched, ring.lanes, ring.row))
+    if ring.array.nbytes:
+        ring.array[:touched].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
+    ring.touched = touched
+
+
+def _save_chunks(part: Chunks, count: Array) -> dict[str, Array]:
+    """Live chunks, oldest first, with their dictionaries and the open chunks."""
+    lane, chunk = part.live(count)
+    at = chunk % part.ring, lane
+    current = part.coder.current
+    books = list(part.table.values())
+    if current is not None and current not in books:
+        books.append(current)
+    number = {0: 0} | {d.slot: i for i, d in enumerate(books, 1) if d.slot in part.table}
+    contents = [d.data.as_bytes() for d in books]
+    state = [part.k, part.closed, part.encoded, part.probed, books.index(current) + 1 if current is not None else 0]
+    return {
+        "state": np.array(state, np.int64),
+        "open": np.array(flat(part.open)).reshape(part.lanes, part.k, part.row),
+        "length": part.length[at],
+        "checksum": part.checksum[at],
+        "dictionary": np.array([number[s] for s in part.slot[at].tolist()], np.uint16),
+        "payload": np.frombuffer(b"".join(part.arena.views(part.address[at], part.length[at])), np.uint8),
+        "dictionaries": np.frombuffer(b"".join(contents), np.uint8),
+        "dictionary_length": np.array([len(c) for c in contents], np.int64),
+        "dictionary_checksum": np.array([d.crc for d in books], np.uint32),
+    }
+
+
+def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array) -> None:
+    k, closed, encoded, probed, current = expect(arrays, "state", np.int64, (5,)).tolist()
+    if k != part.k:
+        raise ValueError(
+            f"Store.from_arrays: chunks hold {k} rows; expected {part.k}. Load with the codec that was saved."
+        )
+    opened = expect(arrays, "open", np.uint8, (part.lanes, k, part.row))
+    flat(part.open)[:] = flat(np.ascontiguousarray(opened))
+    lane, chunk = part.live(count)
+    length = expect(arrays, "length", np.uint32, (len(lane),))
+    checksum = expect(arrays, "checksum", np.uint32, (len(lane),))
+    slot = expect(arrays, "dictionary", np.uint16, (len(lane),))
+    payload = expect(arrays, "payload", np.uint8, (int(length.sum(dtype=np.int64)),))
+    sizes = expect(arrays, "dictionary_length", np.int64, (None,))
+    crcs = expect(arrays, "dictionary_checksum", np.uint32, (len(sizes),))
+    contents = bytes(expect(arrays, "dictionaries", np.uint8, (int(sizes.sum()),)))
+    if (sizes < 1).any() or int(slot.max(initial=0)) > len(sizes) or not 0 <= current <= len(sizes):
+        raise ValueError(
+            f"Store.from_arrays: chunks name {int(slot.max(initial=0))} dictionaries; expected at most {len(sizes)}. "
+            f"Load another checkpoint."
+        )
+    spans = zip(np.cumsum(sizes).tolist(), sizes.tolist(), crcs.tolist(), strict=True)
+    books = [None] + [Dictionary(contents[stop - size : stop], crc) for stop, size, crc in spans]
+    view, stops = flat(np.ascontiguousarray(payload)), np.cumsum(length, dtype=np.int64)
+    blobs = [view[a:b] for a, b in zip((stops - length).tolist(), stops.tolist(), strict=True)]
+    at = chunk % part.ring, lane
+    part.address[at] = part.arena.append(blobs)
+    part.length[at] = length
+    part.checksum[at] = checksum
+    part.slot[at] = [part.enter(books[s]) for s in slot.tolist()]
+    part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
+    part.coder.adopt(books[current], closed * k)
+
+
+def save_patches(patches: Patches) -> dict[str, Array]:
+    """Changed rows as arrays."""
+    held = list(patches.held.items())
+    rows = [(t & ~PATCH, p.lane, p.count, p.superseded) for t, p in held]
+    values = [(row, column, v) for row, (_, p) in enumerate(held) for column, v in p.values.items()]
+    return {
+        "patch:made": np.array([patches.made], np.int64),
+        "patch:row": np.array(rows, np.int64).reshape(-1, 4),
+        "patch:value": np.array([(r, c, len(v)) for r, c, v in values], np.int64).reshape(-1, 3),
+        "patch:data": np.frombuffer(b"".join(v for _, _, v in values), np.uint8),
+    }
+
+
+def load_patches(patches: Patches, arrays: Mapping[str, Array], low: Array, high: Array, columns: int) -> None:
+    """The inverse of `save_patches`, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
+    (made,) = expect(arrays, "patch:made", np.int64, (1,)).tolist()
+    rows = expect(arrays, "patch:row", np.int64, (None, 4)).tolist()
+    values = expect(arrays, "patch:value", np.int64, (None, 3))
+    data = bytes(expect(arrays, "patch:data", np.uint8, (int(values[:, 2].sum()),)))
+    for number, lane, count, superseded in rows:
+        fits = 0 <= lane < len(low) and low[lane] <= count < high[lane] and 0 < number <= made
+        if not fits or superseded > made:
+            raise ValueError(
+                f"Store.from_arrays: patch:row has {[number, lane, count, superseded]}; expected a row of the store. "
+                f"Load another checkpoint."
+            )
+    own: list[dict[int, bytes]] = [{} for _ in rows]
+    end = 0
+    for row, column, size in values.tolist():
+        if not (0 <= row < len(rows) and 0 <= column < columns and size >= 1):
+            raise ValueError(
+                f"Store.from_arrays: patch:value has {[row, column, size]}; expected a changed row and a column. "
+                f"Load another checkpoint."
+            )
+        own[row][column] = data[end : end + size]
+        end += size
+    for (number, lane, count, superseded), value in zip(rows, own, strict=True):
+        patches.insert(PATCH | number, Patch(lane, count, value, superseded))
+    patches.resume(made)
+
+
+def expect(arrays: Mapping[str, Array], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Array:
+    """An array of a checkpoint, if it is what it should be; None takes any size."""
+    if name not in arrays:
+        raise ValueError(f"Store.from_arrays: '{name}' is missing; expected an array. Load another checkpoint.")
+    array = arrays[name]
+    sizes = len(array.shape) == len(shape) and all(
+        want in (None, have) for have, want in zip(array.shape, shape, strict=True)
+    )
+    if array.dtype != np.dtype(dtype) or not sizes:
+        raise ValueError(
+            f"Store.from_arrays: '{name}' is {array.dtype}{list(array.shape)}; "
+            f"expected {np.dtype(dtype)}{list(shape)}. Load another checkpoint."
+        )
+    return array

@@ -1,0 +1,205 @@
+"""The benchmarks run, at toy sizes, and what they count and compare is what they say.
+
+No time is judged here. Peers are absent in a plain test environment: rows then say so, and with them
+installed the same tests drive them too.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from benchmarks import bench_compression, bench_dispatch, bench_extend, bench_sample
+from benchmarks._harness import Absent, load_peer, table
+
+ABSENT = Absent("peer", "left out by the test")
+
+
+def peer_of(name):
+    """The peer, or `Absent`, without what its import warns about."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_peer(name)
+
+
+@pytest.fixture(params=["absent", pytest.param("installed", marks=pytest.mark.slow)])
+def flashbax(request):
+    if request.param == "absent":
+        yield ABSENT
+        return
+    peer = peer_of("flashbax")
+    if isinstance(peer, Absent):
+        pytest.skip(peer.reason)
+    with jax.numpy_rank_promotion("allow"):  # which flashbax needs
+        yield peer
+
+
+# --------------------------------------------------------------------------------------- extend
+
+
+@pytest.mark.parametrize("kind", [bench_extend.Uniform, bench_extend.Prioritized], ids=lambda k: k.__name__)
+def test_extend_reports_every_case(kind, flashbax):
+    assert sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(kind.example)) == 64
+    report = bench_extend.measure(kind, (512, 1024), rounds=2, peer=flashbax, work=512)
+    assert [r["case"].split(",")[0] for r in report] == ["extend", "extend", "add", "add"]
+    assert all(r["target"] == "< 0.05" and r["met"] is not None for r in report)
+    assert all((r["peer"] == "absent") == isinstance(flashbax, Absent) for r in report)
+
+
+def test_extend_measures_full_buffers():
+    for kind in (bench_extend.Uniform, bench_extend.Prioritized):
+        _, state = bench_extend._ours(kind, 1000)
+        assert int(kind.buffer(1000).size(state)) == 1000
+
+
+# --------------------------------------------------------------------------------------- sample
+
+
+@pytest.mark.parametrize("case", [bench_sample.ROW, bench_sample.STACKED], ids=["row", "stacked"])
+def test_sample_reads_the_same_rows_on_both_sides(case):
+    shown = bench_sample.measure(case, capacity=500, batch_size=8, rounds=2)  # compares the batches itself
+    assert shown["target"] == case.target and shown["ratio"]["median"] > 0
+
+
+def test_sample_would_notice_other_rows(monkeypatch):
+    real = bench_sample.bare
+    monkeypatch.setattr(bench_sample, "bare", lambda a, b, slots: real(a, b, [(s + 1) % a.shape[0] for s in slots]))
+    with pytest.raises(AssertionError, match="reads other rows"):
+        bench_sample.measure(bench_sample.ROW, capacity=500, batch_size=8, rounds=2)
+
+
+# ---------------------------------------------------------------------------------- compression
+
+
+def made_up(count, seed=0):
+    """Frames with a moving square, and episodes of 1 to 40 frames."""
+    random = np.random.default_rng(seed)
+    frames = np.zeros((count, 84, 84), np.uint8)
+    for t in range(count):
+        frames[t, 3 * t % 70 : 3 * t % 70 + 9, t % 60 : t % 60 + 9] = 1 + t % 200
+    starts = np.zeros(count, np.bool_)
+    starts[np.minimum(np.cumsum(random.integers(1, 40, count)), count - 1)] = True
+    starts[0] = True
+    return frames, starts
+
+
+def test_stacks_stop_at_episodes():
+    frames, starts = made_up(60)
+    run = bench_compression.run_of(frames, starts)
+    obs, next_obs = run.pairs(np.arange(60))
+    for t in range(60):
+        episode = max(s for s in np.flatnonzero(starts) if s <= t)
+        for back in range(4):
+            want = frames[t - back] if t - back >= episode else np.zeros((84, 84), np.uint8)
+            assert np.array_equal(obs[t, 3 - back], want)
+        last = t == 59 or starts[t + 1]
+        assert run.end[t] == last
+        assert np.array_equal(next_obs[t], obs[t] if last else obs[t + 1])
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Made-up frames instead of games."""
+
+    def blocks(game, count, seed=0):
+        for first in range(0, count, 256):
+            yield made_up(min(256, count - first), seed=first)
+
+    def frames(game, count, seed=0):
+        return made_up(count, seed=len(game))
+
+    monkeypatch.setattr(bench_compression, "_atari", types.SimpleNamespace(frames=frames, blocks=blocks, BLOCK=256))
+
+
+def test_compression_without_torchrl(played):
+    report = bench_compression.compare(("Pong", "Qbert"), 900, 2, ABSENT, judged=True)
+    assert [r["case"] for r in report[:3]] == ["Pong", "Qbert", "geometric mean"]
+    assert report[2]["target"] == ">= 400" and report[2]["met"] is not None
+    assert report[0]["ratio"] == pytest.approx(900 * 8 * 7056 / report[0]["ours"])
+    assert sum(r["peer"] == "absent" for r in report) == 3
+    assert "left out by the test" in table(report)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compression_against_torchrl(played):
+    peer = peer_of("torchrl.data")
+    if isinstance(peer, Absent):
+        pytest.skip(peer.reason)
+    report = bench_compression.compare(("Pong",), 900, 2, peer, judged=False)
+    by_case = {(r["question"], r["case"]): r for r in report}
+    for codec in bench_compression.CODECS:
+        assert by_case[bench_compression.WRITE, f"geometric mean, {codec}"]["target"] == ">= 20"
+        assert by_case[bench_compression.READ, f"geometric mean, {codec}"]["target"] == ">= 4"
+    assert not any(r["target"] for r in report if "Bytes" in r["question"])
+
+
+def test_compression_would_notice_other_frames(played, monkeypatch):
+    real = bench_compression.Run.pairs
+    monkeypatch.setattr(bench_compression.Run, "pairs", lambda run, at: real(run, (at + 1) % len(run.frames)))
+    with pytest.raises(AssertionError, match="ours gives other stacks"):
+        bench_compression.compare(("Pong",), 900, 2, ABSENT, judged=False)
+
+
+def test_memory_generator_ends_with_the_true_size(played):
+    generator = bench_compression.fill("Pong", 512)
+    next(generator)
+    size = next(generator)
+    (store,) = fbuf.stores()
+    assert size["host"] == store.nbytes and size["device"] > 512 * 8 and store.stats()["rows_live"] == 512
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_in_a_fresh_process():
+    pytest.importorskip("ale_py")
+    shown = bench_compression.memory("Pong", 2_000, judged=False)
+    assert shown["peer"] > 0 and shown["target"] is None
+
+
+# ------------------------------------------------------------------------------------- dispatch
+
+
+@pytest.fixture
+def counting():
+    unable = bench_dispatch.can_count()
+    if unable is not None:
+        pytest.skip(unable.reason)
+
+
+def test_programs_are_counted(counting):
+    one, x = jax.jit(lambda x: x * jnp.float32(2)), jnp.zeros(3, jnp.float32)
+    assert bench_dispatch.programs(lambda: x) == 0
+    assert bench_dispatch.programs(lambda: one(one(x))) == 2
+    assert bench_dispatch.programs(lambda: (x + x, x.reshape(1, 3))) == 2
+
+
+@pytest.mark.parametrize("kind", list(bench_dispatch.KINDS))
+def test_sample_and_update_priority_move_no_rows(kind):
+    buffer, state = bench_dispatch.filled(256, **bench_dispatch.KINDS[kind])
+    assert set(bench_dispatch.moved(buffer, state).values()) == {0}
+
+
+def test_copies_need_a_control_that_copies(monkeypatch):
+    monkeypatch.setattr(fbuf.Buffer, "extend", lambda self, state, rows: state)
+    with pytest.raises(AssertionError, match="the pointers prove nothing"):
+        bench_dispatch.find_copies(256)
+
+
+def test_dispatch_growth_and_times(flashbax):
+    steps = "Device, Prioritized/Transition"
+    report = bench_dispatch.growth((256, 512), (steps,), rounds=2, calls=2)
+    assert [r["target"] for r in report] == ["< 0.05", None, "< 0.05"]
+    report = bench_dispatch.times(256, (steps,), 2, flashbax)
+    assert [r["case"].split(";")[0] for r in report] == [
+        f"{verb}, {way}" for verb in ("extend", "sample", "update_priority") for way in ("eager", "jitted")
+    ]
+    assert all((r["peer"] == "absent") == isinstance(flashbax, Absent) for r in report)
