@@ -8,8 +8,10 @@ checked to give the same stacks.
 
 Expected, as geometric means over the games: 20x fewer bytes, writes (256 at a time) 20x and reads (256
 drawn pairs) 4x as fast, both timed as a user has them, `extend` and `sample` under jit against
-ReplayBuffer's. At 20,000 frames 400x fewer bytes than raw stacks, 200x in every game. And the figure is
-true: a process grows by what `nbytes` says (device part included), within 10%, at 200,000 frames.
+ReplayBuffer's. (Of a write's time 0.3 ms is dispatch whatever its size: JAX calls programs with an effect
+from Python, some 10 us an array of the state.) At 20,000 frames 400x fewer bytes than raw stacks, 200x in
+every game. And the figure is true: a process grows by what `nbytes` says (device part included), within
+10%, at 200,000 frames.
 
 The first run plays the games (3,000 frames/s; 1.2 million frames in all) and keeps them, see `_atari`.
 """

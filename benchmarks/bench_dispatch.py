@@ -5,8 +5,8 @@ Four questions. Programs: how many compiled programs an eager verb runs, counted
 which arrays of rows are elsewhere after an eager `sample` or `update_priority` (expected: none). Growth:
 both take the same time from 10^4 to 10^6 rows of 64 bytes (expected: exponent < 0.05; `update_priority`
 donated, since an undonated one copies the priorities, though never the rows). Time: the price of a call
-in a small buffer beside flashbax's functions under the user's own jit, for information: their functions
-are a third of ours in arguments and check nothing, and eager they run operation by operation.
+in a small buffer beside flashbax's functions under the user's own jit, for information: eager ones run
+operation by operation.
 """
 
 from __future__ import annotations

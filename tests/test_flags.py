@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
 LANES, STEPS, BATCH = 2, 5, 4
+EXHAUSTIVE = os.environ.get("FBUF_EXHAUSTIVE", "") not in ("", "0")
 EXAMPLE = {
     "obs": np.zeros((3,), np.uint8),
     "action": np.zeros((), np.int32),
@@ -144,7 +146,9 @@ def check(name: str, got: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("plain", "rich") else pytest.param(n, marks=pytest.mark.slow) for n in BUFFERS]
+)
 def test_every_verb_under_every_flag_at_once(name: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
@@ -155,7 +159,7 @@ def test_every_verb_under_every_flag_at_once(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", BUFFERS if EXHAUSTIVE else ("plain", "rich"))
 def test_every_verb_under_each_flag(name: str, flag: str) -> None:
     if flag == "debug_infs" and name == "rich":
         pytest.skip("an empty tree of minima holds infinity")

@@ -296,9 +296,17 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
     return run
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(None, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    ("sampler", "view", "seeds"),
+    [
+        ("uniform", "row", 4),
+        ("prioritized", "transition", 4),
+        pytest.param("uniform", "transition", 4, marks=pytest.mark.slow),
+        pytest.param("prioritized", "row", 4, marks=pytest.mark.slow),
+        pytest.param("uniform", "transition", None, marks=pytest.mark.slow),
+        pytest.param("prioritized", "transition", None, marks=pytest.mark.slow),
+    ],
+)
 def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
     """README's two recipes: with `Uniform` the state goes through `lax.cond`, with `Prioritized` nothing does."""
     buffer = buffer_of(sampler, view)

@@ -15,7 +15,7 @@ from fbuf._host.codec import Array, Dictionary, flat
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
 
-FORMAT = 2
+FORMAT = 1
 
 
 def save(part: Ring | Chunks, count: Array) -> dict[str, Array]:
