@@ -98,9 +98,7 @@ def play(game: str, seed: int) -> Iterator[tuple[Frames, bool]]:
 
 
 def _store(path: Path, block: Frames, starts: Starts) -> None:
-    data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(
-        starts.tobytes() + block.tobytes()
-    )
+    data = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(starts.tobytes() + block.tobytes())
     # Renamed when whole: processes that make the same block at once write the same bytes.
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)

@@ -221,8 +221,7 @@ def measure_memory(
     )
     if done.returncode != 0:
         raise RuntimeError(
-            f"measure_memory: {module}:{function.__qualname__} ended with {done.returncode}:\n"
-            f"{done.stderr[-4000:]}"
+            f"measure_memory: {module}:{function.__qualname__} ended with {done.returncode}:\n{done.stderr[-4000:]}"
         )
     # The function may print; the report is the last line.
     return json.loads(done.stdout.rstrip().rsplit("\n", 1)[-1])
@@ -317,8 +316,7 @@ def _bound(target: str) -> tuple[Callable[[float, float], bool], float]:
     match = re.fullmatch(r"\s*(>=|<=|>|<)\s*([-+.\deE]+)x?\s*", target)
     if match is None:
         raise ValueError(
-            f"row: target is {target!r}; expected a comparison with a number. "
-            'Pass for example target=">= 1.0".'
+            f'row: target is {target!r}; expected a comparison with a number. Pass for example target=">= 1.0".'
         )
     return _COMPARISONS[match[1]], float(match[2])
 
@@ -359,9 +357,7 @@ def _text(figure: Any) -> str:
 
 # ------------------------------------------------------------------------------- environment
 
-_PACKAGES = (
-    "fbuf jax jaxlib numpy zstandard torch torchrl tensordict flashbax ale-py gymnasium optax"
-).split()
+_PACKAGES = ("fbuf jax jaxlib numpy zstandard torch torchrl tensordict flashbax ale-py gymnasium optax").split()
 
 
 def environment() -> dict[str, Any]:

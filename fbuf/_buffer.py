@@ -186,7 +186,7 @@ class Buffer:
           state: From `init` or an earlier call. Donate it in a jitted step.
           rows: In the structure of the example given to `init`.
           priority: float[N] (with lanes `[N, E]`), |p| of each new row (NaN and infinite: as if none was given); only for
-            prioritized samplers.
+            prioritized samplers. Rows without one get the largest seen before this call.
           mask: bool[N] (with lanes `[N, E]`): rows that are False are skipped and take no room.
         Raises:
           ValueError, TypeError: wrong structure, dtype or shape (at trace time).

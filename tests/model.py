@@ -84,9 +84,7 @@ class Model:
 
     # ------------------------------------------------------------------------------------------- writing
 
-    def extend(
-        self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None
-    ) -> None:
+    def extend(self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None) -> None:
         """Adds leaves `[N, E, ...]`, one row after the other."""
         drawable = {row.name for row in self.anchors()}
         for n in range(next(iter(rows.values())).shape[0]):
@@ -312,9 +310,7 @@ class Model:
         elif self.next_step and not here.terminated:
             last = self._row_after(here, 1)
         gamma = np.float64(view.gamma)
-        rewards = [
-            gamma**i * r.fields[view.reward].astype(np.float64) for i, r in enumerate(counted)
-        ]
+        rewards = [gamma**i * r.fields[view.reward].astype(np.float64) for i, r in enumerate(counted)]
         others = (view.observation, view.action, view.reward, view.final_observation)
         return {
             "obs": self._stack(row, None),

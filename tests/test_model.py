@@ -105,9 +105,7 @@ def verbs_of(buffer: fbuf.Buffer, form: str) -> Verbs:
         return state, batch
 
     made = Verbs(
-        extend=lambda state, rows, priority, mask: buffer.extend(
-            state, rows, priority=priority, mask=mask
-        ),
+        extend=lambda state, rows, priority, mask: buffer.extend(state, rows, priority=priority, mask=mask),
         add=lambda state, row, priority, mask: buffer.add(state, row, priority=priority, mask=mask),
         sample=lambda state, key, options: buffer.sample(state, key, BATCH, **options),
         update_priority=buffer.update_priority,
@@ -211,9 +209,7 @@ class Trial:
         if self.model.prioritized:
             indices, errors = self.some_indices(rng), self.magnitudes(rng, (BATCH,))
             self.model.update_priority(indices, errors)
-            self.state = self.verbs.update_priority(
-                self.state, index_of(indices), jnp.asarray(errors)
-            )
+            self.state = self.verbs.update_priority(self.state, index_of(indices), jnp.asarray(errors))
 
     def update_rows(self, rng: np.random.Generator) -> None:
         indices = self.some_indices(rng)
@@ -249,9 +245,7 @@ class Trial:
         given = jax.tree.map(lambda x: jnp.asarray(x[:, :, one]), (stacked, priority))
         keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), steps)
         errors_in = None if errors is None else jnp.asarray(errors)
-        self.state, batches = self.verbs.scan(
-            self.state, (keys, nest(given[0]), given[1], errors_in)
-        )
+        self.state, batches = self.verbs.scan(self.state, (keys, nest(given[0]), given[1], errors_in))
         for i in range(steps):
             self.model.extend(rows[i], None if priority is None else priority[i])
             batch = jax.tree.map(lambda x, i=i: x[i], batches)
@@ -300,9 +294,7 @@ class Trial:
 
     def compare_rows(self, got: Any, expected: list[Row | None]) -> None:
         """`Rows` against rows of the model, None where the mask must be False."""
-        data = {
-            n: x.reshape((-1, *x.shape[len(got.mask.shape) :])) for n, x in flat(got.data).items()
-        }
+        data = {n: x.reshape((-1, *x.shape[len(got.mask.shape) :])) for n, x in flat(got.data).items()}
         mask = np.asarray(got.mask).reshape(-1)
         assert mask.tolist() == [row is not None for row in expected]
         for i, (row, (slot, ticket)) in enumerate(zip(expected, pairs_of(got.index), strict=True)):
@@ -415,11 +407,7 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
         lanes, length = buffer.geometry
         log, head = np.asarray(state.sampler.log), np.asarray(state.sampler.head)
         count = np.asarray(state.sampler.count)
-        logged = [
-            int(log[(head[e] + i) % length * lanes + e])
-            for e in range(lanes)
-            for i in range(count[e])
-        ]
+        logged = [int(log[(head[e] + i) % length * lanes + e]) for e in range(lanes) for i in range(count[e])]
         assert len(logged) == len(set(logged)) and set(logged) == slots
     return slots
 
@@ -429,9 +417,7 @@ STEPS = (
     *("add", "many", "update_priority", "update_rows", "scan") * 2,
     *("clear", "set", "beta"),
 )
-PROGRAMS = st.lists(
-    st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=1, max_size=12
-)
+PROGRAMS = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=1, max_size=12)
 EXAMPLES = max(settings.default.max_examples // 3, 1)
 
 # The whole product would take hours to compile; every view, sampler, storage and form comes in several company.
@@ -489,9 +475,7 @@ CONVERSIONS = [
 )
 @settings(max_examples=EXAMPLES)
 @given(
-    before=st.lists(
-        st.tuples(st.sampled_from(WRITES), st.integers(0, 2**16)), min_size=1, max_size=5
-    ),
+    before=st.lists(st.tuples(st.sampled_from(WRITES), st.integers(0, 2**16)), min_size=1, max_size=5),
     after=st.lists(st.tuples(st.sampled_from(WRITES), st.integers(0, 2**16)), max_size=4),
 )
 def test_convert_keeps_rows_and_finds_anchors_anew(
@@ -529,7 +513,5 @@ def test_one_key_gives_one_batch_whatever_the_storage(view, sampler, lanes):
     for other in traces[1:]:
         assert len(other) == len(traces[0])
         for one, two in zip(traces[0], other, strict=True):
-            same = jax.tree.map(
-                lambda a, b: a.dtype == b.dtype and a.tobytes() == b.tobytes(), one, two
-            )
+            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and a.tobytes() == b.tobytes(), one, two)
             assert all(jax.tree.leaves(same))

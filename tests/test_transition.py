@@ -229,9 +229,7 @@ def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> 
         waiting.popleft()
 
     first = episode.frames[0]
-    frames = collections.deque(
-        [np.zeros_like(first) if pad == "zero" else first] * (stack - 1) + [first], maxlen=stack
-    )
+    frames = collections.deque([np.zeros_like(first) if pad == "zero" else first] * (stack - 1) + [first], maxlen=stack)
     for t, action in enumerate(episode.actions):
         obs = np.stack(frames)
         frames.append(episode.frames[t + 1])
@@ -270,9 +268,7 @@ def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", ["final", "none", "next_step"])
-@pytest.mark.parametrize(
-    ("n", "stack", "pad"), [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]
-)
+@pytest.mark.parametrize(("n", "stack", "pad"), [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")])
 def test_equals_accumulating_before_storing(layout, n, stack, pad):
     gamma, capacity, piece = 0.9, 48, 7
     episodes = play(np.random.default_rng([n, len(layout)]), 150)
@@ -309,18 +305,10 @@ def test_equals_accumulating_before_storing(layout, n, stack, pad):
         state = buffer.extend(state, new)
         arrived = begin + piece
         batch = jax.device_get(buffer.peek(state, jax.random.key(begin), 2048))
-        got = (
-            {int(action): i for i, action in enumerate(batch.data["action"])}
-            if batch.mask[0]
-            else {}
-        )
+        got = {int(action): i for i, action in enumerate(batch.data["action"])} if batch.mask[0] else {}
         oldest = arrived - capacity
         behind = (stack or 1) - 1
-        can = {
-            action
-            for action, one in expected.items()
-            if place[action] - min(one.frames, behind) >= oldest
-        }
+        can = {action for action, one in expected.items() if place[action] - min(one.frames, behind) >= oldest}
         settled = {action for action in can if place[action] + n < arrived}
         assert settled <= set(got) <= can  # later ones depend on whether their episode's end came
         for action, i in got.items():
