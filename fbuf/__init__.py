@@ -5,7 +5,8 @@ that run inside a jitted training step. Large leaves may live zstd-compressed on
 copy. Start with the README, or with `python -m fbuf demo`.
 """
 
-from fbuf import samplers, storages, testing, torch, views, writers
+from fbuf import samplers, storages, testing, views, writers
+from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
 from fbuf._buffer import Buffer
 from fbuf._checked import checked
 from fbuf._host.owner import StoreHandle, stores
@@ -32,7 +33,6 @@ __all__ = [
     "storages",
     "stores",
     "testing",
-    "torch",
     "uniform",
     "views",
     "writers",

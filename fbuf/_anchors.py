@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _ring
-from fbuf._config import state
+from fbuf._config import component, state
 from fbuf._pin import pin
 from fbuf._typing import Change, Geometry, Ring, View
 
@@ -29,6 +29,21 @@ RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 NO_PRIORITY = -1.0
 
 
+@component
+class Rule:
+    """What decides which rows are anchors: two views with one rule can share a state."""
+
+    back: int
+    ahead: int
+    reset_rows: bool
+    cut_ends: bool
+
+
+def rule(view: View) -> Rule:
+    """The rule of a view."""
+    return Rule(view.back, view.ahead, view.reset_rows, view.cut_ends)
+
+
 @state
 class Anchors:
     """Flags of all rows, and each lane's last `W` rows again for the next write."""
@@ -38,6 +53,7 @@ class Anchors:
     tail_priority: jax.Array  # float32[W, E], given to `extend`, negative where none was
     pending: jax.Array  # int32[E], newest rows not decided yet, <= W
     count: jax.Array  # int32[E], rows that are open
+    rule: Rule  # static: what they were decided by
 
 
 def has(flags: jax.Array, bit: int) -> jax.Array:
@@ -64,6 +80,7 @@ def init(geometry: Geometry, view: View) -> Anchors:
         tail_priority=jnp.full(shape, NO_PRIORITY, jnp.float32),
         pending=jnp.zeros((geometry.lanes,), jnp.int32),
         count=jnp.zeros((geometry.lanes,), jnp.int32),
+        rule=rule(view),
     )
 
 
@@ -182,6 +199,7 @@ def extend(
         tail_priority=jnp.take_along_axis(given, last, axis=0),
         pending=jnp.sum(waiting, axis=0, dtype=jnp.int32),
         count=anchors.count - closed + opened,
+        rule=anchors.rule,
     )
     change = Change(open_slot=slot, open_mask=opening, priority=given, close_slot=near, close_mask=closing)
     return after, change, token

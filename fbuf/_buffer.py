@@ -11,6 +11,7 @@ eager call is one dispatch and a call inside jit is inlined. What ties reads to 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +22,7 @@ from fbuf import _errors, _verbs
 from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
-from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of
+from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
 from fbuf._typing import Geometry, Sampler, Storage, View
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
@@ -89,6 +90,7 @@ class Buffer:
             ("storage", self.storage, Storage),
             ("sampler", self.sampler, Sampler),
             ("view", self.view, View),
+            ("writer", self.writer, RingWriter),
         ):
             if isinstance(value, type):
                 raise TypeError(
@@ -281,9 +283,7 @@ class Buffer:
           ValueError: the sampler has no such number.
         """
         self._state_spec("Buffer.set", "set(state, alpha=...)", state)
-        self._check_options("Buffer.set", numbers)
-        values = {n: jnp.asarray(x, jnp.float32) for n, x in numbers.items()}
-        return _verbs.set_numbers(self, state, values)[0]
+        return _verbs.set_numbers(self, state, self._check_numbers("Buffer.set", self.sampler.numbers, numbers))[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -322,7 +322,9 @@ class Buffer:
     ) -> tuple[BufferState, Sample]:
         self._state_spec(call, form, state)
         if isinstance(batch_size, jax.core.Tracer):
-            raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
+            raise TypeError(
+                f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
+            )
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
             raise TypeError(
                 f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int. The order is {form}."
@@ -331,8 +333,14 @@ class Buffer:
             raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
         if not hasattr(key, "dtype"):
             raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
-        self._check_options(call, options)
-        given = {n: jnp.asarray(x, jnp.float32) for n, x in options.items() if x is not None}
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+            raise TypeError(
+                f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), and for "
+                f"many keys vmap `peek`."
+            )
+        asked = {name: value for name, value in options.items() if value is not None}
+        given = self._check_numbers(call, self.sampler.options, asked)
         return _verbs.sample(self, state, key, given, static=(int(batch_size),))
 
     def get(self, state: BufferState, index: Any) -> Rows:
@@ -386,10 +394,8 @@ class Buffer:
 
     def nbytes(self, state: BufferState) -> dict[str, int]:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
-        rest = BufferState(None, state.ring, state.anchors, state.sampler, state.counters, state.token)
         sizes = self.storage.nbytes(state.rows)
-        device = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(rest))
-        return {**sizes, "device": sizes["device"] + device}
+        return {**sizes, "device": sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))}
 
     def plan(self, example: PyTree, **settings: Any) -> Plan:
         """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""
@@ -432,11 +438,43 @@ class Buffer:
             )
         return self.storage.spec(state.rows)
 
-    def _check_options(self, call: str, options: dict[str, Any]) -> None:
-        for name in options:
-            if name not in self.sampler.options:
-                known = ", ".join(self.sampler.options) or "none"
-                raise ValueError(f"{call}: {self.sampler!r} has no number '{name}' (it has: {known}).")
+    def check_state(self, state: BufferState) -> None:
+        """Refuses a state that another buffer made: other capacity, lanes, sampler or view. At trace time only."""
+        spec, structure = self.storage.spec(state.rows)
+        items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
+        found = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
+        made = None if state.anchors is None else state.anchors.rule
+        if (found, made) != _expected_state(self, items, structure):
+            raise ValueError(
+                f"Buffer: this state was made by another buffer than {self!r} (of another capacity, number of lanes, "
+                f"sampler or view). Use the buffer that made it; for another sampler or view of the same rows "
+                f"buffer.convert(other, state)."
+            )
+
+    def _check_numbers(self, call: str, known: tuple[str, ...], numbers: dict[str, Any]) -> dict[str, jax.Array]:
+        """Numbers by name as float32[]; where their values are known, finite and >= 0."""
+        checked = {}
+        for name, value in numbers.items():
+            if name not in known:
+                raise ValueError(
+                    f"{call}: {self.sampler!r} has no number '{name}' here (it has: {', '.join(known) or 'none'})."
+                )
+            if np.shape(value) != ():
+                raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
+            if isinstance(value, (int, float, np.generic, np.ndarray)) and not 0 <= float(value) < float("inf"):
+                raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
+            checked[name] = jnp.asarray(value, jnp.float32)
+        return checked
+
+
+@functools.lru_cache(maxsize=256)
+def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> Any:
+    """Shapes and dtypes of the leaves of `buffer`'s states, and the rule of their anchors."""
+    spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
+    rows = buffer.storage.abstract(buffer.geometry, spec, structure)
+    state = jax.eval_shape(functools.partial(_verbs.empty_state, buffer), rows)
+    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
+    return leaves, None if state.anchors is None else state.anchors.rule
 
 
 def _methods(protocol: Any) -> list[str]:

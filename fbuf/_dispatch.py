@@ -17,12 +17,6 @@ import jax
 class _Unchanged:
     """Stands for a leaf that the caller still has."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unchanged)
-
-    def __hash__(self) -> int:
-        return 0
-
 
 _UNCHANGED = _Unchanged()
 
@@ -35,6 +29,7 @@ class Verb:
         self._jitted = jax.jit(self._changes, static_argnums=(0, 1), inline=True)
 
     def _changes(self, buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
+        buffer.check_state(state)
         new, result = self.core(buffer, state, *args, *static)
         before, after = jax.tree.leaves(state), jax.tree.leaves(new)
         return [_UNCHANGED if a is b else a for a, b in zip(after, before, strict=True)], result

@@ -5,6 +5,7 @@ All checks here look at structure, dtype and shape only, so they run at trace ti
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -20,11 +21,16 @@ def _text(name: str) -> str:
     return f"leaf '{name}'" if name else "the row"
 
 
-def _scalar(value: Any, dtype: Any) -> Any:
+def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """A Python number takes the dtype of the leaf it is for, if that loses nothing in kind."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
     want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
-    return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+    try:
+        return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+    except OverflowError:
+        raise ValueError(
+            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use a value in its range."
+        ) from None
 
 
 def check_spec(call: str, spec: Spec) -> None:
@@ -82,7 +88,7 @@ def check_rows(
     for name, leaf in leaves.items():
         want = spec[name]
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
-            leaf = _scalar(leaf, want.dtype)
+            leaf = _scalar(call, name, leaf, want.dtype)
         got = leaf_spec(leaf)
         if got.dtype != want.dtype:
             raise TypeError(
@@ -115,7 +121,11 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
     kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)
     if kind not in kinds:
         want = " or ".join(names[k] for k in kinds)
-        raise TypeError(f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}.")
+        cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
+        raise TypeError(
+            f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}. Cast with x.astype({cast})."
+        )
     if got.shape != shape:
-        raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.")
+        fix = f" Write x.reshape({', '.join(map(str, shape))})." if math.prod(got.shape) == math.prod(shape) else ""
+        raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")
     return jnp.asarray(value)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf import _errors
 from fbuf._buffer import Buffer
 from fbuf._checked import raise_for
 from fbuf._sample import Index, Rows, Sample
@@ -30,7 +31,7 @@ _update_rows = _in_place(Buffer.update_rows)
 
 
 class Replay:
-    """A stateful shell around a `Buffer`.
+    """A stateful shell around a `Buffer`, for one thread.
 
     Args:
       buffer: What to hold and how to draw.
@@ -49,6 +50,10 @@ class Replay:
     """
 
     def __init__(self, buffer: Buffer, example: PyTree, seed: int = 0, *, strict: bool = True):
+        if not isinstance(buffer, Buffer):
+            raise TypeError(
+                f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. The order is Replay(buffer, example)."
+            )
         self.buffer = buffer
         self.strict = strict
         self._state = buffer.init(example)
@@ -62,7 +67,13 @@ class Replay:
 
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds one row (one a lane); see `Buffer.add`."""
-        self._state = _add(self.buffer, self._state, _rows(row), priority=_array(priority), mask=_array(mask))
+        spec, structure = self.buffer.storage.spec(self._state.rows)
+        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
+        leaves = _errors.check_rows(
+            "Replay.add", _rows(row), spec, structure, lead, axes
+        )  # Python numbers become arrays
+        row = structure.unflatten(leaves.values())
+        self._state = _add(self.buffer, self._state, row, priority=_array(priority), mask=_array(mask))
         if priority is not None:
             self._raise("Replay.add")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from fbuf._config import state
@@ -14,7 +12,8 @@ from fbuf._tree import PyTree
 class Index:
     """Names rows: a slot, and the generation that tells this row from those before and after it in the slot.
 
-    An index whose row has been overwritten is *stale*: every verb that takes one skips it and counts it.
+    An index whose row has been overwritten is *stale*: every verb that takes one skips it and counts it. Generations count
+    along one history: of two futures of one state, an index of the one may be taken for a row of the other.
     """
 
     slot: jax.Array  # int32[B], in [0, C); C where the sample's mask is False
@@ -39,6 +38,3 @@ class Rows:
     data: PyTree  # leaves [..., item]
     index: Index  # of the same leading shape
     mask: jax.Array  # bool[...]
-
-
-Data = Any

@@ -31,6 +31,10 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and (canonical) dtype of anything array-like, allocating nothing on a device."""
+    if type(leaf).__module__.split(".")[0] == "torch":
+        raise TypeError(
+            "fbuf: a leaf is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
+        )
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         shape, dtype = tuple(leaf.shape), leaf.dtype
     else:

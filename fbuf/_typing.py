@@ -121,7 +121,7 @@ class Storage(Protocol):
     ) -> Any:
         """Writes leaves `[N, E, ...]` to slots int32[N, E]; nothing where `keep` is False. No slot twice."""
 
-    def read(self, rows: Any, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
+    def read(self, rows: Any, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         """One array a read, zeros at slot C; and, where rows can expire, bool[B]: all of this draw's rows were there."""
 
     def update(self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> Any:
@@ -173,8 +173,12 @@ class Sampler(Protocol):
         """Scalars worth logging."""
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names `set` takes."""
+
+    @property
     def options(self) -> tuple[str, ...]:
-        """Names `draw` and `set` take."""
+        """Names `draw` takes, for one call."""
 
     @property
     def prioritized(self) -> bool:
@@ -199,6 +203,10 @@ class View(Protocol):
     @property
     def ahead(self) -> int:
         """Rows ahead of an anchor that decide whether it can be drawn; 0 makes every row an anchor."""
+
+    @property
+    def cut_ends(self) -> bool:
+        """Whether the last row of a truncated episode can be drawn."""
 
     @property
     def reset_rows(self) -> bool:

@@ -18,7 +18,7 @@ from fbuf._duplicates import keep_last
 from fbuf._pin import pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
-from fbuf._tree import named_leaves, zero_unless
+from fbuf._tree import zero_unless
 from fbuf._typing import Population, Read, Ring
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _sample_core(
     draw = buffer.sampler.draw(state.sampler, key, batch_size, _population(buffer, state), options)
     flags = None if state.anchors is None else state.anchors.flags
     window = buffer.view.window(spec, buffer.geometry, flags, draw.slot, draw.mask)
-    arrays, ok = buffer.storage.read(state.rows, window.reads, state.token)
+    arrays, ok = buffer.storage.read(state.rows, window.reads)
     token, (arrays, ok, draw, context) = pin(state.token, (arrays, ok, draw, window.context))
     data = buffer.view.assemble(spec, structure, arrays, window._replace(context=context))
     index = _index(buffer, state, draw.slot)
@@ -203,7 +203,7 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
     spec, structure = buffer.storage.spec(state.rows)
-    arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec], state.token)
+    arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec])
     if ok is not None:
         mask = mask & ok.reshape(mask.shape)
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
@@ -269,13 +269,13 @@ def _convert_core(
     lanes, length = geometry
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     keep = age < state.ring.size[None, :]
+    slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     empty = empty_state(other, state.rows)
     if other.dense:
-        slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
         anchors, change = None, _anchors.dense(slot, keep, None)
     else:
-        rows = _aged_rows(buffer, state, age)[1]
-        end, terminated = _ending(other, named_leaves(rows.data), keep.shape)
+        ends, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in other.ends])
+        end, terminated = _ending(other, dict(zip(other.ends, ends, strict=True)), keep.shape)
         assert empty.anchors is not None
         full = state.ring.size == jnp.int32(length)
         first = state.ring.cursor - state.ring.size

@@ -20,6 +20,7 @@ class Memory(NamedTuple):
     temporary: int  # scratch memory of the program
     given: int  # arguments that are not donated
     made: int  # results that do not reuse a donated argument
+    reused: int  # bytes of donated arguments that results reuse
     bound: int  # `temporary` may be no more
 
 
@@ -30,7 +31,8 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
     analysis: Any = compiled.memory_analysis()
     given = sum(tree_bytes(a) for i, a in enumerate(args) if i not in donated)
     made = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-    return Memory(int(analysis.temp_size_in_bytes), given, made, 3 * (given + made) + 64 * 1024)
+    reused = int(analysis.alias_size_in_bytes)
+    return Memory(int(analysis.temp_size_in_bytes), given, made, reused, 3 * (given + made) + 64 * 1024)
 
 
 def assert_inplace(
@@ -59,16 +61,16 @@ def assert_inplace(
     memory = measure(fn, *args, donate=donate)
     donated = (donate,) if isinstance(donate, int) else donate
     buffer_bytes = sum(tree_bytes(args[i]) for i in donated)
+    if buffer_bytes - memory.reused > 64 * 1024:
+        raise AssertionError(
+            f"assert_inplace: {buffer_bytes - memory.reused} of the {buffer_bytes} donated bytes are not reused. Return "
+            f"the new state, every leaf of the shape and dtype it came with."
+        )
     most = memory.bound if bound is None else bound
     if memory.temporary > most:
         raise AssertionError(
             f"assert_inplace: the step needs {memory.temporary} temporary bytes; expected at most {most}. It copies part "
             f"of the {buffer_bytes} bytes it is donated. Usual causes: the state `sample` returned was dropped; `peek`, "
             f"`get` or `rows` before a write; a state chosen with jnp.where instead of lax.cond or mask=."
-        )
-    if memory.made > most:
-        raise AssertionError(
-            f"assert_inplace: {memory.made} bytes of results do not reuse the donated {buffer_bytes} bytes; expected at "
-            f"most {most}. Return the new state, of the same shapes and dtypes."
         )
     return memory

@@ -26,6 +26,7 @@ from fbuf._host.codec import (
     Codec,
     Coder,
     Dictionary,
+    Zstd,
     checksum,
     coder_of,
 )
@@ -65,7 +66,7 @@ class Chunks:
         self.slot = np.zeros((self.ring, lanes), np.uint16)
         self.closed = 0  # chunks ever encoded
         self.encoded = 0  # and their bytes
-        self.probed = False
+        self.probed = not isinstance(codec, Zstd)  # what a codec of the user's gives is what rows are
 
     # ---------------------------------------------------------------- size
 

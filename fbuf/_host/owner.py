@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import backend
 
 from fbuf._host.store import Store
 
@@ -213,7 +214,8 @@ def _retire(id: int) -> None:
 
 def _bury(id: int, until: float) -> None:
     """Lets a store wait for what is pending now; call with `_lock`."""
-    arrays = [weakref.ref(array) for array in jax.live_arrays() if _is_pending(array)]
+    live = [array for platform in backend.backends() for array in jax.live_arrays(platform)]
+    arrays = [weakref.ref(array) for array in live if _is_pending(array)]
     if arrays and time.monotonic() < until:
         _graveyard[id] = _Grave(arrays, until)
     else:

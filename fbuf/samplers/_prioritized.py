@@ -10,6 +10,7 @@ Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,8 +80,12 @@ class Prioritized:
             raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
 
     @property
-    def options(self) -> tuple[str, ...]:
+    def numbers(self) -> tuple[str, ...]:
         return ("alpha", "beta", "eps")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("beta",)
 
     @property
     def prioritized(self) -> bool:
@@ -177,12 +182,11 @@ class Prioritized:
         return self._seen(sampler, jnp.max(jnp.where(real, priority, jnp.float32(0)), initial=0.0))
 
     def set(self, sampler: PrioritizedState, **numbers: Any) -> PrioritizedState:
-        new = {n: jnp.asarray(numbers.get(n, getattr(sampler, n)), jnp.float32) for n in self.options}
-        return PrioritizedState(sampler.tree, sampler.low, sampler.max_priority, **new)
+        return dataclasses.replace(sampler, **numbers)
 
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
-        empty = self.init(geometry, dense)
-        return PrioritizedState(empty.tree, empty.low, empty.max_priority, sampler.alpha, sampler.beta, sampler.eps)
+        annealed = {name: getattr(sampler, name) for name in self.numbers}
+        return dataclasses.replace(self.init(geometry, dense), **annealed)
 
     def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:
         # scalars of the state only: reading the tree here would make a later write in the same step copy it
@@ -193,22 +197,19 @@ class Prioritized:
         }
 
     def _leaf(self, sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
-        leaf = jnp.power(priority + sampler.eps, sampler.alpha)
-        return jnp.minimum(leaf, jnp.float32(_LARGEST_LEAF))
+        """(|p| + eps)^alpha, finite and >= 0 whatever numbers were annealed to."""
+        leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), sampler.alpha)
+        return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(_LARGEST_LEAF)), jnp.float32(0))
 
     @staticmethod
     def _power(number: jax.Array, probability: jax.Array, beta: jax.Array) -> jax.Array:
         """(n P)^-beta, finite: a leaf may be far below the float32 resolution of the total."""
         product = jnp.maximum(number * probability, jnp.float32(1e-30))
-        return jnp.minimum(jnp.power(product, -beta), jnp.float32(1e30))
+        exponent = jnp.where(beta >= jnp.float32(0), beta, jnp.float32(0))  # NaN as well
+        return jnp.minimum(jnp.power(product, -exponent), jnp.float32(1e30))
 
     def _write(
-        self,
-        sampler: PrioritizedState,
-        slot: jax.Array,
-        leaf: jax.Array,
-        geometry: Geometry,
-        token: jax.Array,
+        self, sampler: PrioritizedState, slot: jax.Array, leaf: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
         slot = slot + token
         tree = _sumtree.set(sampler.tree, slot, leaf, geometry.capacity)
@@ -216,9 +217,8 @@ class Prioritized:
         if self.normalize == "buffer":
             lowest = jnp.where(leaf > jnp.float32(0), leaf, jnp.float32(jnp.inf))
             low = _sumtree.set(low, slot, lowest, geometry.capacity, reduce="min")
-        return PrioritizedState(tree, low, sampler.max_priority, sampler.alpha, sampler.beta, sampler.eps)
+        return dataclasses.replace(sampler, tree=tree, low=low)
 
     @staticmethod
     def _seen(sampler: PrioritizedState, largest: jax.Array) -> PrioritizedState:
-        top = jnp.maximum(sampler.max_priority, largest)
-        return PrioritizedState(sampler.tree, sampler.low, top, sampler.alpha, sampler.beta, sampler.eps)
+        return dataclasses.replace(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))

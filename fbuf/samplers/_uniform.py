@@ -39,6 +39,10 @@ class Uniform:
     """
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def options(self) -> tuple[str, ...]:
         return ()
 

@@ -56,6 +56,9 @@ class Compressed:
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
         _side.check("Compressed", self.slack, self.on_expired)
+        if isinstance(self.codec, type):
+            name = self.codec.__name__
+            raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
 
     @property
     def on_host(self) -> bool:
@@ -82,6 +85,8 @@ class Compressed:
         return _side.plan_host(geometry, spec, self.host_keys(spec), self.codec, slack, trial, ratio)
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
+        if not isinstance(rows, SideRows):
+            raise TypeError("Compressed: this state keeps its rows on the device. Use the buffer that made it.")
         return rows.layout.spec, rows.layout.structure
 
     def write(
@@ -94,8 +99,7 @@ class Compressed:
     ) -> SideRows:
         return _side.write(rows, slot, leaves, keep, token)
 
-    def read(self, rows: SideRows, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
-        del token
+    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         return _side.read(rows, reads, strict=not self.masks_expired)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:

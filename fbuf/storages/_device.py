@@ -16,6 +16,7 @@ from fbuf._config import component
 from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _arrays
+from fbuf.storages._side import SideRows
 
 
 @component
@@ -54,6 +55,8 @@ class Device:
         return 0, "none", 0
 
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
+        if isinstance(rows, SideRows):
+            raise TypeError("Device: this state keeps rows on the host. Use the buffer that made it.")
         leaves = named_leaves(rows)
         spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
         return spec, jax.tree.structure(rows)
@@ -78,7 +81,7 @@ class Device:
         structure: Any = jax.tree.structure(rows)
         return structure.unflatten(new.values())
 
-    def read(self, rows: PyTree, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
+    def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         arrays = named_leaves(rows)
         return [_arrays.read(arrays[read.name], read.slot) for read in reads], None
 

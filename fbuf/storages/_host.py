@@ -72,6 +72,8 @@ class Host:
         return _side.plan_host(geometry, spec, self.host_keys(spec), None, slack, trial, ratio)
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
+        if not isinstance(rows, SideRows):
+            raise TypeError("Host: this state keeps its rows on the device. Use the buffer that made it.")
         return rows.layout.spec, rows.layout.structure
 
     def write(
@@ -84,8 +86,7 @@ class Host:
     ) -> SideRows:
         return _side.write(rows, slot, leaves, keep, token)
 
-    def read(self, rows: SideRows, reads: Sequence[Read], token: jax.Array) -> tuple[list[jax.Array], jax.Array | None]:
-        del token
+    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         return _side.read(rows, reads, strict=not self.masks_expired)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:

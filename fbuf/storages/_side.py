@@ -107,6 +107,8 @@ def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> t
                 f"Name those for the host with keys=(...), or use storages.Device()."
             )
         return chosen
+    if not keys:
+        raise ValueError(f"{call}: keys is empty; expected names of leaves ({', '.join(spec)}). Use storages.Device().")
     for key in keys:
         if not any(name == key or name.startswith(key + "/") for name in spec):
             raise ValueError(f"{call}: keys names '{key}', but rows have {', '.join(spec)}. Use one of those.")
@@ -140,7 +142,8 @@ def init(
 
 def _traced() -> bool:
     """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
-    vmapped: Any = getattr(core, "unsafe_am_i_under_a_vmap_DO_NOT_USE", bool)  # gone one day: then the write refuses
+    name = "unsafe_am_i_under_a_vmap_DO_NOT_USE"  # if it is gone one day, the first write refuses
+    vmapped: Any = getattr(core, name, None) or getattr(jax.core, name, bool)  # there until jax 0.7
     return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
 
 
@@ -256,9 +259,10 @@ def read(rows: SideRows, reads: Sequence[Read], strict: bool) -> tuple[list[jax.
     if not side:
         return [a for a in out if a is not None], None
     requests = []
-    known: dict[int, jax.Array] = {}
+    known = {id(r.slot): r.slot for _, r in side}
+    gathered = {key: _arrays.read(rows.ticket, slot) for key, slot in known.items()}
     for _, r in side:
-        tickets = known.setdefault(id(r.slot), _arrays.read(rows.ticket, r.slot))
+        tickets = gathered[id(r.slot)]
         leaf = spec[r.name]
         requests.append((columns.index(r.name), tickets, (tuple(leaf.shape), leaf.dtype)))
     arrays, present = callback.read(rows.id, requests, strict=strict)
@@ -284,8 +288,8 @@ def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], tok
 
 
 def clear(rows: SideRows) -> SideRows:
-    """No slot holds a row; the store drops them as new ones arrive."""
-    return rows.replace(jnp.zeros_like(rows.ticket), rows.device)
+    """Nothing to do: what no ring holds is never read, and the tickets still order later writes after earlier ones."""
+    return rows
 
 
 def store_of(rows: SideRows) -> Store:
@@ -339,5 +343,7 @@ def check(call: str, slack: int | None, on_expired: str) -> None:
     """Settings common to host storages."""
     if on_expired not in ("raise", "mask"):
         raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
-    if slack is not None and slack < 0:
-        raise ValueError(f"{call}: slack is {slack}; expected a number of rows >= 0, or None.")
+    if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
+        raise ValueError(
+            f"{call}: slack is {slack!r}; expected an int >= 0, rows to keep beyond the capacity, or None."
+        )

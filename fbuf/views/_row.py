@@ -32,6 +32,10 @@ class Row:
         return 0
 
     @property
+    def cut_ends(self) -> bool:
+        return True
+
+    @property
     def reset_rows(self) -> bool:
         return False
 

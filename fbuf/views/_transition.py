@@ -123,6 +123,10 @@ class Transition:
         return self.n_step
 
     @property
+    def cut_ends(self) -> bool:
+        return self.final_observation is not None or self.reset_rows
+
+    @property
     def reset_rows(self) -> bool:
         return self.autoreset == "next_step"
 
@@ -134,7 +138,8 @@ class Transition:
         fields = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
         for field in fields:
             name = getattr(self, field)
-            if name is not None and not _under(name, spec):
+            single = field in ("reward", "terminated", "truncated")  # no subtree
+            if name is not None and not (name in spec if single else _under(name, spec)):
                 optional = "" if field in ("observation", "reward", "terminated") else ", or None if there is none"
                 raise ValueError(
                     f"Transition: {field} is '{name}', but rows have {', '.join(spec)}. "
@@ -179,7 +184,7 @@ class Transition:
         reset = has(flags, RESET)
         decided = (index < exist) & (by_end | by_row | reset)
         drawable = ~reset
-        if self.final_observation is None and not self.reset_rows:
+        if not self.cut_ends:
             drawable = drawable & ~(at_end & ~terminated)
         return decided, drawable
 
@@ -210,8 +215,7 @@ class Transition:
             jnp.where(has(near[:, : back + 1], START), offset[:, : back + 1], jnp.int32(-back - steps - 1)),
             axis=1,
         )
-        has_final = self.final_observation is not None or self.reset_rows
-        counts_last = terminated | jnp.bool_(has_final)
+        counts_last = terminated | jnp.bool_(self.cut_ends)
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
         # the row whose observation comes last in `next_obs`
         reach = jnp.where(

@@ -24,11 +24,6 @@ class Ring:
       Ring()
     """
 
-    @property
-    def keeps_neighbours(self) -> bool:
-        """Whether rows that follow one another in time do so in the buffer, as most views need."""
-        return True
-
     def init(self, geometry: Geometry) -> RingState:
         return _ring.init(geometry)
 
