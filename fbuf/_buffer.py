@@ -457,7 +457,7 @@ class Buffer:
         for name, value in numbers.items():
             if name not in known:
                 raise ValueError(
-                    f"{call}: {self.sampler!r} has no number '{name}' here (it has: {', '.join(known) or 'none'})."
+                    f"{call}: {self.sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'})."
                 )
             if np.shape(value) != ():
                 raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")

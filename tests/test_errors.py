@@ -615,7 +615,7 @@ def test_clear_makes_every_index_stale() -> None:
     [
         (lambda: fbuf.storages.Host(keys="obs"), TypeError, "Host: keys is 'obs'; expected a tuple of names"),
         (lambda: fbuf.storages.Host(on_expired="zero"), ValueError, "Host: on_expired is 'zero'; expected \"raise\""),
-        (lambda: fbuf.storages.Host(slack=-1), ValueError, "Host: slack is -1; expected a number of rows >= 0"),
+        (lambda: fbuf.storages.Host(slack=-1), ValueError, "Host: slack is -1; expected an int >= 0"),
         (lambda: fbuf.storages.Compressed(keys="obs"), TypeError, "Compressed: keys is 'obs'; expected a tuple"),
     ],
 )

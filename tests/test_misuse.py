@@ -111,7 +111,7 @@ def test_a_bad_annealed_number_is_refused_or_harmless(name: str, bad: float) -> 
 def test_sample_takes_beta_only(name: str) -> None:
     buffer = fbuf.prioritized(16)
     state = buffer.extend(buffer.init(EXAMPLE), rows(16))
-    with pytest.raises(ValueError, match=rf"has no number '{name}' here \(it has: beta\)"):
+    with pytest.raises(ValueError, match=rf"has no number '{name}' \(it has: beta\)"):
         buffer.sample(state, jax.random.key(0), 4, **{name: 0.0})
 
 
