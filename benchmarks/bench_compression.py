@@ -238,7 +238,8 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
         return Given(at, run.frames[at][:, None], jax.block_until_ready(jax.device_put(run.rows(at))), items)
 
     written: dict[str, list[float]] = {name: [] for name in sides}
-    whole = np.arange(len(run.frames) // WRITTEN * WRITTEN).reshape(-1, WRITTEN)
+    rows = min(WRITTEN, len(run.frames) // 3)
+    whole = np.arange(len(run.frames) // rows * rows).reshape(-1, rows)
     for first in range(0, len(whole), GROUP):
         group = [given(at) for at in whole[first : first + GROUP]]
         writers = {name: functools.partial(_write_next, side, iter(group)) for name, side in sides.items()}
