@@ -7,7 +7,7 @@ generous to it, ours are `nbytes` of the host part, index, dictionaries, context
 checked to give the same stacks.
 
 Expected, as geometric means over the games against its default codec (zstandard is shown beside it, and is
-1.5x smaller and 2x faster than that): 20x fewer bytes, writes (1,024 at a time; at 256 it is 14 to 19) 20x and reads (256
+1.5x smaller and 2x faster than that): 20x fewer bytes, writes (1,024 at a time; smaller ones gain less) 20x and reads (256
 drawn pairs) 4x as fast, both timed as a user has them, `extend` and `sample` under jit against
 ReplayBuffer's. (Of a write's time 0.3 ms is dispatch whatever its size: JAX calls programs with an effect
 from Python, some 10 us an array of the state.) At 20,000 frames 400x fewer bytes than raw stacks, 200x in

@@ -87,10 +87,6 @@ class Storage(Protocol):
     """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row."""
 
     @property
-    def on_host(self) -> bool:
-        """Whether rows live behind callbacks; such a storage cannot be vmapped, traced at `init` or sharded."""
-
-    @property
     def masks_expired(self) -> bool:
         """Whether a row that was dropped is masked (zeros) rather than an error."""
 

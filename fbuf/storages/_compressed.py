@@ -61,10 +61,6 @@ class Compressed:
             raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
 
     @property
-    def on_host(self) -> bool:
-        return True
-
-    @property
     def masks_expired(self) -> bool:
         return self.on_expired == "mask"
 

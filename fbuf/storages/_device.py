@@ -32,10 +32,6 @@ class Device:
     """
 
     @property
-    def on_host(self) -> bool:
-        return False
-
-    @property
     def masks_expired(self) -> bool:
         return False
 

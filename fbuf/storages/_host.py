@@ -48,10 +48,6 @@ class Host:
         _side.check("Host", self.slack, self.on_expired)
 
     @property
-    def on_host(self) -> bool:
-        return True
-
-    @property
     def masks_expired(self) -> bool:
         return self.on_expired == "mask"
 
