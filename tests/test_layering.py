@@ -128,10 +128,9 @@ def test_what_runs_in_a_callback_knows_numpy_only(module: str) -> None:
     assert not [name for name in imports(module) if name.split(".")[0] == "jax"]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) != "demo"])
 def test_only_the_core_dependencies_are_imported_at_the_top(module: str) -> None:
-    if unit(module) in ("demo", "__main__"):
-        pytest.skip("the demo needs its extra")
+    """All but the demo, which needs its extra."""
     names = {name.split(".")[0] for name in imports(module, functions=False)}
     assert names <= set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
 
