@@ -23,6 +23,7 @@ import numpy.typing as npt
 import zstandard
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert")
+MORE_GAMES = ("Freeway", "Enduro", "Asterix", "Krull")  # of other kinds: Enduro's picture moves as a whole
 BLOCK = 2_000  # frames
 _SHAPE = (84, 84)
 _FORMAT = 1  # counted up when policy, preprocessing or layout change

@@ -15,24 +15,27 @@ import numpy as np
 
 from benchmarks import _atari
 from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
+from benchmarks.bench_deduplicated import lots, write_all
 
 QUESTION = "DQN step (32 rows written, 32 transitions of 4-frame stacks learnt from), real frames"
-TARGET = "<= 1.35"  # Compressed against Device
+TARGETS = {"compressed": "<= 1.35", "deduplicated": "<= 1.05"}  # against Device
 GAME = "Breakout"
 ACTIONS = 4
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Seconds a step with `Compressed` and `Host` against `Device`, and without any replay."""
+    """Seconds a step with each storage against `Device`, and without any replay."""
     for peer in map(load_peer, ("optax", "ale_py")):
         if isinstance(peer, Absent):
-            return [absent_row(QUESTION, GAME, peer, TARGET)]
+            return [absent_row(QUESTION, f"{name}, {GAME}", peer, target) for name, target in TARGETS.items()]
     from fbuf.demo import _dqn
 
     held, rounds = (4_000, 15) if quick else (40_000, 60)
     rows = lane_rows(held // _dqn.LANES, _dqn.LANES)
     config = _dqn.Config(ACTIONS)
-    steps = {name: _stepper(make(), held, rows, config) for name, make in _dqn.STORAGES.items()}
+    storages = {name: make() for name, make in _dqn.STORAGES.items()}
+    storages["deduplicated"] = _fitted(rows, held)
+    steps = {name: _stepper(storage, held, rows, config) for name, storage in storages.items()}
     steps["none"] = _without_replay(held, rows, config)
     timings = interleave(steps, rounds=rounds, warmup=3)
 
@@ -49,7 +52,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
                 ours=spread(seconds),
                 peer=spread(device),
                 ratio=ratio(seconds, device),
-                target=TARGET if name == "compressed" else None,
+                target=TARGETS.get(name),
                 note="the same step without extend, sample, update_priority" if name == "none" else "",
             )
         )
@@ -76,8 +79,7 @@ def _stepper(storage: Any, held: int, rows: dict[str, np.ndarray], config: Any) 
     """A thunk that takes one step on a full replay and carries what comes of it."""
     from fbuf.demo import _dqn
 
-    buffer = _dqn.make_buffer(storage, held)
-    replay = _filled(buffer, rows)
+    buffer, replay = _filled(_dqn.make_buffer(storage, held), rows)
     learner = _dqn.init_learner(jax.random.key(0), config)
     step, slabs, key = _dqn.make_step(buffer, config), _slabs(rows), jax.random.key(1)
 
@@ -93,8 +95,8 @@ def _without_replay(held: int, rows: dict[str, np.ndarray], config: Any) -> Call
     import fbuf
     from fbuf.demo import _dqn
 
-    buffer = _dqn.make_buffer(fbuf.storages.Device(), held)
-    batch = jax.jit(lambda replay: buffer.peek(replay, jax.random.key(2), _dqn.BATCH_SIZE))(_filled(buffer, rows))
+    buffer, replay = _filled(_dqn.make_buffer(fbuf.storages.Device(), held), rows)
+    batch = jax.jit(lambda replay: buffer.peek(replay, jax.random.key(2), _dqn.BATCH_SIZE))(replay)
     learner = _dqn.init_learner(jax.random.key(0), config)
     learn = _dqn.make_learn(config)
 
@@ -106,16 +108,21 @@ def _without_replay(held: int, rows: dict[str, np.ndarray], config: Any) -> Call
     return take
 
 
-def _filled(buffer: Any, rows: dict[str, np.ndarray]) -> Any:
-    """The replay after all rows, written as a run writes them, a few at a time."""
+def _fitted(rows: dict[str, np.ndarray], held: int) -> Any:
+    """`Deduplicated` with block and places chosen from a tenth of the rows."""
+    import fbuf
+
+    steps, lanes = rows["action"].shape
+    first = {name: x[: steps // 10] for name, x in rows.items()}
+    return fbuf.storages.Deduplicated(keys=("obs",)).fit(first, capacity=held, lanes=lanes)
+
+
+def _filled(buffer: Any, rows: dict[str, np.ndarray]) -> tuple[Any, Any]:
+    """Buffer and replay after all rows, written as a run writes them, a few at a time; a table that fills is grown."""
     from fbuf.demo import _dqn
 
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    replay = buffer.init(_dqn.example_row())
-    size = 100
-    for first in range(0, len(rows["action"]), size):
-        replay = extend(replay, {name: x[first : first + size] for name, x in rows.items()})
-    return replay
+    buffer, replay, _ = write_all(buffer, buffer.init(_dqn.example_row()), lots(rows, 100))
+    return buffer, replay
 
 
 def _slabs(rows: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:

@@ -117,14 +117,16 @@ def extend(
     priority: jax.Array | None,
     keep: jax.Array | None,
     token: jax.Array,
+    retire: tuple[jax.Array, int] | None = None,
 ) -> tuple[Anchors, Change, jax.Array]:
-    """Follows a write of `N` rows a lane.
+    """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
 
     Args:
       ring: As it was before the write.
       end, terminated: bool[N, E].
       priority: float32[N, E], or None.
       keep: bool[N, E], or None for all.
+      retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
     Returns:
       The anchors, what opened and closed, and the token.
     """
@@ -144,9 +146,11 @@ def extend(
 
     # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
     size = ring.size[None, :]
-    lost = jnp.maximum(ring.size + count - whole, jnp.int32(0))
+    lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
+    if retire is not None:
+        lost, most = retire
     behind = min(view.back, length)
-    oldest = jnp.arange(min(min(num, length) + behind, length), dtype=jnp.int32)[:, None]
+    oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
     context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
     near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
     around = _ring.by_age(ring, geometry, context)
@@ -184,7 +188,7 @@ def extend(
     slot = _ring.by_age(ring, geometry, age)
     nowhere = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape) + jnp.int32(geometry.capacity)
     written = jnp.where(undecided_before & stays, slot, nowhere)
-    unset = closing & (near_age >= lost[None, :])
+    unset = closing if retire is not None else closing & (near_age >= lost[None, :])
     closed_slot = jnp.where(unset, near, jnp.int32(slot.size + geometry.capacity) + _iota(near))
     at = jnp.concatenate([written.reshape(-1), closed_slot.reshape(-1)]) + token
     values = jnp.concatenate([flags.reshape(-1), (near_flags & jnp.uint8(0xFF - OPEN)).reshape(-1)])

@@ -23,7 +23,7 @@ from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
-from fbuf._typing import Geometry, Sampler, Storage, View
+from fbuf._typing import Geometry, Growable, Sampler, Storage, View
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -39,7 +39,7 @@ class Buffer:
 
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
-      storage: Where rows live: `storages.Device()`, `Compressed(...)`, `Host(...)`.
+      storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Prioritized(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`.
       writer: Which slots new rows take: `writers.Ring()`.
@@ -101,7 +101,7 @@ class Buffer:
                 raise TypeError(
                     f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
                 )
-        need = 1 + self.view.back + self.view.ahead
+        need = self.rows_seen
         if self.geometry.length < need:
             each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
             raise ValueError(
@@ -119,6 +119,11 @@ class Buffer:
     def ends(self) -> tuple[str, ...]:
         """Leaves that end an episode."""
         return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
+
+    @property
+    def rows_seen(self) -> int:
+        """Rows a lane needs for one anchor: those the view looks at."""
+        return 1 + self.view.back + self.view.ahead
 
     @property
     def dense(self) -> bool:
@@ -428,6 +433,30 @@ class Buffer:
         anchors, sampler = _verbs.convert(self, state, static=(other,))[1]
         return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
+    def grow(self, state: BufferState, blocks: Any = None) -> tuple[Buffer, BufferState]:
+        """The same rows, indices and priorities with more room for distinct blocks (`storages.Deduplicated`).
+
+        Eager: shapes change, so what was jitted compiles again for the new buffer. Everything but the blocks is shared
+        with `state`: donate at most one of the two.
+
+        Args:
+          blocks: Places of the table then, as for `Deduplicated`; None: half as many again.
+        Returns:
+          The buffer to use from now on, and its state.
+        Raises:
+          TypeError: the storage does not grow; or the state is traced.
+          ValueError: fewer places than there are.
+        Cost: O(C + places); both tables exist for a moment.
+        """
+        self._state_spec("Buffer.grow", "grow(state, blocks)", state)
+        if not isinstance(self.storage, Growable):
+            raise TypeError(
+                f"Buffer.grow: {self.storage!r} has nothing to grow. Make a buffer of a larger capacity and add the rows: "
+                f"other.extend(other.init(example), rows)."
+            )
+        storage, rows = self.storage.grow(state.rows, blocks)
+        return dataclasses.replace(self, storage=storage), dataclasses.replace(state, rows=rows)
+
     # ------------------------------------------------------------------------------------------------ inside
 
     def _state_spec(self, call: str, form: str, state: Any) -> tuple[Spec, Any]:
@@ -447,8 +476,8 @@ class Buffer:
         if (found, made) != _expected_state(self, items, structure):
             raise ValueError(
                 f"Buffer: this state was made by another buffer than {self!r} (of another capacity, number of lanes, "
-                f"sampler or view). Use the buffer that made it; for another sampler or view of the same rows "
-                f"buffer.convert(other, state)."
+                f"storage, sampler or view). Use the buffer that made it (buffer, state = buffer.grow(state) gives another); "
+                f"for another sampler or view of the same rows buffer.convert(other, state)."
             )
 
     def _check_numbers(self, call: str, known: tuple[str, ...], numbers: dict[str, Any]) -> dict[str, jax.Array]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from fbuf._state import COUNTERS, BufferState
+from fbuf._state import BY_DESIGN, COUNTERS, BufferState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str) -> None:
     """Raises if more was refused `after` than `before`, both uint32 counters."""
     new = dict(zip(COUNTERS, (int(n) for n in after - before), strict=True))
+    for name in BY_DESIGN:
+        del new[name]
     if new.pop("empty_samples"):
         raise ValueError(
             f"{call}: there is nothing to draw yet. Ask can_sample first, or learn only where the mask is True."
@@ -28,6 +30,8 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str) -> No
     if any(new.values()):
         names = {name: name.removeprefix("refused_").replace("_", " ") for name in new}
         what = ", ".join(f"{n} {names[name]}" for name, n in new.items() if n)
+        if new["refused_rows"]:
+            hint = f"Make room for distinct blocks with `grow`. {hint}"
         raise ValueError(f"{call}: refused one by one: {what}; the others took effect. {hint}")
 
 

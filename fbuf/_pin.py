@@ -55,3 +55,19 @@ def pin(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
 
     reads, zero = lax.cond(_is_never(token), never, keep, reads)
     return token + zero, reads
+
+
+@jax.custom_batching.custom_vmap
+def any_of(flags: jax.Array) -> jax.Array:
+    """bool[], whether any of `flags` holds, for any of a `vmap`'s members: never batched.
+
+    As the condition of a loop or a branch it keeps `vmap` from selecting between old and new arrays, which would copy
+    them. The members that are done go on with the others, so the body must leave them as they are.
+    """
+    return jnp.any(flags)
+
+
+@any_of.def_vmap
+def _any_of_all(axis_size: int, in_batched: Sequence[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return any_of(flags), False

@@ -2,7 +2,8 @@
 
 Device bytes come from shapes and from XLA's own memory analysis of the compiled verbs, so they are what is then measured.
 Host bytes of rows that are kept as they are follow from shapes too. How far rows will compress nobody can know: the
-answer comes from rows you give, from a ratio you give, or is the raw upper bound, and the plan says which.
+answer comes from rows you give, from a ratio you give, or is the raw upper bound, and the plan says which. The same holds of
+how far a table of distinct blocks will fill, which only rows can tell.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax
 
 from fbuf import _errors, _verbs
 from fbuf._tree import PyTree, tree_bytes
+from fbuf._typing import Forecast, Forecasting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Plan:
     peak_extend: int
     peak_sample: int
     donated: bool  # whether `peak_extend` is that of a donated state; else the rows exist twice
+    table: Forecast | None = None  # how far the table of distinct blocks will fill, where the storage has one
 
     def __str__(self) -> str:
         lines = [
@@ -41,7 +44,22 @@ class Plan:
             ("peak on device, extend", self.peak_extend, "donated" if self.donated else "not donated"),
             ("peak on device, sample", self.peak_sample, ""),
         ]
-        return "\n".join(f"{name:<24}{_human(size):>12}  {note}".rstrip() for name, size, note in lines)
+        shown = [(name, _human(size), note) for name, size, note in lines]
+        if self.table is not None:
+            shown.append(_table_line(self.table))
+        return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in shown)
+
+
+def _table_line(table: Forecast) -> tuple[str, str, str]:
+    if table.blocks is None or table.load is None:
+        return "places for blocks", f"{table.places:,}", table.known
+    note = f"of {table.places:,} places ({table.load:.0%}), {table.known}"
+    if table.gives_way:
+        who = "oldest" if table.gives_way == "retired" else "others"
+        note += (
+            f"; only about {table.rows:,} rows fit, the {who} are {table.gives_way}: {table.wanted:,} places hold all"
+        )
+    return "distinct blocks", f"{table.blocks:,}", note
 
 
 def _human(size: float) -> str:
@@ -68,7 +86,8 @@ def plan(
       batch_size: B of the `sample` whose peak is wanted.
       num_rows: N of the `extend` (a lane).
       donated: Whether the state is donated to `extend`.
-      rows: Some real rows, as `extend` takes them, to compress on trial; a thousand or more make a good guess.
+      rows: Some real rows, as `extend` takes them, to compress on trial, or to count their distinct blocks; a thousand or
+        more make a good guess.
       ratio: Or the ratio you expect, raw bytes over compressed.
     Raises:
       ValueError: both `rows` and `ratio` are given, or the ratio is not positive.
@@ -89,6 +108,7 @@ def plan(
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
+    table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
 
     abstract = storage.abstract(geometry, spec, structure)
     state = jax.eval_shape(partial(_verbs.empty_state, buffer), abstract)
@@ -107,6 +127,7 @@ def plan(
         peak_extend=_peak(buffer.extend, (state, incoming), donate),
         peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),
         donated=donated,
+        table=table,
     )
 
 

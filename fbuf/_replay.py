@@ -20,6 +20,7 @@ from fbuf._checked import raise_for
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import PyTree
+from fbuf._typing import Growable
 
 _FORMS = ("jax", "numpy", "torch")
 
@@ -74,14 +75,16 @@ class Replay:
         )  # Python numbers become arrays
         row = structure.unflatten(leaves.values())
         self._state = _add(self.buffer, self._state, row, priority=_array(priority), mask=_array(mask))
-        if priority is not None:
-            self._raise("Replay.add")
+        self._raise_for_write("Replay.add", priority)
+
+    def grow(self, blocks: Any = None) -> None:
+        """More room for distinct blocks (`storages.Deduplicated`); see `Buffer.grow`. `self.buffer` is another then."""
+        self.buffer, self._state = self.buffer.grow(self._state, blocks)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds rows in order of time; see `Buffer.extend`."""
         self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
-        if priority is not None:
-            self._raise("Replay.extend")
+        self._raise_for_write("Replay.extend", priority)
 
     def sample(self, batch_size: int, *, to: str = "jax", **options: Any) -> Sample:
         """Draws a batch; see `Buffer.sample`.
@@ -150,6 +153,11 @@ class Replay:
 
     def __repr__(self) -> str:
         return f"Replay({self.buffer!r}, {len(self)} rows)"
+
+    def _raise_for_write(self, call: str, priority: Any) -> None:
+        """Looks only where a write can refuse something: looking waits for the write."""
+        if priority is not None or isinstance(self.buffer.storage, Growable):
+            self._raise(call)
 
     def _raise(self, call: str) -> None:
         """Raises what the last call only counted. Waits for it."""

@@ -74,6 +74,11 @@ def _later(lap: jax.Array, more: jax.Array) -> jax.Array:
     return new + (new < lap).astype(jnp.uint32)
 
 
+def retire(ring: Ring, count: jax.Array) -> Ring:
+    """The rings without their `count` int32[E] oldest rows."""
+    return Ring(ring.cursor, ring.size - count, ring.lap)
+
+
 def clear(ring: Ring) -> Ring:
     """Empty, and every index handed out so far is stale."""
     return Ring(

@@ -17,7 +17,14 @@ COUNTERS = (
     "refused_closed",
     "empty_samples",
     "expired_rows",
+    "refused_rows",
+    "retired_rows",
+    "draws_refused",
 )
+"""What is counted rather than raised: priorities and indices refused, draws from nothing, rows read too late, rows that
+found no room, and (by design, so that nothing raises for them) the oldest rows given up for new ones and the draws that
+landed on rows which had found no room."""
+BY_DESIGN = ("retired_rows", "draws_refused")
 
 
 @state
@@ -31,5 +38,5 @@ class BufferState:
     ring: Ring  # where each lane writes next
     anchors: Anchors | None  # which rows can be drawn; None where all can
     sampler: Any  # the sampler's: logs, priorities
-    counters: jax.Array  # uint32[6], see `COUNTERS`
+    counters: jax.Array  # uint32[9], see `COUNTERS`
     token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._pin`)

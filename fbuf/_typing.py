@@ -62,7 +62,7 @@ class Change:
     open_slot: jax.Array  # int32[A, E], slots in time order
     open_mask: jax.Array  # bool[A, E]
     priority: jax.Array  # float32[A, E], negative: none was given
-    close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor: what closes then is what reopens
+    close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and none is given up: what closes reopens
     close_mask: jax.Array  # bool[K, E]
 
 
@@ -71,6 +71,10 @@ class Read(NamedTuple):
 
     name: str
     slot: jax.Array  # int32[B, ...]
+    pool: jax.Array | None = (
+        None  # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
+    )
+    start: jax.Array | None = None  # int32[B]; a storage for which rows are dear reads the pool once
 
 
 class Population(NamedTuple):
@@ -114,14 +118,22 @@ class Storage(Protocol):
         leaves: Mapping[str, jax.Array],
         keep: jax.Array | None,
         token: jax.Array,
-    ) -> Any:
-        """Writes leaves `[N, E, ...]` to slots int32[N, E]; nothing where `keep` is False. No slot twice."""
+    ) -> tuple[Any, jax.Array | None]:
+        """Writes leaves `[N, E, ...]` to slots int32[N, E]; nothing where `keep` is False. No slot twice.
+
+        Also how many rows it had no room for, uint32[], or None where there is always room.
+        """
 
     def read(self, rows: Any, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         """One array a read, zeros at slot C; and, where rows can expire, bool[B]: all of this draw's rows were there."""
 
-    def update(self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> Any:
-        """Replaces some leaves `[B, ...]` of rows already there; slot C is skipped, no other slot comes twice."""
+    def update(
+        self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[Any, jax.Array | None]:
+        """Replaces some leaves `[B, ...]` of rows already there; slot C is skipped, no other slot comes twice.
+
+        Also how many rows it had no room for, as `write`; those stay as they were.
+        """
 
     def clear(self, rows: Any) -> Any:
         """Forgets every row."""
@@ -134,6 +146,43 @@ class Storage(Protocol):
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> Any:
         """The inverse of `to_arrays`, in any process. Eager."""
+
+
+@runtime_checkable
+class Growable(Protocol):
+    """What a storage has besides if its room for rows can run out, and be enlarged."""
+
+    def surplus(self, rows: Any, num: int) -> jax.Array | None:
+        """int32[], how many of its oldest rows each lane gives up before `num` more come, at most 2 * num; None: never any."""
+
+    def drop(self, rows: Any, slot: jax.Array, token: jax.Array) -> tuple[Any, jax.Array]:
+        """Gives up the rows in slots int32[A, E], before anything is written; slot C is skipped. Only after a `surplus`."""
+
+    def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
+        """Scalars worth logging, from scalars of the state only; `held` int32[] rows are in the buffer."""
+
+    def grow(self, rows: Any, blocks: Any = None) -> tuple[Any, Any]:
+        """The storage and its rows with more room: by half, or as `blocks` says. Eager."""
+
+
+class Forecast(NamedTuple):
+    """What the blocks of a full buffer will make of the tables they share."""
+
+    blocks: int | None  # distinct blocks; None: nobody knows
+    places: int  # for distinct blocks
+    wanted: int | None  # places that would hold all rows with some to spare
+    load: float | None  # of the fullest table, if every row were held: distinct blocks over places
+    rows: int  # about how many rows will be held, at most C
+    gives_way: str  # what happens to the others: "", "retired" or "refused"
+    known: str  # how it is known
+
+
+@runtime_checkable
+class Forecasting(Protocol):
+    """A storage whose room depends on what its rows hold."""
+
+    def forecast(self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None) -> Forecast:
+        """How far its tables will fill, from rows `[N, E, ...]`. Eager."""
 
 
 @runtime_checkable

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf import _anchors, _ring
 from fbuf._dispatch import Verb
 from fbuf._duplicates import keep_last
-from fbuf._pin import pin
+from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Population, Read, Ring
+from fbuf._typing import Growable, Population, Read, Ring
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -71,18 +72,19 @@ def _extend_core(
     axes: int,
 ) -> tuple[BufferState, None]:
     """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
-    geometry, token = buffer.geometry, state.token
     num = shape[0]
+    state = _retire(buffer, state, shape, mask)
+    geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority = None if priority is None else priority.reshape(shape)
     mask = None if mask is None else mask.reshape(shape)
-    counters = state.counters
+    counts: dict[str, jax.Array] = {}
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
         fine = jnp.isfinite(priority)
         refused = ~fine if mask is None else ~fine & mask
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
-        counters = _count_up(state, refused_nonfinite=jnp.sum(refused, dtype=jnp.uint32))
+        counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
     end, terminated = _ending(buffer, leaves, (num, geometry.lanes))
 
     # Of more rows than a lane holds only the newest are touched.
@@ -99,17 +101,75 @@ def _extend_core(
         anchors, change, token = _anchors.extend(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, mask, token
         )
+    rows, no_room = buffer.storage.write(state.rows, place.slot, kept, keep, token)
+    if no_room is not None:
+        counts["refused_rows"] = no_room
     return (
         dataclasses.replace(
             state,
-            rows=buffer.storage.write(state.rows, place.slot, kept, keep, token),
+            rows=rows,
             ring=place.ring,
             anchors=anchors,
             sampler=buffer.sampler.change(state.sampler, change, geometry, token),
-            counters=counters,
+            counters=_count_up(state, **counts) if counts else state.counters,
             token=token,
         ),
         None,
+    )
+
+
+def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
+    """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
+
+    Each lane gives up at most twice what it brings. Its oldest row never comes to lie at position 0 by this, where it would
+    look like the first row that there ever was (see `_may_have_lost_rows`).
+    """
+    geometry, num = buffer.geometry, shape[0]
+    if not isinstance(buffer.storage, Growable):
+        return state
+    storage: Growable = buffer.storage
+    surplus = storage.surplus(state.rows, num)
+    if surplus is None:
+        return state
+    most, ring = min(2 * num, geometry.length), state.ring
+    brought = jnp.full((geometry.lanes,), num, jnp.int32)
+    if mask is not None:
+        brought = jnp.sum(mask.reshape(shape), axis=0, dtype=jnp.int32)
+    # The newest rows stay: some of them may not be decided yet.
+    spare = jnp.maximum(ring.size - jnp.int32(buffer.rows_seen), jnp.int32(0))
+    count = jnp.minimum(jnp.minimum(jnp.minimum(surplus, jnp.int32(2) * brought), jnp.int32(most)), spare)
+    oldest = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
+    count = jnp.where((oldest == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
+
+    def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
+        count, state = carry
+        age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
+        gone = age < count[None, :]
+        slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+        token, anchors = state.token, None
+        if state.anchors is None:
+            change = _anchors.dense(slot[:0], gone[:0], None)
+            change = dataclasses.replace(change, close_slot=slot, close_mask=gone)
+        else:
+            none = jnp.zeros((0, geometry.lanes), bool)
+            anchors, change, token = _anchors.extend(
+                state.anchors, buffer.view, geometry, state.ring, none, none, None, None, token, (count, most)
+            )
+        rows, token = storage.drop(state.rows, slot, token)
+        sampler = buffer.sampler.change(state.sampler, change, geometry, token)
+        ring = _ring.retire(state.ring, count)
+        counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
+        state = BufferState(rows, ring, anchors, sampler, counters, token)
+        return jnp.zeros_like(count), state
+
+    # Once or not at all, as a loop: a branch would copy the counts of the blocks.
+    return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, (count, state))[1]
+
+
+def _zero_masked(mask: jax.Array, data: Any) -> Any:
+    """Zeros where `mask` is False; costs nothing where it is True throughout."""
+    return lax.cond(
+        any_of(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
     )
 
 
@@ -127,14 +187,15 @@ def _sample_core(
     probability, weight, mask = draw.probability, draw.weight, draw.mask
     counts = {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
-        counts["expired_rows"] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
+        why = "draws_refused" if isinstance(buffer.storage, Growable) else "expired_rows"
+        counts[why] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
         mask = mask & ok
         probability = jnp.where(mask, probability, jnp.float32(0))
         weight = jnp.where(mask, weight, jnp.float32(0))
         nowhere = jnp.int32(buffer.geometry.capacity)
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
         if buffer.storage.masks_expired:
-            data = jax.tree.map(lambda x: zero_unless(mask, x), data)
+            data = _zero_masked(mask, data)
     batch = Sample(data=data, index=index, probability=probability, weight=weight, mask=mask)
     return dataclasses.replace(state, token=token, counters=_count_up(state, **counts)), batch
 
@@ -183,13 +244,13 @@ def _update_rows_core(
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
+    rows, no_room = buffer.storage.update(state.rows, slot, leaves, state.token)
     counters = _count_up(
         state,
         refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
         refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
+        **({} if no_room is None else {"refused_rows": no_room}),
     )
-    token = state.token
-    rows = buffer.storage.update(state.rows, slot, leaves, token)
     return dataclasses.replace(state, rows=rows, counters=counters), None
 
 
@@ -206,6 +267,7 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec])
     if ok is not None:
         mask = mask & ok.reshape(mask.shape)
+        at = jnp.where(mask, at, jnp.int32(buffer.geometry.capacity))
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
     data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
     index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
@@ -261,7 +323,7 @@ def _convert_core(
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
 
-    Before a lane's oldest row there may have been another, long overwritten, unless the lane never filled up. Its episode
+    Before a lane's oldest row there may have been another, long gone, unless the lane never filled up. Its episode
     is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so
     that it is left out, but for what it says of the row after it.
     """
@@ -277,7 +339,7 @@ def _convert_core(
         ends, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in other.ends])
         end, terminated = _ending(other, dict(zip(other.ends, ends, strict=True)), keep.shape)
         assert empty.anchors is not None
-        full = state.ring.size == jnp.int32(length)
+        full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
         tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
         if other.view.reset_rows:
@@ -296,6 +358,12 @@ def _convert_core(
     return state, (anchors, other.sampler.change(empty.sampler, change, geometry, state.token))
 
 
+def _may_have_lost_rows(buffer: Buffer, state: BufferState) -> jax.Array:
+    """bool[E]: lanes before whose oldest row there may have been another."""
+    ring = state.ring
+    return (ring.size == jnp.int32(buffer.geometry.length)) | (ring.cursor != ring.size)
+
+
 def _can_sample_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, jax.Array]:
     return state, jnp.sum(count(state), dtype=jnp.int32) > jnp.int32(0)
 
@@ -306,6 +374,8 @@ def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[s
         "drawable": jnp.sum(count(state), dtype=jnp.int32),
     }
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
+    if isinstance(buffer.storage, Growable):
+        counts |= buffer.storage.stats(state.rows, counts["size"])
     return state, counts | buffer.sampler.stats(state.sampler)
 
 

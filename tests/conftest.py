@@ -12,11 +12,13 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 SLOW_SHARE = 3  # one slow test in this many runs by default
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
@@ -73,6 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         items[:] = kept
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_runtest_teardown() -> None:
+    """Lets go of compiled programs before there are too many: each takes memory maps, and XLA aborts when the system's
+    65,530 are used up."""
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -6,6 +6,7 @@ installed the same tests drive them too.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_compression, bench_dispatch, bench_extend, bench_sample
+from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_extend, bench_sample
 from benchmarks._harness import Absent, load_peer, table
 
 ABSENT = Absent("peer", "left out by the test")
@@ -116,7 +117,9 @@ def played(monkeypatch):
     def frames(game, count, seed=0):
         return made_up(count, seed=len(game))
 
-    monkeypatch.setattr(bench_compression, "_atari", types.SimpleNamespace(frames=frames, blocks=blocks, BLOCK=256))
+    games = types.SimpleNamespace(frames=frames, blocks=blocks, BLOCK=256, GAMES=("Pong", "Qbert"))
+    monkeypatch.setattr(bench_compression, "_atari", games)
+    monkeypatch.setattr(bench_deduplicated, "_atari", games)
 
 
 def test_compression_without_torchrl(played):
@@ -163,6 +166,120 @@ def test_memory_in_a_fresh_process():
     pytest.importorskip("ale_py")
     shown = bench_compression.memory("Pong", 2_000, judged=False)
     assert shown["peer"] > 0 and shown["target"] is None
+
+
+# --------------------------------------------------------------------------------- deduplicated
+
+
+def deduplicated(**parts):
+    return fbuf.storages.Deduplicated(keys=("obs",), **parts)
+
+
+def distinct(frames, block):
+    """Blocks that differ, counted without the library."""
+    h, w = block
+    padded = np.pad(frames, ((0, 0), (0, -84 % h), (0, -84 % w)))
+    tiles = padded.reshape(len(frames), padded.shape[1] // h, h, padded.shape[2] // w, w).swapaxes(2, 3)
+    return len({tile.tobytes() for tile in tiles.reshape(-1, h, w)})
+
+
+def test_deduplicated_sizes_are_those_of_the_buffer(played):
+    frames = {game: bench_deduplicated._atari.frames(game, 900)[0] for game in ("Pong", "Enduro")}
+    sizes = {game: bench_deduplicated.size_of(x, 300) for game, x in frames.items()}
+    for game, size in sizes.items():
+        assert size.blocks == distinct(frames[game], size.storage.block)
+        assert size.load == pytest.approx(size.blocks / (size.storage.blocks - 1))
+        state = jax.eval_shape(fbuf.uniform(900, storage=size.storage).init, {"obs": np.zeros((84, 84), np.uint8)})
+        assert size.nbytes == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        assert size.ratio == pytest.approx(900 * 8 * 7056 / size.nbytes)
+    report = bench_deduplicated.report_sizes(sizes, judged=True)
+    assert [r["case"] for r in report[:3]] == ["Pong", "Enduro", "geometric mean of 2"]
+    pong, enduro = (size.ratio for size in sizes.values())
+    assert report[2]["ratio"] == pytest.approx((pong * enduro) ** 0.5) and report[2]["target"] == ">= 100"
+    assert report[3]["ratio"] == min(pong, enduro) and report[3]["target"] == ">= 25"
+    assert report[4]["ratio"] == pytest.approx(pong) and report[4]["target"] == ">= 120"  # the one of issue A's
+    assert not any(r["target"] for r in bench_deduplicated.report_sizes(sizes, judged=False))
+
+
+def noise(count):
+    return np.random.default_rng(0).integers(0, 255, (count, 84, 84), np.uint8)
+
+
+def written(storage, frames, **options):
+    buffer = fbuf.uniform(len(frames), storage=storage)
+    lots = bench_deduplicated.lots({"obs": frames}, 2)
+    return bench_deduplicated.write_all(buffer, buffer.init({"obs": frames[0]}), lots, **options)
+
+
+def test_deduplicated_grows_until_all_rows_fit():
+    buffer, state, grown = written(deduplicated(blocks=2048), noise(64))
+    assert grown > 0 and buffer.storage.blocks == 2048 * 3**grown // 2**grown
+    assert int(buffer.stats(state)["blocks"]) == 64 * 84  # blocks of 7 x 12, no two alike
+    bench_deduplicated.check_frames(buffer, state, noise(64))
+    with pytest.raises(AssertionError, match="rows 0 to 63 are not those"):
+        bench_deduplicated.check_frames(buffer, state, noise(64)[::-1])
+
+
+@pytest.mark.parametrize(
+    ("on_full", "message"), [("refuse", r"[1-9]\d* rows refused"), ("retire", r"[1-9]\d* retired")]
+)
+def test_deduplicated_would_notice_lost_rows(on_full, message):
+    with pytest.raises(AssertionError, match=message):
+        written(deduplicated(blocks=1024, on_full=on_full), noise(64), crowded=2)
+
+
+def test_load_when_the_first_row_is_refused():
+    frames = noise(64)
+    size = bench_deduplicated.Size(deduplicated(block=(12, 12)), 1, 1, blocks=64 * 49, load=0.5, grown=0)
+    load, first = bench_deduplicated.load_when_refused(frames, size, lot=4)
+    assert first is not None and load == pytest.approx(first * 49 / (64 * 49 + 32 - 1), abs=0.01)
+    double = dataclasses.replace(size, blocks=2 * size.blocks)
+    assert bench_deduplicated.load_when_refused(frames, double, lot=4) == (pytest.approx(0.5, abs=0.01), None)
+
+
+@pytest.fixture
+def pieces():
+    return [made_up(250, seed=seed)[0] for seed in range(2)]
+
+
+def test_deduplicated_reads_the_same_frames_on_both_sides(pieces):
+    shown = bench_deduplicated.measure_read("two", pieces, deduplicated(), rounds=2, batch_size=8)
+    assert shown["target"] == bench_deduplicated.read_target() and shown["ratio"]["median"] > 0
+
+
+def test_deduplicated_would_notice_other_frames(pieces, monkeypatch):
+    real = bench_sample.bare
+    monkeypatch.setattr(bench_sample, "bare", lambda a, b, slots: real(a, b, [(s + 1) % a.shape[0] for s in slots]))
+    with pytest.raises(AssertionError, match="reads other frames"):
+        bench_deduplicated.measure_read("two", pieces, deduplicated(), rounds=2, batch_size=8)
+
+
+@pytest.mark.slow
+def test_deduplicated_writes_over_a_full_ring():
+    shown = bench_deduplicated.measure_write("two", *made_up(1000), number=32)
+    assert shown["target"] == ">= 1.0" and shown["ratio"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_deduplicated_growth():
+    frames = made_up(256)[0]
+    report = bench_deduplicated.measure_growth(frames, (256, 512), (2**11, 2**12), rounds=2, number=32)
+    assert [r["case"] for r in report] == 2 * ["in a scan", "one jitted call each"]
+    assert all(r["target"] == "<= 0.05" and r["ratio"] >= 0 for r in report)
+    with pytest.raises(ValueError, match="256 frames, a ring of 128"):
+        bench_deduplicated.measure_growth(frames, (128, 512), (2**11, 2**12), rounds=2, number=32)
+
+
+@pytest.mark.slow
+def test_deduplicated_memory_generator_ends_with_the_true_size(played):
+    generator = bench_deduplicated.fill("Pong", 512)
+    next(generator)
+    assert 512 * 49 < next(generator) < 512 * 7056
+
+
+def test_deduplicated_temporary_bytes_are_those_of_the_program():
+    (shown,) = bench_deduplicated.report_temporary(deduplicated(blocks=2**13), numbers=(32,))
+    assert shown["peer"] == 32 * 7056 and shown["ours"] > 0 and shown["ratio"] == shown["ours"] / shown["peer"]
 
 
 # ------------------------------------------------------------------------------------- dispatch

@@ -18,7 +18,7 @@ pytest.importorskip("tqdm")
 import fbuf  # noqa: E402
 import fbuf.testing  # noqa: E402
 from fbuf.__main__ import main  # noqa: E402
-from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _torch  # noqa: E402
+from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _storages, _torch  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -75,7 +75,16 @@ def runs():
         patch.setattr(_run, "_SHARE_ROUNDS", 2)
         patch.setattr(_run, "CAPACITY", 240)
         settings = _run.Settings("blocks", seed=3, steps=8)
-        return {name: _run.run(name, settings, Blocks) for name in _dqn.STORAGES}
+        return {name: _run.run(name, settings, Blocks, newest=10_000) for name in _dqn.STORAGES}
+
+
+@pytest.fixture(scope="module")
+def columns(runs):
+    """The comparison of all storages on the rows of one run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_storages, "READS", 5)
+        patch.setattr(_storages, "_GROUP", 2)
+        return _storages.compare(runs["device"].newest)
 
 
 def test_every_storage_trains_alike(runs):
@@ -100,6 +109,118 @@ def test_identical_sees_a_single_bit(runs):
         other.params = before
 
 
+def test_rows_of_the_end_are_those_played(runs):
+    one = runs["device"].newest
+    assert one["obs"].shape == (30, 8, 84, 84) and one["action"].shape == (30, 8)
+    for result in runs.values():
+        jax.tree.map(np.testing.assert_array_equal, result.newest, one)
+    # In order of time: the frame says how old its episode is.
+    age, over = one["obs"][:, :, 0, 2].astype(int), one["terminated"] | one["truncated"]
+    np.testing.assert_array_equal(age[1:], np.where(over[:-1], 1, age[:-1] + 1))
+    np.testing.assert_array_equal(one["obs"][:, :, 0, 0], np.tile(np.arange(1, 9), (30, 1)))
+
+
+def test_newest_gives_what_is_held_and_no_more():
+    buffer = _dqn.make_buffer(fbuf.storages.Device(), 8 * 16)
+    actor = _actor.Actor(Blocks("blocks", 8, 0), jax.random.key(0))
+    rows = actor.play(_dqn.init_params(jax.random.key(1), 3), 6, epsilon=1.0)
+    replay = buffer.extend(buffer.init(_dqn.example_row()), rows)
+    for number, steps in ((40, 5), (47, 5), (48, 6), (1_000, 6)):
+        found = _storages.newest(buffer, replay, number)
+        jax.tree.map(np.testing.assert_array_equal, found, {name: x[6 - steps :] for name, x in rows.items()})
+
+
+def test_a_crowded_table_grows_while_storages_are_compared(runs, columns, monkeypatch):
+    kept = {name: _dqn.STORAGES[name] for name in ("device", "deduplicated")}
+    monkeypatch.setattr(_dqn, "STORAGES", kept)
+    monkeypatch.setattr(_storages, "READS", 2)
+    monkeypatch.setattr(_storages, "CROWDED", 0.6)
+    _, grown = _storages.compare(runs["device"].newest)
+    before = columns[-1]
+    assert before.blocks.grown == 0 and before.blocks.load > 0.6
+    assert grown.blocks.grown > 0 and grown.blocks.load < before.blocks.load
+    assert grown.blocks.places > before.blocks.places and grown.device_bytes > before.device_bytes
+    assert grown.identical and grown.blocks.gone == 0 and grown.write > 0
+
+
+def test_the_table_grows_before_rows_give_way(monkeypatch):
+    """Every frame is new, so that the table fills as fast as rows come."""
+    actor = _actor.Actor(Blocks("blocks", 8, 0), jax.random.key(0))
+    one = actor.play(_dqn.init_params(jax.random.key(1), 3), 1, epsilon=1.0)
+    rows = {name: np.repeat(x, 140, axis=0) for name, x in one.items()}
+    number = np.arange(140 * 8).reshape(140, 8)
+    rows["obs"][:, :, 0, 0], rows["obs"][:, :, 0, 1] = number % 256, number // 256
+    kept = {
+        "device": fbuf.storages.Device,
+        "tight": lambda: fbuf.storages.Deduplicated(keys=("obs",), block=(84, 84), blocks=1024),
+    }
+    monkeypatch.setattr(_dqn, "STORAGES", kept)
+    monkeypatch.setattr(_storages, "READS", 2)
+    _, tight = _storages.compare(rows)
+    assert tight.blocks.grown == 1 and tight.blocks.gone == 0 and tight.rows == 140 * 8 and tight.identical
+
+
+@pytest.mark.slow
+def test_a_crowded_table_grows_and_training_stays_the_same(runs, small, monkeypatch):
+    monkeypatch.setattr(_storages, "CROWDED", 0.6)
+    grown = _run.run("deduplicated", _run.Settings("blocks", seed=3, steps=8), Blocks)
+    before = runs["deduplicated"]
+    assert grown.blocks.grown > 0 and grown.blocks.places > before.blocks.places and grown.blocks.gone == 0
+    assert grown.device_bytes > before.device_bytes
+    assert "growing and compiling again" in grown.seconds
+    assert _report.identical(runs["device"], grown)
+    text = _report.table([runs["device"], grown])
+    assert re.search(r"deduplicated: .* grown (once|twice|\d+ times); no row gave way", text) and "identical" in text
+    assert re.search(r"loop: growing and compiling again +0% +\d+%", text)
+
+
+def test_rows_that_gave_way_are_said(runs):
+    blocks = runs["deduplicated"].blocks._replace(gone=1_234, load=0.92)
+    text = _report.table([dataclasses.replace(runs["deduplicated"], blocks=blocks)])
+    assert "1,234 rows gave way" in text and "92% of" in text
+
+
+def test_comparison_of_storages(runs, columns):
+    assert [c.storage for c in columns] == list(_dqn.STORAGES)
+    by_name = {c.storage: c for c in columns}
+    assert all(c.rows == 7 * 4 * 8 for c in columns)  # 30 steps are 7 lots
+    assert all(c.identical and c.write > 0 and c.read > 0 for c in columns)
+    frames = 7 * 4 * 8 * 7056
+    assert by_name["device"].device_bytes > frames and by_name["host"].host_bytes > frames
+    assert by_name["deduplicated"].device_bytes < frames / 10
+    assert 0 < by_name["compressed"].host_bytes < frames  # its contexts are most of it, in so few rows
+    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.gone == 0
+
+
+def test_comparison_in_words(columns):
+    text = _report.storages(columns)
+    rows = [re.split(r" {3,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
+    lines = {head: cells for head, *cells in rows}
+    assert lines["storage"] == list(_dqn.STORAGES)
+    assert lines["batches for one key"] == ["reference", "identical", "identical", "identical"]
+    assert lines["raw stacks / all of it"][0] == "8x"
+    assert "224 of these rows" in text and "deduplicated here: blocks of" in text
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_comparison_sees_a_single_bit(runs, monkeypatch):
+    """A storage that changes one bit of one frame it reads differs; the others do not."""
+
+    class Wrong(fbuf.storages.Device):
+        def read(self, rows, reads):
+            leaves, ok = super().read(rows, reads)
+            flipped = [x.at[(0,) * x.ndim].add(jnp.uint8(1)) if x.dtype == jnp.uint8 else x for x in leaves]
+            return flipped, ok
+
+    monkeypatch.setattr(_storages, "READS", 1)
+    monkeypatch.setattr(
+        _dqn, "STORAGES", {"device": fbuf.storages.Device, "wrong": Wrong, "again": fbuf.storages.Device}
+    )
+    columns = _storages.compare(runs["device"].newest)
+    assert [c.identical for c in columns] == [True, False, True]
+    assert "DIFFERENT" in _report.storages(columns)
+
+
 @pytest.mark.slow
 def test_another_seed_trains_otherwise(runs, small):
     other = _run.run("device", _run.Settings("blocks", seed=4, steps=8), Blocks)
@@ -113,12 +234,14 @@ def test_figures_of_a_run(runs):
         assert result.memory[0][:2] == (24 * 8, 24 * 8) and result.memory[-1][:2] == (52 * 8, 240)
         assert set(result.seconds) == {"acting and emulators", "training steps", "batches in torch"}
         assert result.steps_per_second > 0
-        assert (result.host_bytes > 0) == (name != "device")
+        assert (result.host_bytes > 0) == (name in ("host", "compressed"))
+        assert (result.blocks is not None) == (name == "deduplicated")
         assert result.share[0] <= result.share[1] <= result.share[2] < 1
         assert result.batch.data["obs"].shape == (32, 4, 84, 84)
     frames = 240 * 7056
     assert runs["device"].device_bytes > frames and runs["host"].host_bytes > frames
     assert runs["compressed"].device_bytes < 50_000
+    assert runs["deduplicated"].device_bytes < frames / 10
     assert len(runs["device"].losses) == 8
     # The score counts what the game gave (3 a time), the rows hold its sign.
     assert {e.score % 3 for e in runs["device"].episodes} == {0.0} and runs["device"].batch.data["reward"].max() < 3
@@ -266,10 +389,10 @@ def test_without_torch_the_demo_says_what_it_left_out(runs, small, monkeypatch):
 
 def test_table(runs):
     text = _report.table(list(runs.values()))
-    assert text.count("identical") >= 3 and "DIFFERENT" not in text and "reference" in text
+    assert text.count("identical") >= 4 and "DIFFERENT" not in text and "reference" in text
     lines = {line[2:30].strip(): line[30:].split() for line in text.splitlines() if line.startswith("  ")}
-    assert lines["storage"] == ["device", "host", "compressed"]
-    assert lines["rows held"] == ["240", "240", "240"]
+    assert lines["storage"] == ["device", "host", "compressed", "deduplicated"]
+    assert lines["rows held"] == ["240", "240", "240", "240"]
     assert "13.5 MB" in text  # 240 rows of 8 frames
     assert max(map(len, text.splitlines())) <= 128
 
@@ -301,21 +424,27 @@ def blocks_for_games(small, monkeypatch):
     monkeypatch.setattr(_atari, "VectorAtari", Blocks)
 
 
-def test_compare_from_the_command_line(runs, tmp_path, capsys, monkeypatch):
+def test_compare_from_the_command_line(runs, columns, tmp_path, capsys, monkeypatch):
     pytest.importorskip("ale_py")
     asked = []
 
-    def run(storage, settings, make_environment, progress):
-        asked.append(settings)
+    def run(storage, settings, make_environment, progress, newest):
+        asked.append((settings, newest))
         progress(8, {"loss": "0.1"})
         return runs[storage]
 
     monkeypatch.setattr(_run, "run", run)
+    monkeypatch.setattr(_storages, "compare", lambda rows, progress: columns)
     out = tmp_path / "compare.png"
     assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
-    assert asked == [_run.Settings("breakout", 1, _command.STEPS_COMPARED)] * 3
+    settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
+    assert asked == [(settings, _storages.ROWS), (settings, 0), (settings, 0), (settings, 0)]
     captured = capsys.readouterr()
-    assert captured.out.count("identical") >= 3 and str(out) in captured.out
+    assert (
+        captured.out.count("identical") >= 6
+        and "every storage on the newest" in captured.out
+        and str(out) in captured.out
+    )
     assert "compressed" in captured.err  # the progress bar
     assert out.read_bytes().startswith(PNG)
 
@@ -326,12 +455,22 @@ def test_compare_for_real_from_the_command_line(blocks_for_games, tmp_path, caps
     assert main(["demo", "--compare", "--steps", "2", "--seed", "1", "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert all(name in captured.out for name in _command.STORAGES)
-    assert captured.out.count("identical") >= 3 and out.read_bytes().startswith(PNG)
+    assert captured.out.count("identical") >= 6 and out.read_bytes().startswith(PNG)
 
 
-def test_compare_that_differs_is_a_failure(blocks_for_games, runs, tmp_path, capsys, monkeypatch):
+def test_a_storage_that_differs_is_a_failure(blocks_for_games, runs, columns, tmp_path, capsys, monkeypatch):
+    wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
+    monkeypatch.setattr(_run, "run", lambda storage, *_: runs[storage])
+    for found, status in ((columns, 0), (wrong, 1)):
+        monkeypatch.setattr(_storages, "compare", lambda rows, progress, found=found: found)
+        assert main(["demo", "--storage", "device", "--out", str(tmp_path / "x.png")]) == status
+        assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
+
+
+def test_compare_that_differs_is_a_failure(blocks_for_games, runs, columns, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(_report, "identical", lambda one, other: one is other)
     monkeypatch.setattr(_run, "run", lambda storage, *_: runs[storage])
+    monkeypatch.setattr(_storages, "compare", lambda rows, progress: columns)
     assert main(["demo", "--compare", "--out", str(tmp_path / "x.png")]) == 1
     assert "DIFFERENT" in capsys.readouterr().out
 

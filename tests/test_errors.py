@@ -617,6 +617,9 @@ def test_clear_makes_every_index_stale() -> None:
         (lambda: fbuf.storages.Host(on_expired="zero"), ValueError, "Host: on_expired is 'zero'; expected \"raise\""),
         (lambda: fbuf.storages.Host(slack=-1), ValueError, "Host: slack is -1; expected an int >= 0"),
         (lambda: fbuf.storages.Compressed(keys="obs"), TypeError, "Compressed: keys is 'obs'; expected a tuple"),
+        (lambda: fbuf.storages.Deduplicated(keys="obs"), TypeError, "Write keys=('obs',)."),
+        (lambda: fbuf.storages.Deduplicated(blocks=65), ValueError, "blocks is 65; expected a multiple of 32"),
+        (lambda: fbuf.storages.Deduplicated(on_full="grow"), ValueError, "on_full is 'grow'; expected \"retire\""),
     ],
 )
 def test_host_settings_that_cannot_be(make: Callable[[], Any], kind: type[Exception], message: str) -> None:
@@ -624,9 +627,10 @@ def test_host_settings_that_cannot_be(make: Callable[[], Any], kind: type[Except
         make()
 
 
-def test_device_init_traces() -> None:
+@pytest.mark.parametrize("storage", [Device(), fbuf.storages.Deduplicated(keys=("obs",))])
+def test_device_init_traces(storage: Any) -> None:
     """Host storages refuse to; see tests/test_host.py."""
-    buffer = fbuf.Buffer(capacity=CAPACITY, storage=Device())
+    buffer = fbuf.Buffer(capacity=CAPACITY, storage=storage)
     shapes = jax.eval_shape(buffer.init, EXAMPLE)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
         lambda x: (x.shape, x.dtype), buffer.init(EXAMPLE)

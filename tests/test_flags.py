@@ -23,6 +23,7 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Deduplicated
 from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,13 @@ BUFFERS = {
     "next_step": fbuf.Buffer(capacity=16, lanes=LANES, view=Transition(n_step=2, autoreset="next_step")),
     "rich": fbuf.Buffer(
         capacity=16, lanes=LANES, sampler=Prioritized(normalize="buffer"), view=Transition(n_step=3, stack=2)
+    ),
+    "deduplicated": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        storage=Deduplicated(keys=("obs", "final", "reward"), blocks=64),
+        sampler=Prioritized(),
+        view=Transition(n_step=2, stack=2),
     ),
 }
 
@@ -98,7 +106,9 @@ def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
     out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
-    other = fbuf.Buffer(capacity=16, lanes=buffer.lanes, sampler=Prioritized(), view=Row())
+    other = fbuf.Buffer(
+        capacity=16, lanes=buffer.lanes, storage=buffer.storage, sampler=Prioritized(normalize=None), view=Row()
+    )
     out.append(buffer.convert(other, state))
     return state, buffer.clear(state), out
 
@@ -147,7 +157,7 @@ def check(name: str, got: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ("plain", "rich") else pytest.param(n, marks=pytest.mark.slow) for n in BUFFERS]
+    "name", [n if n in ("plain", "rich", "deduplicated") else pytest.param(n, marks=pytest.mark.slow) for n in BUFFERS]
 )
 def test_every_verb_under_every_flag_at_once(name: str) -> None:
     buffer = BUFFERS[name]
@@ -159,7 +169,7 @@ def test_every_verb_under_every_flag_at_once(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("name", BUFFERS if EXHAUSTIVE else ("plain", "rich"))
+@pytest.mark.parametrize("name", BUFFERS if EXHAUSTIVE else ("plain", "rich", "deduplicated"))
 def test_every_verb_under_each_flag(name: str, flag: str) -> None:
     if flag == "debug_infs" and name == "rich":
         pytest.skip("an empty tree of minima holds infinity")
@@ -170,7 +180,7 @@ def test_every_verb_under_each_flag(name: str, flag: str) -> None:
     check(name, plain(got))
 
 
-@pytest.mark.parametrize("name", ["plain", "rich"])
+@pytest.mark.parametrize("name", ["plain", "rich", "deduplicated"])
 def test_eager_verbs_move_nothing_to_or_from_the_device(name: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)

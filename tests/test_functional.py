@@ -27,7 +27,7 @@ from jax import export, lax
 import fbuf
 from fbuf._config import from_config, to_config
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import Compressed, Device, Host
+from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +43,13 @@ BUFFERS = {
     "uniform-row": fbuf.Buffer(capacity=CAPACITY, lanes=LANES),
     "prioritized-transition": fbuf.Buffer(
         capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES
+    ),
+    "deduplicated": fbuf.Buffer(
+        capacity=CAPACITY,
+        storage=Deduplicated(keys=("obs",), blocks=64),
+        sampler=Prioritized(),
+        view=Transition(n_step=2, stack=2),
+        lanes=LANES,
     ),
 }
 RICH = BUFFERS["prioritized-transition"]
@@ -361,6 +368,7 @@ def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
         fbuf.Buffer(
             capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)
         ),
+        fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
     ],
     ids=str,
 )
@@ -611,7 +619,8 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
 
 
 def test_views_and_storages_are_values_too() -> None:
-    for part in (Row(), Transition(), Uniform(), Prioritized(), Device(), Host(), Compressed(), fbuf.writers.Ring()):
+    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64))
+    for part in (Row(), Transition(), Uniform(), Prioritized(), *storages, fbuf.writers.Ring()):
         again = pickle.loads(pickle.dumps(part))
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
         assert jax.tree.leaves(part) == []

@@ -55,8 +55,14 @@ def leading(tree: Any, *axes: int) -> Any:
     return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
 
 
-def buffer_of(sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES) -> fbuf.Buffer:
-    return fbuf.Buffer(capacity=capacity, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
+DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
+
+
+def buffer_of(
+    sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, storage: Any = None
+) -> fbuf.Buffer:
+    storage = storage or fbuf.storages.Device()
+    return fbuf.Buffer(capacity=capacity, storage=storage, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
 
 
 def inputs(axes: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -154,6 +160,19 @@ DEFAULT = [
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), DEFAULT)
 def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
     FORMS[form](buffer_of(sampler, view), order)
+
+
+@pytest.mark.parametrize(
+    ("form", "sampler", "view", "order"),
+    [
+        ("scan", "prioritized", "transition", "esu"),
+        pytest.param("jit", "prioritized", "transition", "seor", marks=pytest.mark.slow),
+        pytest.param("scan", "uniform", "row", "se", marks=pytest.mark.slow),
+        pytest.param("jit", "uniform", "transition", "ter", marks=pytest.mark.slow),
+    ],
+)
+def test_orders_are_in_place_with_blocks(form: str, sampler: str, view: str, order: str) -> None:
+    FORMS[form](buffer_of(sampler, view, storage=DEDUPLICATED), order)
 
 
 @pytest.mark.slow

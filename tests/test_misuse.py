@@ -62,6 +62,14 @@ def test_a_view_that_decides_alike_is_welcome() -> None:
     assert other.peek(state, jax.random.key(0), 4).mask.all()
 
 
+def test_device_and_deduplicated_states_do_not_mix() -> None:
+    other = dataclasses.replace(BASE, storage=fbuf.storages.Deduplicated(keys=("obs",)))
+    with pytest.raises(TypeError, match="Deduplicated: this state was made by another storage"):
+        other.peek(BASE.init(EXAMPLE), jax.random.key(0), 4)
+    with pytest.raises((TypeError, ValueError), match="this state"):
+        BASE.peek(other.init(EXAMPLE), jax.random.key(0), 4)
+
+
 def test_device_and_host_states_do_not_mix() -> None:
     host = dataclasses.replace(BASE, storage=fbuf.storages.Host(keys=("obs",)))
     with pytest.raises(TypeError, match="Host: this state keeps its rows on the device"):

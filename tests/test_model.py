@@ -61,6 +61,7 @@ STORAGES = {
     "device": fbuf.storages.Device(),
     "host": fbuf.storages.Host(keys=("obs", "final")),
     "compressed": fbuf.storages.Compressed(keys=("obs", "info")),
+    "deduplicated": fbuf.storages.Deduplicated(keys=("obs", "final"), blocks=256),  # room for all: nothing is refused
 }
 FORMS = ("eager", "jit", "donated")
 
@@ -429,6 +430,7 @@ CASES = [
     ("next step", "none", "device", None, "donated"),
     ("next step, stack", "batch", "host", 3, "donated"),
     ("other ends", "uniform", "device", None, "donated"),
+    ("stack, steps", "batch", "deduplicated", 3, "donated"),
 ]
 SLOW_CASES = [
     ("row", "uniform", "device", None, "eager"),
@@ -446,6 +448,9 @@ SLOW_CASES = [
     ("next step", "uniform", "compressed", 3, "eager"),
     ("next step, stack", "uniform", "device", None, "jit"),
     ("other ends", "buffer", "device", 3, "donated"),
+    ("row", "uniform", "deduplicated", None, "eager"),
+    ("final, repeat", "buffer", "deduplicated", 3, "jit"),
+    ("next step, stack", "none", "deduplicated", None, "donated"),
 ]
 
 
@@ -466,6 +471,7 @@ CONVERSIONS = [
     ("stack, steps", "batch", "next step, stack", "uniform", "device", None),
     ("next step", "uniform", "row", "buffer", "compressed", 3),
     ("final", "uniform", "next step", "uniform", "device", None),
+    ("final", "buffer", "stack, steps", "uniform", "deduplicated", 3),
 ]
 
 

@@ -11,7 +11,12 @@ import pytest
 
 import fbuf
 
-STORAGES = [fbuf.storages.Device(), fbuf.storages.Host(keys=("obs",)), fbuf.storages.Compressed(keys=("obs",))]
+STORAGES = [
+    fbuf.storages.Device(),
+    fbuf.storages.Host(keys=("obs",)),
+    fbuf.storages.Compressed(keys=("obs",)),
+    fbuf.storages.Deduplicated(keys=("obs",), blocks=256),
+]
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 
 

@@ -267,9 +267,23 @@ def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+STORAGES = {
+    "device": fbuf.storages.Device(),
+    "deduplicated": fbuf.storages.Deduplicated(keys=("obs", "final"), blocks=512),
+}
+
+
 @pytest.mark.parametrize("layout", ["final", "none", "next_step"])
-@pytest.mark.parametrize(("n", "stack", "pad"), [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")])
-def test_equals_accumulating_before_storing(layout, n, stack, pad):
+@pytest.mark.parametrize(
+    ("n", "stack", "pad", "storage"),
+    [
+        (1, None, "zero", "device"),
+        (3, 4, "zero", "device"),
+        (5, 2, "repeat", "device"),
+        pytest.param(3, 4, "zero", "deduplicated", marks=pytest.mark.slow),
+    ],
+)
+def test_equals_accumulating_before_storing(layout, n, stack, pad, storage):
     gamma, capacity, piece = 0.9, 48, 7
     episodes = play(np.random.default_rng([n, len(layout)]), 150)
     view = Transition(
@@ -296,7 +310,7 @@ def test_equals_accumulating_before_storing(layout, n, stack, pad):
             made = accumulate(shorter, n, gamma, stack or 1, pad)
         expected |= made
 
-    buffer = fbuf.Buffer(capacity=capacity, view=view)
+    buffer = fbuf.Buffer(capacity=capacity, view=view, storage=STORAGES[storage])
     state = buffer.init({k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in rows.items()})
     place = {int(action): i for i, action in enumerate(rows["action"])}
     seen = 0

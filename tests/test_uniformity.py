@@ -77,6 +77,28 @@ def test_uniform_rows(seed, arrived):
     assert abs(chi_square_z(slots_drawn(buffer, state, seed, DRAWS), chances)) < 4
 
 
+@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition(n_step=3, stack=4)])
+@pytest.mark.parametrize("sampler", [fbuf.samplers.Uniform(), fbuf.samplers.Prioritized(stratified=False)])
+def test_rows_left_after_the_oldest_were_retired(sampler, view):
+    """Frames all distinct, twice as many as the table has room for."""
+    rng = np.random.default_rng(9)
+    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(1, 4), blocks=256)
+    buffer = fbuf.Buffer(500, storage=storage, view=view, sampler=sampler)
+    made = rows(rng, (20,), 0.05) | {"obs": jnp.zeros((20, 4), jnp.uint8)}
+    state = buffer.init(jax.tree.map(lambda x: x[0], made))
+    for _ in range(40):
+        new = rows(rng, (20,), 0.05) | {"obs": jnp.asarray(rng.integers(0, 256, (20, 4)), jnp.uint8)}
+        state = buffer.extend(state, new)
+    held = int(buffer.size(state))
+    assert 100 < held < 256
+    slots = np.asarray(buffer.last(state, held).index.slot)
+    allowed = np.isin(np.arange(500), slots)
+    if state.anchors is not None:
+        assert not (drawable(state) & ~allowed).any()
+        allowed = drawable(state)
+    assert abs(chi_square_z(slots_drawn(buffer, state, 0, DRAWS), allowed / allowed.sum())) < 4
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_uniform_transitions_of_lanes_out_of_step(seed):
     buffer, state, open_slots = lanes_out_of_step(fbuf.samplers.Uniform())

@@ -6,29 +6,40 @@ once; arrays that do not fit together are refused. Rejected: decoding on the way
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
+from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, Dictionary, flat
+from fbuf._host.codec import Array, Dictionary, StoreCorrupted, flat
+from fbuf._host.part import Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
 
 FORMAT = 1
 
 
-def save(part: Ring | Chunks, count: Array) -> dict[str, Array]:
+def save(part: Part, count: Array) -> dict[str, Array]:
     """A column as arrays, copied, when its lanes have int64[E] `count` rows."""
-    return _save_ring(part) if isinstance(part, Ring) else _save_chunks(part, count)
+    if isinstance(part, Ring):
+        return _save_ring(part)
+    if isinstance(part, Chunks):
+        return _save_chunks(part, count)
+    assert isinstance(part, Blocked)
+    return _save_blocks(part, count)
 
 
-def load(part: Ring | Chunks, arrays: Mapping[str, Array], count: Array) -> None:
-    """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for a damaged dictionary."""
+def load(part: Part, arrays: Mapping[str, Array], count: Array) -> None:
+    """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for what many rows need."""
     if isinstance(part, Ring):
         _load_ring(part, arrays, count)
-    else:
+    elif isinstance(part, Chunks):
         _load_chunks(part, arrays, count)
+    else:
+        assert isinstance(part, Blocked)
+        _load_blocks(part, arrays, count)
 
 
 def _save_ring(ring: Ring) -> dict[str, Array]:
@@ -100,6 +111,48 @@ def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array) -> Non
     part.slot[at] = [part.enter(books[s]) for s in slot.tolist()]
     part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
     part.coder.adopt(books[current], closed * k)
+
+
+def _save_blocks(part: Blocked, count: Array) -> dict[str, Array]:
+    """The column of ids, and the blocks that it refers to."""
+    words, prints = part.table.held
+    place = np.flatnonzero(part.table.count[: part.table.used])
+    references = part.table.count[place]
+    own = {
+        "probed": np.array([part.probed], np.int64),
+        "place": place,
+        "references": references,
+        "table_checksum": np.array([_table_checksum(place, references)], np.uint32),
+        "block": words[place],
+        "fingerprint": prints[place],
+    }
+    return own | {f"ids:{n}": a for n, a in save(part.ids, count).items()}
+
+
+def _load_blocks(part: Blocked, arrays: Mapping[str, Array], count: Array) -> None:
+    place = expect(arrays, "place", np.int64, (None,))
+    references = expect(arrays, "references", np.int64, place.shape)
+    (stated,) = expect(arrays, "table_checksum", np.uint32, (1,)).tolist()
+    actual = _table_checksum(place, references)
+    if actual != stated:  # a place given up too early would come to hold another row's block
+        raise StoreCorrupted(
+            f"Store.from_arrays: the table of blocks has checksum {actual:#010x}; expected {stated:#010x}. "
+            f"Its bytes were damaged: load another checkpoint."
+        )
+    block = expect(arrays, "block", np.uint8, (None, None))
+    if block.shape != (len(place), part.table.size):
+        raise ValueError(
+            f"Store.from_arrays: blocks are {list(block.shape)}; expected {[len(place), part.table.size]}. "
+            f"Load with the codec that was saved."
+        )
+    (probed,) = expect(arrays, "probed", np.int64, (1,)).tolist()
+    part.table.load(place, block, expect(arrays, "fingerprint", np.uint64, place.shape), references)
+    part.probed = bool(probed)
+    load(part.ids, {n.removeprefix("ids:"): a for n, a in arrays.items() if n.startswith("ids:")}, count)
+
+
+def _table_checksum(place: Array, references: Array) -> int:
+    return zlib.crc32(flat(np.ascontiguousarray(references)), zlib.crc32(flat(np.ascontiguousarray(place))))
 
 
 def save_patches(patches: Patches) -> dict[str, Array]:

@@ -5,8 +5,6 @@ That is a crc32 which begins with the dictionary's own, so that bytes which are 
 dictionary are noticed before they are decoded. Rejected: zstd's checksum of the decoded rows (as large, and a third of the
 time of a read, because there are 50-200 times more of those); a Python object a chunk (weighs half as much as the chunk).
 
-Writing is in three steps, so that an exception leaves the column as it was: `stage` encodes (slow, changes nothing that
-readers see), `reserve` allocates, `commit` cannot fail.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ from fbuf._host.codec import (
     checksum,
     coder_of,
 )
+from fbuf._host.part import Census
+from fbuf._host.plan import Plan, plan
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -80,7 +80,7 @@ class Chunks:
         order = np.argsort(chunk, kind="stable")
         return lane[order], chunk[order]
 
-    def nbytes(self, count: Array) -> int:
+    def size(self, count: Array) -> int:
         """Segments (capacity), index rows written to, dictionaries, context, open chunks."""
         used = min(int(count.max(initial=0)) // self.k, self.ring)
         total = self.arena.capacity + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
@@ -88,6 +88,11 @@ class Chunks:
         if self.coder.current is not None:
             held[id(self.coder.current)] = self.coder.current.nbytes
         return total + sum(held.values())
+
+    def census(self, count: Array) -> Census:
+        """Closed chunks, their bytes, and dictionaries with live chunks."""
+        start, stop = self.span(count)
+        return Census(int((stop - start).sum()), self.arena.live, len(self.table))
 
     # ---------------------------------------------------------------- writing
 
@@ -223,5 +228,14 @@ class Chunks:
         moved = self.arena.within(self.address[chunk % self.ring, lane], numbers)
         at = chunk[moved] % self.ring, lane[moved]
         old, length = self.address[at], self.length[at]
-        self.address[at] = self.arena.append(self.arena.views(old, length))
+        try:
+            self.address[at] = self.arena.append(self.arena.views(old, length))
+        except MemoryError:  # it only saves memory
+            return
         self.arena.release(old, length)
+
+    # ---------------------------------------------------------------- reading
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return plan(self, lane, count, there, rows, starts)

@@ -109,7 +109,7 @@ class Dictionary:
         self.data = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
         self.crc = zlib.crc32(content)
         if crc is not None and crc != self.crc:
-            raise _damaged("a dictionary", self.crc, crc)
+            raise damaged("a dictionary", self.crc, crc)
         self.slot = 0  # in the column's table; 0: not yet entered
         self.count = 0
         zstandard.ZstdDecompressor(dict_data=self.data)  # digests it now, on one thread
@@ -125,7 +125,8 @@ def checksum(data: bytes | memoryview, dictionary: Dictionary | None) -> int:
     return zlib.crc32(data, dictionary.crc if dictionary is not None else 0)
 
 
-def _damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
+def damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
+    """The error of bytes with another checksum."""
     return StoreCorrupted(
         f"Store.read: {what} has checksum {crc:#010x}; expected {expected:#010x}. "
         f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
@@ -228,7 +229,7 @@ class Coder:
             unpack, seed = pair
             crc = crc32(data, seed)
             if crc != expected:
-                raise _damaged("a chunk", crc, expected)
+                raise damaged("a chunk", crc, expected)
             return unpack(data)
 
         return decode

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Array, Coder, Dictionary, flat
+
+if TYPE_CHECKING:
+    from fbuf._host.chunks import Chunks
 
 
 @dataclass
 class Plan:
     """Bytes to decode and where their rows go. Holds what it reads alive."""
+
+    volatile = False  # the bytes of a chunk are never overwritten
 
     coder: Coder
     blobs: Iterator[tuple[memoryview, int, Dictionary | None]]  # encoded chunks, with checksums
@@ -43,15 +48,8 @@ class Plan:
 
 
 def plan(part: Chunks, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
-    """Says how to fetch rows; the store's lock is held.
+    """How to fetch rows of encoded chunks, as `Part.fetch` describes it.
 
-    Args:
-      part: Where from.
-      lane: int64[M], of every row of every request, one request after another.
-      count: int64[M], its count in the lane.
-      there: bool[M], whether to fetch it at all.
-      rows: int64[E], rows of each lane now.
-      starts: int64[R], where each request begins.
     Cost: a few tens of microseconds, and about 0.5 us a chunk.
     """
     k, ring, lanes = part.k, part.ring, part.lanes

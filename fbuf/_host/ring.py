@@ -5,12 +5,21 @@ Source: the pages of a new array are committed by the system as they are first w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fbuf._host.batch import Batch
 from fbuf._host.codec import Array
+from fbuf._host.part import Census
+
+
+class Unstaged:
+    """What a ring knows of a batch beforehand: nothing, it takes rows as they come."""
+
+    incompressible = False
 
 
 class Ring:
@@ -28,7 +37,28 @@ class Ring:
         """Bytes written to so far; the rest of the array is address space only."""
         return self.array.nbytes // max(self.depth, 1) * self.touched
 
-    def commit(self, batch: Batch, rows: Array) -> None:
+    def size(self, count: Array) -> int:
+        """`nbytes`, whatever is live."""
+        return self.nbytes
+
+    def census(self, count: Array) -> Census:
+        """Nothing is encoded."""
+        return Census()
+
+    def stage(self, batch: Batch, rows: Array) -> Unstaged:
+        """Nothing to prepare."""
+        return Unstaged()
+
+    def reserve(self, staged: Unstaged) -> None:
+        """Nothing to do: its room is there."""
+
+    def cancel(self, staged: Unstaged) -> None:
+        """Nothing to undo."""
+
+    def compact(self, count: Array) -> None:
+        """Nothing to give back."""
+
+    def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
         """Takes the newest rows of a batch."""
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)
@@ -45,11 +75,27 @@ class Ring:
         new = count >= batch.after[lane] - depth
         array[count[new] % depth, lane[new]] = rows[step[new], lane[new]]
 
-    def gather(self, lane: Array, count: Array, out: Array) -> None:
-        """Copies rows, `count` int64[M] clipped into range by the caller, into `out` `[M, *shape]`."""
-        if not out.nbytes:
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Gather:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return Gather(self.array, count % self.depth * self.lanes + lane, starts)
+
+
+@dataclass
+class Gather:
+    """Rows to copy, all of them: those that are not there are somebody else's."""
+
+    array: Array
+    at: Array  # int64[M], place of each row
+    starts: Array
+
+    volatile = True  # the ring goes on
+
+    def run(self, outs: Sequence[memoryview]) -> None:
+        """Fills the requests' outputs."""
+        if not self.array.nbytes:
             return
-        at = count % self.depth * self.lanes + lane
-        table = self.array.reshape(-1).view(np.uint8).reshape(self.depth * self.lanes, -1)
-        # mode="raise", the default, would gather into a temporary first.
-        np.take(table, at, axis=0, out=out.reshape(-1).view(np.uint8).reshape(len(at), -1), mode="clip")
+        table = self.array.reshape(-1).view(np.uint8).reshape(self.array.shape[0] * self.array.shape[1], -1)
+        for at, out in zip(np.split(self.at, self.starts[1:]), outs, strict=True):
+            if len(at):
+                # mode="raise", the default, would gather into a temporary first.
+                np.take(table, at, axis=0, out=np.frombuffer(out, np.uint8).reshape(len(at), -1), mode="clip")

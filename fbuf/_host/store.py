@@ -12,21 +12,23 @@ the Python between two decompressions holds the GIL).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fbuf._host import checkpoint
 from fbuf._host.batch import Batch, ranges
+from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
-from fbuf._host.chunks import Chunks, Staged
-from fbuf._host.codec import Array, flat
+from fbuf._host.chunks import Chunks
+from fbuf._host.codec import Array, StoreCorrupted, flat
 from fbuf._host.column import Column, check_patch, check_request, check_rows
+from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
-from fbuf._host.plan import Plan, plan
 from fbuf._host.ring import Ring
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
@@ -50,6 +52,15 @@ def _recorded(method: F) -> F:
             raise
 
     return cast(F, call)
+
+
+def _intact(damaged: Array | None, there: Array) -> None:
+    """Raises StoreCorrupted if a row that is there is damaged."""
+    if damaged is not None and (damaged & there).any():
+        raise StoreCorrupted(
+            f"Store.read: {int((damaged & there).sum())} rows have blocks with other checksums than they were stored "
+            f"with; expected the same. Their bytes were damaged: load the last checkpoint with fbuf.load(path)."
+        )
 
 
 class Store:
@@ -91,15 +102,17 @@ class Store:
         self.last_error: Exception | None = None
         self._base = first_seq * lanes + 1  # ticket of the first row of lane 0
         self._count: Array = np.zeros(lanes, np.int64)  # rows accepted, by lane, from first_seq on
-        self._parts: list[Ring | Chunks] = [self._part(c) for c in self.columns]
+        self._parts: list[Part] = [self._part(c) for c in self.columns]
         self._patches = Patches([c.codec for c in self.columns], slack)
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
         self._closed = False
 
-    def _part(self, column: Column) -> Ring | Chunks:
+    def _part(self, column: Column) -> Part:
         if column.codec is None or column.nbytes == 0:
             return Ring(column.shape, column.dtype, self.lanes, self.depth)
+        if isinstance(column.codec, Blocks):
+            return Blocked(column.codec, column.shape, column.dtype, self.lanes, self.depth)
         return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth)
 
     def _check_open(self) -> None:
@@ -132,40 +145,36 @@ class Store:
                 return np.zeros((n, self.lanes), np.uint64)
             level = keep is None and bool((before == before[0]).all())
             batch = Batch(rows, keep, before, after, level)
-            parts, staged = list(self._parts), list[Staged | None]()
-            for i, part in enumerate(parts):
-                stage = part.stage(batch, rows[i]) if isinstance(part, Chunks) else None
-                if stage is not None and stage.incompressible:
-                    parts[i], stage = self._as_ring(i), None
-                staged.append(stage)
-            with self._lock:
-                self._reserve(parts, staged)
-                self._count = after
+            parts, staged = list(self._parts), list[Any]()
+            with self._undone(parts, staged):
                 for i, part in enumerate(parts):
-                    if isinstance(part, Chunks):
-                        part.commit(batch, rows[i], cast(Staged, staged[i]))
-                    else:
-                        part.commit(batch, rows[i])
+                    stage = part.stage(batch, rows[i])
+                    if stage.incompressible:
+                        parts[i] = self._as_ring(i)
+                        stage = parts[i].stage(batch, rows[i])
+                    staged.append(stage)
+            with self._lock:
+                with self._undone(parts, staged):
+                    for part, stage in zip(parts, staged, strict=True):
+                        part.reserve(stage)
+                self._count = after
+                for part, array, stage in zip(parts, rows, staged, strict=True):
+                    part.commit(batch, array, stage)
                 self._parts = parts
                 self._patches.expire(after - self.depth)
                 for part in parts:
-                    if isinstance(part, Chunks):
-                        try:
-                            part.compact(after)
-                        except MemoryError:  # it only saves memory
-                            pass
+                    part.compact(after)
         return self._tickets(keep, n, before)
 
     @staticmethod
-    def _reserve(parts: list[Ring | Chunks], staged: list[Staged | None]) -> None:
+    @contextlib.contextmanager
+    def _undone(parts: list[Part], staged: list[Any]) -> Iterator[None]:
+        """What was staged is cancelled if this fails."""
         try:
-            for part, stage in zip(parts, staged, strict=True):
-                if isinstance(part, Chunks):
-                    part.reserve(cast(Staged, stage))
+            yield
         except BaseException:
-            for part, stage in zip(parts, staged, strict=True):
-                if isinstance(part, Chunks):
-                    part.cancel(cast(Staged, stage))
+            for part, stage in zip(parts, staged, strict=False):
+                part.cancel(stage)
             raise
 
     def _tickets(self, keep: Array | None, n: int, before: Array) -> Array:
@@ -180,12 +189,12 @@ class Store:
     def _as_ring(self, index: int) -> Ring:
         """The rows of a column that turned out not to compress, as they are."""
         column = self.columns[index]
-        part = cast(Chunks, self._parts[index])
         ring = Ring(column.shape, column.dtype, self.lanes, self.depth)
         low = np.maximum(self._count - self.depth, 0)
         lane, count = ranges(low, self._count)
         values: Array = np.empty((len(lane), *column.shape), column.dtype)
-        plan(part, lane, count, np.ones(len(lane), bool), self._count, np.zeros(1, np.int64)).run([flat(values)])
+        there, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
+        _intact(self._parts[index].fetch(lane, count, there, self._count, start).run([flat(values)]), there)
         ring.array[count % self.depth, lane] = values
         ring.touched = min(int(self._count.max()), self.depth)
         return ring
@@ -210,8 +219,7 @@ class Store:
             check_request(self.columns, index, tickets, out)
         wanted = [np.ascontiguousarray(t).reshape(-1) for _, t, _ in requests]
         present: list[Array] = [np.ones(0, bool)] * len(requests)  # rows that are there, ticket 0 is not
-        plans: list[tuple[list[int], Plan]] = []
-        gathers: list[tuple[int, Ring, Array, Array]] = []  # request, ring, lane, count
+        fetches: list[tuple[Fetch, list[int], list[slice], Array, Array]] = []  # its requests, their rows, lane, count
         patched: list[tuple[int, int, int, bytes]] = []  # request, place in it, column, value
         with self._lock:
             self._check_open()
@@ -225,23 +233,21 @@ class Store:
                 pieces = [slice(b, b + n) for b, n in zip(starts.tolist(), sizes, strict=True)]
                 for i, piece in zip(group, pieces, strict=True):
                     present[i] = there[piece].copy()
-                    if isinstance(part, Ring):
-                        gathers.append((i, part, lane[piece], count[piece]))
                     for at, value in changed:
                         if piece.start <= at < piece.stop:
                             patched.append((i, at - piece.start, column, value))
-                if isinstance(part, Chunks):
-                    there[[at for at, _ in changed]] = False
-                    plans.append((group, plan(part, lane, count, there, self._count, starts)))
-        for group, steps in plans:
-            steps.run([flat(requests[i][2]) for i in group])
-        for i, ring, lane, count in gathers:
-            ring.gather(lane, count, requests[i][2])
-        if gathers:
+                there[[at for at, _ in changed]] = False
+                fetches.append((part.fetch(lane, count, there, self._count, starts), group, pieces, lane, count))
+        wrong = [fetch.run([flat(requests[i][2]) for i in group]) for fetch, group, *_ in fetches]
+        if any(fetch.volatile for fetch, *_ in fetches):
             with self._lock:  # rows overwritten while they were copied have expired by now
                 low = np.maximum(self._count - self.depth, 0)
-            for i, _, lane, count in gathers:
-                present[i] &= count >= low[lane]
+            for (fetch, group, pieces, lane, count), bad in zip(fetches, wrong, strict=True):
+                if fetch.volatile:
+                    lasting = count >= low[lane]
+                    _intact(bad, lasting)
+                    for i, piece in zip(group, pieces, strict=True):
+                        present[i] &= lasting[piece]
         for i, at, column, value in patched:
             if present[i][at]:
                 row = self.columns[column].nbytes
@@ -366,7 +372,8 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, rings (as far as written), changes.
+        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, tables of blocks (with their empty places),
+        rings (as far as written), changes.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """
@@ -377,7 +384,7 @@ class Store:
     def _nbytes(self) -> int:
         total = self._count.nbytes + self._patches.nbytes
         for part in self._parts:
-            total += part.nbytes(self._count) if isinstance(part, Chunks) else part.nbytes
+            total += part.size(self._count)
         return total
 
     @_recorded
@@ -386,15 +393,14 @@ class Store:
         with self._lock:
             self._check_open()
             live = int(np.minimum(self._count, self.depth).sum())
-            parts = [p for p in self._parts if isinstance(p, Chunks)]
-            spans = [p.span(self._count) for p in parts]
+            chunks, payload, dictionaries = map(sum, zip(*(p.census(self._count) for p in self._parts), strict=True))
             return {
                 "rows_accepted": int(self._count.sum()),
                 "rows_live": live,
-                "chunks": sum(int((stop - start).sum()) for start, stop in spans),
-                "payload_bytes": sum(p.arena.live for p in parts),
+                "chunks": chunks,
+                "payload_bytes": payload,
                 "raw_bytes": live * sum(c.nbytes for c in self.columns),
-                "dictionaries": sum(len(p.table) for p in parts),
+                "dictionaries": dictionaries,
                 "patches": len(self._patches.held),
                 "nbytes": self._nbytes(),
             }

@@ -10,7 +10,12 @@ from typing import Any
 
 STEPS = 2_000
 STEPS_COMPARED = 600  # of each storage under --compare
-STORAGES = ("device", "host", "compressed")  # those of `_dqn.STORAGES`, which needs JAX: --help does not
+STORAGES = (
+    "device",
+    "host",
+    "compressed",
+    "deduplicated",
+)  # those of `_dqn.STORAGES`, which needs JAX: --help does not
 _EXTRAS = {"ale_py": "ale-py", "gymnasium": "gymnasium", "optax": "optax", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 
 
@@ -30,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of games, network, policy and draws (default: 0)")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
-        "--storage", choices=STORAGES, default="compressed", help="where the frames live (default: %(default)s)"
+        "--storage",
+        choices=STORAGES,
+        default="compressed",
+        help="where the frames live in training (default: %(default)s); at the end all storages are compared on the same rows",
     )
     choice.add_argument(
         "--compare",
@@ -44,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     """Runs the demo.
 
     Returns:
-      The exit status: 0, or 1 where --compare found a difference.
+      The exit status: 0, or 1 where storages differ in a batch, or under --compare in training.
     Raises:
       CommandError: an extra is missing, or an option cannot be met.
     """
@@ -52,22 +60,28 @@ def main(options: argparse.Namespace) -> int:
     game = _check_options(options)
 
     # Only now: these load JAX and the extras.
-    from fbuf.demo import _plot, _report, _run
+    from fbuf.demo import _plot, _report, _run, _storages
     from fbuf.demo._atari import VectorAtari
 
     steps = options.steps or (STEPS_COMPARED if options.compare else STEPS)
     settings = _run.Settings(game, options.seed, steps)
-    results = []
+    results: list[_run.Result] = []
     for storage in STORAGES if options.compare else (options.storage,):
         with _Progress(storage, steps) as progress:
-            results.append(_run.run(storage, settings, VectorAtari, progress))
-    print(f"\n{_report.table(results)}")
+            kept = 0 if results else _storages.ROWS  # all runs have the same rows
+            results.append(_run.run(storage, settings, VectorAtari, progress, kept))
+    rows = results[0].newest
+    assert rows is not None
+    with _Progress("storages compared", _storages.number_of_turns(rows)) as progress:
+        columns = _storages.compare(rows, progress)
+    print(f"\n{_report.table(results)}\n\n{_report.storages(columns)}")
     try:
         _plot.plot(results, options.out)
     except OSError as error:
         raise CommandError(f"--out {options.out}: {error.strerror or error}. Choose another: --out PATH.png") from error
     print(f"\npicture: {options.out}")
-    return 0 if all(_report.identical(results[0], r) for r in results[1:]) else 1
+    alike = all(_report.identical(results[0], r) for r in results[1:]) and all(c.identical for c in columns)
+    return 0 if alike else 1
 
 
 class _Progress:

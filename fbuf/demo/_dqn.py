@@ -33,6 +33,7 @@ STORAGES: dict[str, Callable[[], Storage]] = {
     "device": fbuf.storages.Device,
     "host": lambda: fbuf.storages.Host(keys=("obs",)),
     "compressed": lambda: fbuf.storages.Compressed(keys=("obs",)),
+    "deduplicated": lambda: fbuf.storages.Deduplicated(keys=("obs",)),
 }
 
 Params = dict[str, dict[str, jax.Array]]

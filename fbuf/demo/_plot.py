@@ -16,7 +16,7 @@ from fbuf.demo import _dqn
 from fbuf.demo._report import megabytes
 from fbuf.demo._run import Result, raw_bytes_per_row
 
-_COLORS = {"device": "#4c72b0", "host": "#dd8452", "compressed": "#2a9d5c"}
+_COLORS = {"device": "#4c72b0", "host": "#dd8452", "compressed": "#2a9d5c", "deduplicated": "#8172b3"}
 _INK, _FAINT = "#222222", "#9a9a9a"
 _SHOWN = 8  # stacks in the contact sheet
 

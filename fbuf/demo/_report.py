@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from fbuf.demo import _dqn
-from fbuf.demo._run import Result
+from fbuf.demo._run import Result, raw_bytes_per_row
+from fbuf.demo._storages import READS, Blocks, Column
 
 _EPISODES = 20  # in a mean score
 
@@ -37,8 +38,8 @@ def table(results: Sequence[Result]) -> str:
         "step: fixed batch": [f"{1e3 * r.step_seconds[1]:.1f} ms" for r in results],
         "share of step in replay": [_share(r) for r in results],
     }
-    for part in first.seconds:
-        lines[f"loop: {part}"] = [f"{100 * r.seconds[part] / sum(r.seconds.values()):.0f}%" for r in results]
+    for part in dict.fromkeys(part for r in results for part in r.seconds):
+        lines[f"loop: {part}"] = [f"{100 * r.seconds.get(part, 0) / sum(r.seconds.values()):.0f}%" for r in results]
     lines["score, first and last games"] = [_scores(r) for r in results]
     lines["torch: batches, no copy"] = [_torch(r) for r in results]
     if len(results) > 1:
@@ -47,15 +48,56 @@ def table(results: Sequence[Result]) -> str:
         f"{settings.game}, seed {settings.seed}: {settings.steps:,} training steps, each "
         f"{_dqn.ROWS_PER_STEP} frames of {_dqn.LANES} games written and {_dqn.BATCH_SIZE} transitions learnt from"
     )
-    cells = [("storage", *(r.storage for r in results))] + [(name, *row) for name, row in lines.items()]
-    widths = [max(len(cell[i]) for cell in cells) for i in range(len(results) + 1)]
-    text = [title, ""]
+    return "\n".join([title, "", *_columns([r.storage for r in results], lines), "", *_notes(results)])
+
+
+def storages(columns: Sequence[Column]) -> str:
+    """All storages on the same frames as text; the first is what the others' batches are compared with."""
+    raw = [c.rows * raw_bytes_per_row() for c in columns]
+    lines = {
+        "on the device": [megabytes(c.device_bytes) for c in columns],
+        "on the host": [megabytes(c.host_bytes) for c in columns],
+        "raw stacks / all of it": [
+            f"{size / (c.device_bytes + c.host_bytes):.0f}x" for size, c in zip(raw, columns, strict=True)
+        ],
+        "write, a row": [f"{1e6 * c.write:.1f} us" for c in columns],
+        f"read, {_dqn.BATCH_SIZE} transitions": [f"{1e3 * c.read:.2f} ms" for c in columns],
+        "batches for one key": ["reference"] + ["identical" if c.identical else "DIFFERENT" for c in columns[1:]],
+    }
+    title = (
+        f"every storage on the newest {columns[0].rows:,} of these rows, raw stacks {megabytes(raw[0])}, "
+        f"the {len(columns)} in turn"
+    )
+    notes = [
+        f"write: {_dqn.ROWS_PER_STEP} frames of {_dqn.LANES} games at a time; read: median of {READS} batches; "
+        "each a donated jit, alone.",
+        "batches identical: every array of every batch, bit for bit.",
+    ]
+    notes += [_blocks_note(f"{c.storage} here", c.blocks) for c in columns if c.blocks is not None]
+    return "\n".join([title, "", *_columns([c.storage for c in columns], lines), "", *notes])
+
+
+def _columns(names: Sequence[str], lines: Mapping[str, Sequence[str]]) -> list[str]:
+    """A head and a line a figure, with a column for each name."""
+    cells = [("storage", *names)] + [(name, *row) for name, row in lines.items()]
+    widths = [max(len(cell[i]) for cell in cells) for i in range(len(names) + 1)]
+    text = []
     for cell in cells:
         head, *rest = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cell, widths, strict=True)))
         text.append("  " + "   ".join([head, *rest]))
         if cell[0] == "storage":
-            text.append("  " + "-" * (sum(widths) + 3 * len(results)))
-    return "\n".join([*text, "", *_notes(results)])
+            text.append("  " + "-" * (sum(widths) + 3 * len(names)))
+    return text
+
+
+def _blocks_note(storage: str, blocks: Blocks) -> str:
+    """How a table of blocks fared."""
+    times = {0: "never", 1: "once", 2: "twice"}.get(blocks.grown, f"{blocks.grown} times")
+    gone = f"{blocks.gone:,} rows gave way" if blocks.gone else "no row gave way"
+    return (
+        f"{storage}: blocks of {blocks.block} fitted to the first rows; {100 * blocks.load:.0f}% of "
+        f"{blocks.places:,} places taken; grown {times}; {gone}."
+    )
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
@@ -65,6 +107,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
         "  training; median of 1 - fixed / whole, and quartiles.",
         f"score: mean of the first and of the last {_EPISODES} games; so short a run is no benchmark of DQN.",
     ]
+    notes += [_blocks_note(r.storage, r.blocks) for r in results if r.blocks is not None]
     checks = [check for r in results for check in r.torch or ()]
     if checks:
         handover = float(np.median([check.handover for check in checks]))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fbuf
-from fbuf.demo import _dqn, _torch
+from fbuf.demo import _dqn, _storages, _torch
 from fbuf.demo._actor import Actor, Environment, Episode
 from fbuf.demo._atari import FRAME_SHAPE
 
@@ -64,6 +64,8 @@ class Result:
     memory: list[tuple[int, int, int]] = field(default_factory=list)  # rows played, rows held, bytes (device + host)
     torch: list[_torch.Check] | None = None  # None: torch is not installed
     batch: Any = None  # a Sample of the end, numpy
+    blocks: _storages.Blocks | None = None  # of a storage that has a table of them
+    newest: _dqn.Rows | None = None  # rows `[N, E, ...]` of the end, where they were asked for
 
     @property
     def raw_bytes(self) -> int:
@@ -88,6 +90,7 @@ def run(
     settings: Settings,
     make_environment: MakeEnvironment,
     progress: Callable[[int, dict[str, str]], None] = lambda step, shown: None,
+    newest: int = 0,
 ) -> Result:
     """Trains from nothing.
 
@@ -96,29 +99,25 @@ def run(
       settings: The rest.
       make_environment: `(game, lanes, seed) -> environment`.
       progress: Called after every step with the number of steps done and what a progress bar may show.
+      newest: Rows of the end to hand back, at most.
     Returns:
       The figures. For equal settings `losses`, `params` and `episodes` are the same, bit for bit, for every storage.
     """
     env = make_environment(settings.game, _dqn.LANES, settings.seed)
     config = _dqn.Config(env.num_actions, beta_steps=settings.steps)
-    buffer = _dqn.make_buffer(_dqn.STORAGES[storage](), settings.capacity)
     learner_key, act_key, sample_key, look_key = jax.random.split(jax.random.key(settings.seed), 4)
 
     learner = _dqn.init_learner(learner_key, config)
-    replay = buffer.init(_dqn.example_row())
-    step = _dqn.make_step(buffer, config)
-
-    @jax.jit
-    def look(replay: fbuf.BufferState, params: _dqn.Params, i: jax.Array) -> tuple[fbuf.Sample, jax.Array]:
-        # A batch for the eye and for torch; `peek` leaves the state, and so the training, as it is.
-        batch = buffer.peek(replay, jax.random.fold_in(look_key, i), _dqn.BATCH_SIZE)
-        return batch, _dqn.q_values(params, batch.data["obs"])
-
     actor = Actor(env, act_key)
     result = Result(storage, settings, episodes=actor.episodes, torch=[] if _torch.available() else None)
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
+    buffer = _dqn.make_buffer(_storages.fitted(storage, rows, settings.capacity), settings.capacity)
+    room = _storages.Room(buffer)
+    step: Any = _dqn.make_step(buffer, config)
+    look = _make_look(buffer, look_key)
+    replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
     metrics = []
     clock = _Clock()
@@ -126,6 +125,12 @@ def run(
     for i in range(settings.steps):
         with clock("acting and emulators"):
             rows = actor.play(learner.params, _dqn.ROWS_PER_STEP, epsilon(i, settings.steps))
+        if room.crowded(replay):
+            with clock("growing and compiling again"):
+                buffer, replay = room.grow(replay)
+                look = _make_look(buffer, look_key)
+                larger: Any = _dqn.make_step(buffer, config)
+                step = larger.lower(learner, replay, sample_key, rows).compile()
         with clock("training steps"):
             learner, replay, measured = step(learner, replay, sample_key, rows)
             metrics.append(jax.block_until_ready(measured))
@@ -146,6 +151,9 @@ def run(
 
     sizes = buffer.nbytes(replay)
     result.rows = int(buffer.size(replay))
+    result.blocks = room.blocks(replay)
+    if newest:
+        result.newest = _storages.newest(buffer, replay, newest)
     result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
     result.losses = np.asarray([m["loss"] for m in metrics], np.float32)
     result.td_errors = np.asarray([m["td_error"] for m in metrics], np.float32)
@@ -155,6 +163,18 @@ def run(
     result.episodes = list(actor.episodes)
     _measure_share(result, config, step, learner, replay, batch, sample_key, rows)
     return result
+
+
+def _make_look(buffer: fbuf.Buffer, key: jax.Array) -> Any:
+    """`look(replay, params, i)`: a batch for the eye and for torch, and what the network makes of it."""
+
+    @jax.jit
+    def look(replay: fbuf.BufferState, params: _dqn.Params, i: jax.Array) -> tuple[fbuf.Sample, jax.Array]:
+        # `peek` leaves the state, and so the training, as it is.
+        batch = buffer.peek(replay, jax.random.fold_in(key, i), _dqn.BATCH_SIZE)
+        return batch, _dqn.q_values(params, batch.data["obs"])
+
+    return look
 
 
 def _shown(actor: Actor, measured: dict[str, jax.Array], result: Result) -> dict[str, str]:

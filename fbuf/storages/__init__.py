@@ -1,12 +1,15 @@
-"""Where rows live: `Device` (arrays), `Compressed` (zstd on the host), `Host` (numpy on the host).
+"""Where rows live: `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the host),
+`Host` (numpy on the host).
 
-Every storage holds the same rows and, for one key, gives the same batch, bit for bit. Leaves a host storage does not
-name stay on the device.
+Every storage holds the same rows and, for one key, gives the same batch, bit for bit; what a full table of `Deduplicated` had
+no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
 """
 
+from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Zstd
 from fbuf.storages._compressed import Compressed
+from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
 
-__all__ = ["Codec", "Compressed", "Device", "Host", "Zstd"]
+__all__ = ["Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Zstd"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from fbuf._tree import zero_unless
+from fbuf._tree import Spec, item_bytes, zero_unless
 
 
 def allocate(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -31,3 +31,25 @@ def read(array: jax.Array, slot: jax.Array) -> jax.Array:
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
     return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
+
+
+def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:
+    """The leaves of `spec` a storage treats apart: `keys` (a key names a subtree too), or all of `least` bytes a row.
+
+    Raises:
+      ValueError: a key names nothing, or no leaf is large enough.
+    """
+    if keys is None:
+        chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
+        if not chosen:
+            raise ValueError(
+                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). "
+                f"Name leaves with keys=(...), or use storages.Device()."
+            )
+        return chosen
+    if not keys:
+        raise ValueError(f"{call}: keys is empty; expected names of leaves ({', '.join(spec)}). Use storages.Device().")
+    for key in keys:
+        if not any(name == key or name.startswith(key + "/") for name in spec):
+            raise ValueError(f"{call}: keys names '{key}', but rows have {', '.join(spec)}. Use one of those.")
+    return tuple(n for n in spec if any(n == key or n.startswith(key + "/") for key in keys))

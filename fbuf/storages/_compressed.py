@@ -14,13 +14,15 @@ import jax
 import numpy as np
 
 from fbuf._config import allow, component
+from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Zstd
 from fbuf._tree import Spec, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _side
+from fbuf.storages import _arrays, _side
 from fbuf.storages._side import SideRows
 
 allow(Zstd, "fbuf.storages.Zstd")
+allow(Blocks, "fbuf.storages.Blocks")
 
 
 @component
@@ -29,7 +31,8 @@ class Compressed:
 
     Attributes:
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
-      codec: How chunks become bytes: `Zstd(level, chunk, dictionary)`, or any value with `chunk`, `encode`, `decode`.
+      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster; or any
+        value with `chunk`, `encode`, `decode`.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
@@ -65,7 +68,7 @@ class Compressed:
         return self.on_expired == "mask"
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return _side.choose("Compressed", self.keys, spec, 1024)
+        return _arrays.choose("Compressed", self.keys, spec, 1024)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         slack = _side.default_slack(geometry, self.slack)
@@ -92,14 +95,16 @@ class Compressed:
         leaves: Mapping[str, jax.Array],
         keep: jax.Array | None,
         token: jax.Array,
-    ) -> SideRows:
-        return _side.write(rows, slot, leaves, keep, token)
+    ) -> tuple[SideRows, None]:
+        return _side.write(rows, slot, leaves, keep, token), None
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         return _side.read(rows, reads, strict=not self.masks_expired)
 
-    def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
-        return _side.update(rows, slot, leaves, token)
+    def update(
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[SideRows, None]:
+        return _side.update(rows, slot, leaves, token), None
 
     def clear(self, rows: SideRows) -> SideRows:
         return _side.clear(rows)

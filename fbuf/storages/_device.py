@@ -64,12 +64,14 @@ class Device:
         leaves: Mapping[str, jax.Array],
         keep: jax.Array | None,
         token: jax.Array,
-    ) -> PyTree:
+    ) -> tuple[PyTree, None]:
         del keep  # a row that is not kept has a slot out of range
-        return self._map(rows, slot, leaves, token)
+        return self._map(rows, slot, leaves, token), None
 
-    def update(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
-        return self._map(rows, slot, leaves, token)
+    def update(
+        self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[PyTree, None]:
+        return self._map(rows, slot, leaves, token), None
 
     def _map(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
         arrays = named_leaves(rows)

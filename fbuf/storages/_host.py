@@ -14,7 +14,7 @@ import numpy as np
 from fbuf._config import component
 from fbuf._tree import Spec, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _side
+from fbuf.storages import _arrays, _side
 from fbuf.storages._side import SideRows
 
 
@@ -52,7 +52,7 @@ class Host:
         return self.on_expired == "mask"
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return _side.choose("Host", self.keys, spec, 0)
+        return _arrays.choose("Host", self.keys, spec, 0)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         slack = _side.default_slack(geometry, self.slack)
@@ -79,14 +79,16 @@ class Host:
         leaves: Mapping[str, jax.Array],
         keep: jax.Array | None,
         token: jax.Array,
-    ) -> SideRows:
-        return _side.write(rows, slot, leaves, keep, token)
+    ) -> tuple[SideRows, None]:
+        return _side.write(rows, slot, leaves, keep, token), None
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         return _side.read(rows, reads, strict=not self.masks_expired)
 
-    def update(self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
-        return _side.update(rows, slot, leaves, token)
+    def update(
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[SideRows, None]:
+        return _side.update(rows, slot, leaves, token), None
 
     def clear(self, rows: SideRows) -> SideRows:
         return _side.clear(rows)

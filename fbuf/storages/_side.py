@@ -93,28 +93,6 @@ def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
 jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
 
 
-def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:
-    """The leaves of `spec` that go to the host: `keys` (a key names a subtree too), or all of `least` bytes a row.
-
-    Raises:
-      ValueError: a key names nothing, or no leaf is large enough.
-    """
-    if keys is None:
-        chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
-        if not chosen:
-            raise ValueError(
-                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). "
-                f"Name those for the host with keys=(...), or use storages.Device()."
-            )
-        return chosen
-    if not keys:
-        raise ValueError(f"{call}: keys is empty; expected names of leaves ({', '.join(spec)}). Use storages.Device().")
-    for key in keys:
-        if not any(name == key or name.startswith(key + "/") for name in spec):
-            raise ValueError(f"{call}: keys names '{key}', but rows have {', '.join(spec)}. Use one of those.")
-    return tuple(n for n in spec if any(n == key or n.startswith(key + "/") for key in keys))
-
-
 def init(
     call: str,
     geometry: Geometry,

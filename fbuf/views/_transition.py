@@ -226,13 +226,15 @@ class Transition:
         if self.reset_rows:  # a terminated end is drawn before its reset row may have come
             reach = jnp.where(terminated, end_at, reach)
 
-        def stack_at(final: jax.Array) -> jax.Array:
-            frames = final[:, None] + jnp.arange(-back, 1, dtype=jnp.int32)[None, :]
+        def slots_of(frames: jax.Array) -> jax.Array:
             slots = _ring.shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))
             keep = mask[:, None]
             if self.pad == "zero":
                 keep = keep & (frames >= began[:, None])
-            slots = jnp.where(keep, slots, nowhere)
+            return jnp.where(keep, slots, nowhere)
+
+        def stack_at(final: jax.Array) -> jax.Array:
+            slots = slots_of(final[:, None] + jnp.arange(-back, 1, dtype=jnp.int32)[None, :])
             return slots if self.stack is not None else slots[:, 0]
 
         obs_slot = stack_at(jnp.zeros_like(reach))
@@ -247,8 +249,15 @@ class Transition:
         else:
             next_slot = stack_at(reach)
 
+        pool = None
+        if self.stack is not None and steps < self.stack and self.final_observation is None:
+            frames = jnp.broadcast_to(
+                jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :], (slot.shape[0], back + steps + 1)
+            )
+            pool = slots_of(frames)
         observation = _under(self.observation, spec)
-        reads = [Read(n, obs_slot) for n in observation] + [Read(n, next_slot) for n in observation]
+        reads = [Read(n, obs_slot, pool, jnp.zeros_like(reach)) for n in observation]
+        reads += [Read(n, next_slot, pool, reach) for n in observation]
         if final is not None and self.final_observation is not None:
             reads += [Read(n, final) for n in _under(self.final_observation, spec)]
         counted = mask[:, None] & (ahead < rewards[:, None])

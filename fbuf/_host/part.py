@@ -1,0 +1,72 @@
+"""What a store asks of a column's rows, however they are kept: as they are, encoded, or as blocks.
+
+Writing is in three steps, so that an exception leaves the store as it was: `stage` is slow and shows readers nothing,
+`reserve` allocates, `commit` cannot fail; `cancel` undoes the first two. Reading is in two: `fetch` says how, under the
+store's lock, and `run` does it without. One writer at a time, with any number of readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from fbuf._host.batch import Batch
+from fbuf._host.codec import Array
+
+
+class Census(NamedTuple):
+    """What `Store.stats` adds up."""
+
+    chunks: int = 0  # encoded, live
+    payload: int = 0  # their bytes, and those of what they refer to
+    dictionaries: int = 0
+
+
+class Fetch(Protocol):
+    """A read under way; holds what it reads alive."""
+
+    volatile: bool
+    """Whether rows may be overwritten while they are read: those that have expired by the end are then no rows."""
+
+    def run(self, outs: Sequence[memoryview]) -> Array | None:
+        """Fills the requests' outputs. Raises StoreCorrupted, or what a codec of the user's raises.
+
+        Returns:
+          bool[M], rows that are damaged unless they have expired; None if all are well.
+        """
+
+
+class Part(Protocol):
+    """The newest `depth` rows of each lane of one column."""
+
+    def stage(self, batch: Batch, rows: Array) -> Any:
+        """Prepares a batch; the result has `incompressible`, which asks for a ring instead and needs no `cancel`."""
+
+    def reserve(self, staged: Any) -> None:
+        """Stores the bytes. The last step that can fail."""
+
+    def cancel(self, staged: Any) -> None:
+        """Undoes `stage` and `reserve`."""
+
+    def commit(self, batch: Batch, rows: Array, staged: Any) -> None:
+        """Makes a staged batch readable and drops what has expired."""
+
+    def compact(self, count: Array) -> None:
+        """Gives memory back, where that pays."""
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
+        """Says how to fetch rows; the store's lock is held.
+
+        Args:
+          lane: int64[M], of every row of every request, one request after another.
+          count: int64[M], its count in the lane.
+          there: bool[M], whether to fetch it at all; the output is undefined where not.
+          rows: int64[E], rows of each lane now.
+          starts: int64[R], where each request begins.
+        """
+
+    def size(self, count: Array) -> int:
+        """Bytes held when the lanes have int64[E] `count` rows."""
+
+    def census(self, count: Array) -> Census:
+        """Counts for `Store.stats`."""

@@ -1,0 +1,429 @@
+"""`Deduplicated`: frames on the device as ids of distinct blocks, written and read inside XLA, without loss.
+
+A frame is cut into blocks; each distinct block lies once in a table, and a row keeps their ids. Most of a game's picture
+was there before, so a row of 7,056 bytes becomes some hundreds. Reading is two gathers. There is no callback: it works under
+scan, vmap, grad, shard_map, `jax.export`, on GPU and TPU, and its checkpoints are plain arrays.
+
+A block of a row is first compared with the block in the same place of the row before (of the lane), which settles most of
+them without looking anything up; the others go to the table (`fbuf._blocktable`).
+
+The table has a fixed number of places. When it fills, `on_full` says what gives way. `stats` shows the load, `fit` chooses
+block and places from real rows, `Buffer.grow` makes the table larger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _blocks, _blocktable
+from fbuf._blocktable import Table
+from fbuf._config import component, to_config
+from fbuf._tree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
+from fbuf._typing import Forecast, Geometry, Read
+from fbuf.storages import _arrays, _blockfit, _coded
+from fbuf.storages._coded import Cut, DeduplicatedRows
+
+LEAST_BYTES = 1024
+"""Leaves of this many bytes a row or more are deduplicated when no keys are given."""
+DEFAULT_SHARE = 4
+"""Places when nobody says: one for every 4 blocks of a full buffer, which held all ten Atari games tried."""
+FULL = 0.86
+"""Load from which the oldest rows are retired: when it would be passed by a write like the latest. Distinct blocks find no
+place from 0.92 on in a table that fills, from 0.88 on in one whose blocks come and go."""
+
+
+@component
+class Deduplicated:
+    """Rows whose large leaves are kept as ids of distinct blocks, on the device.
+
+    Attributes:
+      keys: Leaves (or subtrees) to deduplicate; None: every leaf of 1 KiB a row or more. Any dtype but complex numbers.
+      block: Rows and pixels of a block, `(h, w)`, or such a pair for each leaf as `{"obs": (12, 12)}`; None: about 7
+        lines of 12 bytes. `fit` finds the best for given rows.
+      blocks: Places for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.
+        Leaves whose blocks have the same number of bytes share one table, with the places of all of them.
+      on_full: What gives way when the table is full: "retire" (the default: a write that would pass 86 % of load first
+        drops twice as many of the oldest rows as it brings) or "refuse" (nothing: new rows that do not fit are refused).
+        A row that finds no place all the same (one write brought more than was free: write some hundred rows at a time)
+        is refused: it is counted, and draws that would read it come back with `mask` False.
+
+    Cost: a write touches its rows and the blocks that changed; a read is two gathers. Device bytes are those of the ids
+    (1, 2 or 4 bytes a block) and of all places of the table, used or not.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.storages.Deduplicated(keys=("obs",), blocks=65_504)
+      Deduplicated(keys=('obs',), blocks=65504)
+    """
+
+    keys: tuple[str, ...] | None = None
+    block: Any = None
+    blocks: Any = None
+    on_full: str = "retire"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            raise TypeError(
+                f"Deduplicated: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},)."
+            )
+        if self.keys is not None:
+            object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
+        if self.on_full not in ("retire", "refuse"):
+            raise ValueError(f'Deduplicated: on_full is {self.on_full!r}; expected "retire" or "refuse".')
+        object.__setattr__(self, "block", _by_leaf(self.block, _checked_block))
+        object.__setattr__(self, "blocks", _by_leaf(self.blocks, _checked_blocks))
+
+    @property
+    def masks_expired(self) -> bool:
+        return True
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        self._cuts(spec)
+        return ()
+
+    def _cuts(self, spec: Spec) -> tuple[Cut, ...]:
+        """How rows of `spec` are cut."""
+        cuts: list[Cut] = []
+        sizes: list[int] = []
+        for name in _arrays.choose("Deduplicated", self.keys, spec, LEAST_BYTES):
+            leaf = spec[name]
+            if jnp.issubdtype(leaf.dtype, jnp.complexfloating) or not leaf.size:
+                raise TypeError(
+                    f"Deduplicated: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected integers, booleans or "
+                    f"floats, and at least one. Name the leaves to deduplicate with keys=(...)."
+                )
+            grid = _blocks.grid(leaf, _of_leaf(self.block, name))
+            if grid.blocks > _blocktable.CHUNK_ITEMS:
+                raise ValueError(
+                    f"Deduplicated: leaf '{name}' of {leaf.dtype}{list(leaf.shape)} has {grid.blocks} blocks a row; expected "
+                    f"{_blocktable.CHUNK_ITEMS} at most. Use larger blocks: block=(h, w)."
+                )
+            if grid.block_words not in sizes:
+                sizes.append(grid.block_words)
+            cuts.append(Cut(name, tuple(leaf.shape), str(leaf.dtype), grid, sizes.index(grid.block_words)))
+        _check_names("block", self.block, cuts)
+        _check_names("blocks", self.blocks, cuts)
+        return tuple(cuts)
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> DeduplicatedRows:
+        cuts = self._cuts(spec)
+        places = self._places(cuts, geometry.capacity)
+        leaves = dict(spec)
+        last = {}
+        for cut in cuts:
+            ids = jax.ShapeDtypeStruct((cut.grid.blocks,), _id_dtype(places[cut.table]))
+            leaves[cut.name], last[cut.name] = ids, jnp.zeros((geometry.lanes, *ids.shape), ids.dtype)
+        words = {cut.table: cut.grid.block_words for cut in cuts}
+        return DeduplicatedRows(
+            tree=structure.unflatten(_arrays.allocate(geometry.capacity, leaves).values()),
+            last=last,
+            tables=tuple(_blocktable.init(number, words[i]) for i, number in enumerate(places)),
+            counts=jnp.zeros((2 * len(places),), jnp.uint32),
+            cuts=cuts,
+        )
+
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> DeduplicatedRows:
+        return jax.eval_shape(lambda: self.init(geometry, spec, structure))
+
+    def _places(self, cuts: tuple[Cut, ...], capacity: int) -> list[int]:
+        """Places of each table."""
+        places = []
+        for table in range(1 + max(cut.table for cut in cuts)):
+            members = [cut for cut in cuts if cut.table == table]
+            references = sum(capacity * cut.grid.blocks for cut in members)
+            if references >= 2**32 - 1:
+                raise ValueError(
+                    f"Deduplicated: {capacity} rows of {references // capacity} blocks are {references} references; "
+                    f"expected less than 2^32. Use larger blocks: block=(h, w)."
+                )
+            given = [_of_leaf(self.blocks, cut.name) for cut in members]
+            if _is_by_leaf(self.blocks):
+                known = [number for number in given if number is not None]
+                places.append(sum(known) if len(known) == len(members) else default_places(references))
+            else:
+                places.append(given[0] or default_places(references))
+        return places
+
+    # ---------------------------------------------------------------------------------------------- fitting
+
+    def fit(self, rows: PyTree, capacity: int, lanes: int | None = None) -> Deduplicated:
+        """The same storage with `block` and `blocks` chosen for rows like these, where they are None.
+
+        Four blocks that XLA reads fast are tried, made to divide the frame. For each, distinct blocks are counted in the rows
+        and their number at `capacity` is foretold by a power law, with caution; the fewest bytes win. The table gets a
+        third more places than that, but never more than blocks that are all distinct need. `Buffer.plan` shows what
+        comes of it, `Buffer.grow` helps where the future was not like the past.
+
+        Args:
+          rows: Rows as `extend` takes them, in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. 2,000 or more
+            make a good guess, 64 are the least; the first 64 MiB are looked at.
+          capacity: C of the buffer.
+          lanes: E of the buffer.
+        Returns:
+          The storage: `block` and `blocks` for its one leaf, or by leaf where there are several.
+        Raises:
+          TypeError: rows are traced, or a leaf cannot be deduplicated.
+          ValueError: there are fewer than 64 rows, or their shapes do not agree.
+        Cost: eager, on the host; less than a second for 2,000 frames of 84 by 84, about five for 64 MiB of rows.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> frames = np.zeros((100, 84, 84), np.uint8)
+          >>> frames[np.arange(100), np.arange(100) % 84] = 255
+          >>> fbuf.storages.Deduplicated(keys=("obs",)).fit({"obs": frames}, capacity=10_000)
+          Deduplicated(keys=('obs',), block=(12, 28), blocks=128)
+        """
+        spec, leaves = _blockfit.sample(rows, capacity, lanes)
+        names = [cut.name for cut in self._cuts(spec)]
+        block = {name: _of_leaf(self.block, name) for name in names}
+        whole = self.blocks if not _is_by_leaf(self.blocks) else None
+        places = {name: _of_leaf(self.blocks, name) if whole is None else None for name in names}
+        if all(block.values()) and (whole or all(places.values())):
+            return self
+        choice = _blockfit.choose(leaves, spec, block, places, whole, capacity, lanes or 1)
+        one = len(names) == 1
+        return dataclasses.replace(
+            self,
+            block=choice.block[names[0]] if one else choice.block,
+            blocks=whole or (choice.places[names[0]] if one else choice.places),
+        )
+
+    def forecast(self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None) -> Forecast:
+        cuts = self._cuts(spec)
+        places = self._places(cuts, geometry.capacity)
+        members = {cut.name: (cut.grid, cut.table) for cut in cuts}
+        return _blockfit.forecast(trial, spec, members, places, geometry, FULL, self.on_full)
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        return 0, "none", 0
+
+    def spec(self, rows: DeduplicatedRows) -> tuple[Spec, Any]:
+        if not isinstance(rows, DeduplicatedRows):
+            raise TypeError("Deduplicated: this state was made by another storage. Use the buffer that made it.")
+        leaves = named_leaves(rows.tree)
+        spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
+        spec |= {cut.name: cut.spec for cut in rows.cuts}
+        return spec, jax.tree.structure(rows.tree)
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    def surplus(self, rows: DeduplicatedRows, num: int) -> jax.Array | None:
+        if self.on_full == "refuse":
+            return None
+        places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
+        now, growth = rows.counts.astype(jnp.float32).reshape(2, -1)
+        lanes = next(iter(rows.last.values())).shape[0]
+        full = now + growth * jnp.float32(num * lanes / _coded.PER_ROWS) > jnp.float32(FULL) * places
+        return jnp.any(full).astype(jnp.int32) * jnp.int32(2 * num)
+
+    def drop(self, rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
+        return _coded.drop(rows, slot, token)
+
+    def write(
+        self,
+        rows: DeduplicatedRows,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> tuple[DeduplicatedRows, jax.Array]:
+        return _coded.write(rows, slot, leaves, keep, token)
+
+    def update(
+        self, rows: DeduplicatedRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[DeduplicatedRows, jax.Array | None]:
+        return _coded.update(rows, slot, leaves, token)
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    def read(self, rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
+        return _coded.read(rows, reads)
+
+    def clear(self, rows: DeduplicatedRows) -> DeduplicatedRows:
+        return _coded.clear(rows)
+
+    def grow(self, rows: DeduplicatedRows, blocks: Any = None) -> tuple[Deduplicated, DeduplicatedRows]:
+        """The same rows in larger tables, and the storage that says so; see `Buffer.grow`."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rows)):
+            raise TypeError("Deduplicated.grow: the state is traced, but growing changes shapes. Call it outside jit.")
+        members = {i: [cut for cut in rows.cuts if cut.table == i] for i in range(len(rows.tables))}
+        asked = dataclasses.replace(self, blocks=blocks).blocks
+        _check_names("blocks", asked, rows.cuts)
+        arrays, last, tables, sizes = named_leaves(rows.tree), dict(rows.last), [], {}
+        for i, table in enumerate(rows.tables):
+            places = table.count.shape[0]
+            given = [_of_leaf(asked, cut.name) for cut in members[i]]
+            if blocks is None:
+                wanted = -(-places * 3 // (2 * _blocktable.WAYS)) * _blocktable.WAYS
+                wanted = max(wanted, 2 * _blocktable.WAYS * len(members[i]))
+            elif None in given:
+                raise ValueError(
+                    f"Deduplicated.grow: blocks is {blocks!r}, without '{members[i][given.index(None)].name}'. "
+                    f"Give one number, or one for each of: {', '.join(cut.name for cut in rows.cuts)}."
+                )
+            else:
+                wanted = sum(given) if _is_by_leaf(asked) else given[0]
+            if wanted < places:
+                raise ValueError(
+                    f"Deduplicated.grow: blocks is {wanted}; expected at least the {places} places there are. "
+                    f"Write blocks={places}."
+                )
+            if wanted == places:
+                made, moved, lost = table, jnp.arange(places, dtype=jnp.int32), 0
+            else:
+                made, moved, lost = _blocktable.rebuild(table, wanted)
+            if int(lost):
+                raise ValueError(
+                    f"Deduplicated.grow: {int(lost)} blocks found no place among {wanted}. Write blocks={2 * wanted}."
+                )
+            tables.append(made)
+            share = [wanted // len(members[i]) // _blocktable.WAYS * _blocktable.WAYS for _ in members[i]]
+            share[0] += wanted - sum(share)
+            for cut, part in zip(members[i], share, strict=True):
+                sizes[cut.name] = part
+                arrays[cut.name] = moved[arrays[cut.name].astype(jnp.int32)].astype(_id_dtype(wanted))
+                last[cut.name] = moved[last[cut.name].astype(jnp.int32)].astype(_id_dtype(wanted))
+        one = len(rows.cuts) == 1
+        storage = dataclasses.replace(self, blocks=next(iter(sizes.values())) if one else tuple(sizes.items()))
+        grown = dataclasses.replace(_coded.with_leaves(rows, arrays), last=last, tables=tuple(tables))
+        return storage, grown
+
+    # ------------------------------------------------------------------------------------------------- about
+
+    def stats(self, rows: DeduplicatedRows, held: jax.Array) -> dict[str, jax.Array]:
+        """Distinct blocks of all tables, load of the fullest, and raw bytes over bytes."""
+        places = jnp.asarray([table.count.shape[0] - 1 for table in rows.tables], jnp.float32)
+        live = rows.counts[: len(rows.tables)]
+        raw = sum(item_bytes(cut.spec) for cut in rows.cuts)
+        arrays = named_leaves(rows.tree)
+        stored = tree_bytes((rows.tables, rows.last, [arrays[cut.name] for cut in rows.cuts]))
+        return {
+            "blocks": jnp.sum(live, dtype=jnp.uint32),
+            "blocks_load": jnp.max(live.astype(jnp.float32) / places),
+            "blocks_ratio": held.astype(jnp.float32) * jnp.float32(raw / stored),
+        }
+
+    def nbytes(self, rows: DeduplicatedRows) -> dict[str, int]:
+        return {"device": tree_bytes(rows), "host": 0, "disk": 0}
+
+    def to_arrays(self, rows: DeduplicatedRows) -> dict[str, np.ndarray]:
+        arrays = {"cuts": _as_bytes(rows.cuts), "counts": np.asarray(rows.counts)}
+        return arrays | {name: np.asarray(leaf) for name, leaf in _by_name(rows).items()}
+
+    def from_arrays(
+        self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any
+    ) -> DeduplicatedRows:
+        made = self.abstract(geometry, spec, structure)
+        if not np.array_equal(arrays["cuts"], _as_bytes(made.cuts)):
+            raise ValueError(
+                "Deduplicated: these arrays were saved with other blocks or leaves: "
+                f"{bytes(np.asarray(arrays['cuts'])).decode()}; expected {bytes(_as_bytes(made.cuts)).decode()}. "
+                f"Load them with the buffer that they were saved with."
+            )
+        for name, leaf in {**_by_name(made), "counts": made.counts}.items():
+            came = arrays[name]
+            if came.shape != leaf.shape or came.dtype != leaf.dtype:
+                raise ValueError(
+                    f"Deduplicated: '{name}' is {came.dtype}{list(came.shape)}; expected {leaf.dtype}{list(leaf.shape)}. "
+                    f"Load it with the buffer that it was saved with (after `grow`, the one that gave back)."
+                )
+        leaves = {n: jnp.array(arrays[f"rows:{n}"]) for n in named_leaves(made.tree)}
+        last = {n: jnp.array(arrays[f"last:{n}"]) for n in made.last}
+        tables = tuple(
+            Table(**{f.name: jnp.array(arrays[f"table{i}:{f.name}"]) for f in dataclasses.fields(Table)})
+            for i in range(len(made.tables))
+        )
+        return DeduplicatedRows(
+            structure.unflatten(leaves.values()), last, tables, jnp.array(arrays["counts"]), made.cuts
+        )
+
+
+def _as_bytes(cuts: tuple[Cut, ...]) -> np.ndarray:
+    """uint8[...], what the ids of a checkpoint mean."""
+    return np.frombuffer(json.dumps(to_config(cuts), sort_keys=True).encode(), np.uint8)
+
+
+def _by_name(rows: DeduplicatedRows) -> dict[str, Any]:
+    """Every array of the rows but the counts."""
+    arrays = {f"rows:{n}": a for n, a in named_leaves(rows.tree).items()} | {
+        f"last:{n}": a for n, a in rows.last.items()
+    }
+    for i, table in enumerate(rows.tables):
+        arrays |= {f"table{i}:{f.name}": getattr(table, f.name) for f in dataclasses.fields(table)}
+    return arrays
+
+
+def default_places(references: int) -> int:
+    """Places of a table nobody sized, for a full buffer of this many blocks."""
+    return max(2 * _blocktable.WAYS, -(-references // (DEFAULT_SHARE * _blocktable.WAYS)) * _blocktable.WAYS)
+
+
+def _id_dtype(places: int) -> Any:
+    """The narrowest type that names every place."""
+    return jnp.uint8 if places <= 2**8 else jnp.uint16 if places <= 2**16 else jnp.uint32
+
+
+def _checked_block(block: Any) -> tuple[int, int]:
+    if (
+        not isinstance(block, (tuple, list))
+        or len(block) != 2
+        or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block)
+    ):
+        raise ValueError(
+            f"Deduplicated: block is {block!r}; expected (rows, pixels), two ints >= 1. Write block=(12, 12)."
+        )
+    return (int(block[0]), int(block[1]))
+
+
+def _checked_blocks(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 2 * _blocktable.WAYS:
+        least = 2 * _blocktable.WAYS
+        raise ValueError(f"Deduplicated: blocks is {number!r}; expected an int >= {least}. Write blocks={least}.")
+    if number % _blocktable.WAYS or number >= 2**31 - 2**20:
+        near = min(-(-int(number) // _blocktable.WAYS) * _blocktable.WAYS, 2**31 - 2**21)
+        raise ValueError(
+            f"Deduplicated: blocks is {number}; expected a multiple of {_blocktable.WAYS} below 2^31 - 2^20. "
+            f"Write blocks={near}."
+        )
+    return int(number)
+
+
+def _is_by_leaf(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], tuple)
+
+
+def _by_leaf(value: Any, check: Any) -> Any:
+    """A setting for all leaves, or for each by name, as sorted pairs (a mapping does not hash)."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    if _is_by_leaf(value):
+        return tuple(sorted((name_of(name), check(item)) for name, item in value))
+    return check(value)
+
+
+def _check_names(field: str, value: Any, cuts: Sequence[Cut]) -> None:
+    """Refuses a setting by leaf for a leaf that is not deduplicated."""
+    names = [cut.name for cut in cuts]
+    for name, _ in value if _is_by_leaf(value) else ():
+        if name not in names:
+            raise ValueError(
+                f"Deduplicated: {field} is given for '{name}', but the leaves deduplicated are {', '.join(names)}. "
+                f"Use one of those."
+            )
+
+
+def _of_leaf(value: Any, name: str) -> Any:
+    return dict(value).get(name) if _is_by_leaf(value) else value
