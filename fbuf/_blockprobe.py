@@ -24,15 +24,15 @@ LEAST_ROWS = 64
 """Fewer rows say nothing about growth."""
 MOST_BYTES = 2**26
 """Bytes of rows looked at: the first so many."""
-LOAD = 0.75
-"""Share of places that are to be taken when the buffer is full; up to 0.8 where narrower ids are had for it."""
-MOST_LOAD, NARROW_LOAD = 0.85, 0.8
+LOAD = 0.83
+"""Share of places that are to be taken when the buffer is full; up to 0.9 where narrower ids are had for it."""
+MOST_LOAD, NARROW_LOAD = 0.95, 0.9
 USUAL_POWER = 0.8
 WAYS = 32
 """Places come in buckets of so many (`fbuf._blocktable`)."""
 MOST_PLACES = 2**31 - 2**21
-PLACE_BYTES = 8
-"""Bytes of a place besides its block."""
+PLACE_BYTES = 18
+"""Bytes of a place besides its block: its counter, its slot, and a fifth more slots than places."""
 _CHUNK_BYTES = 2**20  # of rows hashed at once: the mixed words stay in the cache
 
 Hashes = npt.NDArray[np.uint64]

@@ -1,15 +1,19 @@
 """A set of blocks on the device: each distinct block once, found by content, counted by references; all of it in jit.
 
-The table is a hash table of M places in buckets of 32. A block may lie in any place of the two buckets its hash names, and
-goes to the one with more room, which holds past 90 % of load as a table fills and to 86 % as blocks come and go (buckets
-of 16: 84 %). What a fingerprint
-promises is compared word for word before it is believed, so equal fingerprints cost time and never give a wrong block.
-A place whose count is 0 is free, but keeps its block until somebody needs the place: blocks that come back are found.
+The table has M places for blocks and an index that finds them. New blocks take places in order of arrival: a hand goes round
+and gives out the next place that nobody refers to. So blocks that came together lie together, which is how they are read
+(on rich pictures a third faster than blocks that lie where a hash puts them), and every place can be used. A block that
+nobody refers to keeps its place until the hand comes by: blocks that come back are found.
 Place 0 holds zeros for ever and belongs to no block: id 0 says "nothing here".
 
-New blocks of one call compete for places: each bids for one in a small hash map of bids (linear probing, nothing is ever
-taken out of it), the first wins, equal blocks share what one of them won, the others go on to their next free place. Which
-places a block tries depends on its content and the table alone, so equal blocks meet.
+The index is a hash table of slots in buckets of 32, a fifth more slots than places. A block's slot lies in one of the two
+buckets its hash names, the one with more room, and holds a fingerprint and the place. What a fingerprint promises is
+compared word for word before it is believed, so equal fingerprints cost time and never give a wrong block. Each place knows
+its slot, which is freed when the place is given to another block. Slot 0 stays free: slot 0 says "none".
+
+New blocks of one call compete for slots: each bids for one in a small hash map of bids (linear probing, nothing is ever
+taken out of it), the first wins, equal blocks share what one of them won, the others go on to their next free slot. Which
+slots a block tries depends on its content and the index alone, so equal blocks meet.
 
 The loop goes over fixed lots of blocks, as many as there are, and carries the table in place: its reads are pinned before its
 writes (`fbuf._pin`), and whether it goes on is decided for all of a `vmap`'s tables at once. (A loop whose condition is
@@ -19,9 +23,10 @@ first plan, needs the writes of all lots at their largest and cannot show a lot 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,25 +37,42 @@ from fbuf._config import state
 from fbuf._pin import any_of, pin
 
 WAYS = 32
-"""Places of a bucket: a bucket's free places are the bits of one word."""
+"""Slots of a bucket: a bucket's free slots are the bits of one word."""
 
 
 @state
 class Table:
-    """Distinct blocks and who refers to them."""
+    """Distinct blocks, who refers to them, and the index that finds them."""
 
     words: jax.Array  # uint32[M, words of a block]; row 0 zeros
-    prints: jax.Array  # uint32[M], fingerprint; 0: none
     count: jax.Array  # uint32[M], references; place 0 always has one
+    home: jax.Array  # uint32[M], slot that names this place, or named it; 0: none
+    prints: jax.Array  # uint32[S], fingerprint of the block named; 0: none
+    names: jax.Array  # uint32[S], place of the block; 0: the slot is free
+    tally: jax.Array  # uint32[2]: places referred to, but place 0; where the hand is
+
+    @property
+    def live(self) -> jax.Array:
+        """uint32[], distinct blocks that somebody refers to."""
+        return self.tally[0]
 
 
 def init(places: int, block_words: int) -> Table:
-    """An empty table of `places`, a multiple of 32."""
+    """An empty table of M `places`, 2 or more."""
+    slots = slots_of(places)
     return Table(
         words=jnp.zeros((places, block_words), jnp.uint32),
-        prints=jnp.zeros((places,), jnp.uint32),
         count=jnp.zeros((places,), jnp.uint32).at[0].set(jnp.uint32(1)),
+        home=jnp.zeros((places,), jnp.uint32),
+        prints=jnp.zeros((slots,), jnp.uint32),
+        names=jnp.zeros((slots,), jnp.uint32),
+        tally=jnp.array([0, 1], jnp.uint32),
     )
+
+
+def slots_of(places: int) -> int:
+    """S, slots of the index of so many places: at most 5 of 6 are ever taken, where two buckets of 32 never run full."""
+    return max(2, -(-6 * places // (5 * WAYS))) * WAYS
 
 
 def _odd(seed: int, number: int) -> np.ndarray:
@@ -104,7 +126,7 @@ def _lowest(bits: jax.Array) -> jax.Array:
 
 
 def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
-    """Place in the table of the first bit of uint32[A, 2] in buckets int32[A, 2]; 0 where none is set."""
+    """Slot of the first bit of uint32[A, 2] in buckets int32[A, 2]; 0 where none is set."""
     which = (bits[:, 0] == jnp.uint32(0)).astype(jnp.int32)
     chosen = jnp.where(which == jnp.int32(0), bits[:, 0], bits[:, 1])
     base = jnp.where(which == jnp.int32(0), bucket[:, 0], bucket[:, 1]) * jnp.int32(WAYS)
@@ -118,26 +140,29 @@ def _drop_first(bits: jax.Array) -> jax.Array:
     return jnp.stack([one_left, jnp.where(one == jnp.uint32(0), two_left, two)], axis=1)
 
 
-def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array) -> jax.Array:
-    """int32[A], where each block lies among the places whose fingerprint matches; 0 where it does not."""
+def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32[A] twice, slot and place of each block among the slots whose fingerprint matches; 0 where it is not known."""
 
-    def look(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        bits, found = carry
+    def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        bits, slot, place = carry
         way = _first_way(bits, bucket)
-        same = jnp.all(table.words.at[way].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
-        found = jnp.where(same, way, found)
-        return jnp.where(same[:, None], jnp.uint32(0), _drop_first(bits)), found
+        there = table.names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
+        same = jnp.all(table.words.at[there].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
+        left = jnp.where(same[:, None], jnp.uint32(0), _drop_first(bits))
+        return left, jnp.where(same, way, slot), jnp.where(same, there, place)
 
-    start = look((matches, jnp.zeros((blocks.shape[0],), jnp.int32)))
-    return lax.while_loop(lambda carry: any_of(carry[0] != jnp.uint32(0)), look, start)[1]
+    nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
+    start = look((matches, nowhere, nowhere))
+    _, slot, place = lax.while_loop(lambda carry: any_of(carry[0] != jnp.uint32(0)), look, start)
+    return slot, place
 
 
 class _Bid(NamedTuple):
     """Where the competition for places stands."""
 
     active: jax.Array  # bool[A]
-    way: jax.Array  # int32[A], place wanted or won; 0: none
-    free: jax.Array  # uint32[A, 2], places not yet tried; the fuller bucket second
+    way: jax.Array  # int32[A], slot wanted or won; 0: none
+    free: jax.Array  # uint32[A, 2], slots not yet tried; the fuller bucket second
     probe: jax.Array  # int32[A], steps taken in the map of bids
     won: jax.Array  # bool[A]
     map: jax.Array  # int32[P], item that won here; A: nobody
@@ -152,12 +177,12 @@ def _compete(
     free: jax.Array,
     bucket: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gives every missing block a free place, equal ones the same.
+    """Gives every missing block a free slot, equal ones the same.
 
     Args:
-      found, revived: int32[A], bool[A]: blocks that lie in a place of no references. They are served first.
+      found, revived: int32[A], bool[A]: slots of blocks that nobody refers to. They are served first.
     Returns:
-      Place of each (0: none was free), and for each place given out the one item that stands for it.
+      Slot of each (0: none was free), and for each slot given out the one item that stands for it.
     """
     number = blocks.shape[0]
     size = 1 << max(2 * number - 1, 1).bit_length()
@@ -166,7 +191,7 @@ def _compete(
     swap = room[:, 1] > room[:, 0]
     free = jnp.where(swap[:, None], free[:, ::-1], free)
     bucket = jnp.where(swap[:, None], bucket[:, ::-1], bucket)
-    turn = hashes[1] & jnp.uint32(WAYS - 1)  # where in its bucket a block begins, lest all begin at one place
+    turn = hashes[1] & jnp.uint32(WAYS - 1)  # where in its bucket a block begins, lest all begin at one slot
 
     def rolled(bits: jax.Array, by: jax.Array) -> jax.Array:
         by = by[:, None]
@@ -183,7 +208,7 @@ def _compete(
         some = one | (bits[:, 1] != jnp.uint32(0))
         return jnp.where(some, base + place.astype(jnp.int32), jnp.int32(0))
 
-    # A revived block wants one place from the first round on and beats all others there, so nobody is ever before it.
+    # A revived block wants one slot from the first round on and beats all others there, so nobody is ever before it.
     order = jnp.where(revived, item - jnp.int32(number), item)
 
     def bid(now: _Bid) -> _Bid:
@@ -227,10 +252,46 @@ def _compete(
     return end.way, end.won
 
 
+def _next_free(
+    count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The next `wanted` <= `most` places of no references, going round from `hand`; there are so many.
+
+    Returns:
+      The counts as given, int32[most] places, and where the hand is then.
+    """
+    places = count.shape[0]
+    window = min(places, max(2 * most, 4 * WAYS))
+    offset = jnp.arange(window, dtype=jnp.int32)
+
+    def look(carry: Any) -> Any:
+        count, hand, got, seen, given = carry
+        first = jnp.minimum(hand, jnp.int32(places - window))
+        at = first + offset
+        # Not twice what was seen before this window, or when the hand set out.
+        new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
+        free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
+        rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
+        taken = free & (rank < wanted)
+        given = given.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
+        enough = rank[-1] + jnp.int32(1) >= wanted
+        stop = jnp.where(enough, jnp.max(jnp.where(taken, at, hand)), first + jnp.int32(window - 1)) + jnp.int32(1)
+        stop = jnp.where(got < wanted, stop, hand)  # another table of a `vmap` is still looking
+        seen = seen + stop - hand
+        return count, jnp.where(stop == jnp.int32(places), 0, stop), jnp.minimum(rank[-1] + 1, wanted), seen, given
+
+    none = jnp.zeros((), jnp.int32)
+    start = (count, hand, none, none, jnp.zeros((most,), jnp.int32))
+    count, hand, _, _, given = lax.while_loop(
+        lambda carry: any_of((carry[2] < wanted) & (carry[3] < jnp.int32(places))), look, start
+    )
+    return count, given, hand
+
+
 class Placed(NamedTuple):
     """Where blocks ended up."""
 
-    way: jax.Array  # int32[K], place of each; 0 where the table had none
+    place: jax.Array  # int32[K], place of each; 0 where the table had none
     won: jax.Array  # bool[K], the block took a place that nobody referred to, and holds it with a count of 1
 
 
@@ -246,39 +307,64 @@ def insert(
 
     Places taken are marked by a count of 1 until `refer` settles who refers to what.
 
-    Cost: O(number), in lots of `lot`; the table is written in place.
+    Cost: O(number), in lots of `lot`, and the places that the hand passes; the table is written in place.
     """
     total = items.shape[0]
-    places = table.count.shape[0]
-    buckets = places // WAYS
+    places, slots = table.count.shape[0], table.names.shape[0]
     items = jnp.concatenate([items, jnp.zeros((lot,), jnp.int32)])
-    nowhere = jnp.arange(lot, dtype=jnp.int32) + jnp.int32(places)
+    iota = jnp.arange(lot, dtype=jnp.int32)
 
     def step(carry: tuple[jax.Array, Table, Placed, jax.Array]) -> tuple[jax.Array, Table, Placed, jax.Array]:
         begin, table, placed, token = carry
-        valid = begin + jnp.arange(lot, dtype=jnp.int32) < number
+        valid = begin + iota < number
         blocks = fetch(lax.dynamic_slice(items, (begin,), (lot,)))
         hashes = digest(blocks)
         prints = jnp.maximum(hashes[1], jnp.uint32(1))
-        bucket = _buckets(*hashes, buckets)
+        bucket = _buckets(*hashes, slots // WAYS)
         matches = _bits(_rows(table.prints, bucket) == prints[:, None, None])
-        free = _bits(_rows(table.count, bucket) == jnp.uint32(0))
         matches = jnp.where(valid[:, None], matches, jnp.uint32(0))
-        found = _find(table, blocks, matches, bucket)
-        token, (found, free) = pin(token, (found, free))
+        found, place = _find(table, blocks, matches, bucket)
         there = found != jnp.int32(0)
-        lies_in = (found // jnp.int32(WAYS))[:, None] == bucket
-        bit = jnp.uint32(1) << (found % jnp.int32(WAYS)).astype(jnp.uint32)
-        idle = jnp.any(lies_in & ((free & bit[:, None]) != jnp.uint32(0)), axis=1)
-        way, won = _compete(blocks, hashes, found, there & idle, valid & ~there, free, bucket)
-        at = jnp.where(won, way, nowhere) + token
+        revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
+        missing = valid & ~there
+        free = _free_slots(table, bucket, missing)
+        token, (found, place, revived, free) = pin(token, (found, place, revived, free))
+        slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
+
+        back = won & revived
+        count = _set(table.count, jnp.where(back, place, jnp.int32(places) + iota) + token, jnp.uint32(1))
+        live = table.tally[0] + jnp.sum(back, dtype=jnp.uint32)
+        new = won & ~revived
+        rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
+        wanted = jnp.minimum(rank[-1] + jnp.int32(1), jnp.int32(places - 1) - live.astype(jnp.int32))
+        count, given, hand = _next_free(count, table.tally[1].astype(jnp.int32), wanted, lot)
+        taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+        taken = jnp.where(new & (rank < wanted), taken, jnp.int32(0))
+        got = taken != jnp.int32(0)
+        old = table.home.at[taken].get(mode="promise_in_bounds").astype(jnp.int32)
+        old_name = table.names.at[old].get(mode="promise_in_bounds").astype(jnp.int32)
+        token, (taken, old, old_name) = pin(token, (taken, old, old_name))
+
+        at = jnp.where(got, taken, jnp.int32(places) + iota) + token
+        # The slot of the block that lay here before, if it is still its own; then the winners', of no block where no place
+        # was left for it.
+        freed = jnp.where(got & (old_name == taken), old, jnp.int32(slots) + iota) + token
+        filled = jnp.where(new, slot, jnp.int32(slots) + iota) + token
+        names = _set(_set(table.names, freed, jnp.uint32(0)), filled, taken.astype(jnp.uint32))
         table = Table(
-            words=table.words.at[at].set(blocks, mode="drop", unique_indices=True),
-            prints=table.prints.at[at].set(prints, mode="drop", unique_indices=True),
-            count=table.count.at[at].set(jnp.uint32(1), mode="drop", unique_indices=True),
+            words=_set(table.words, at, blocks),
+            count=_set(count, at, jnp.uint32(1)),
+            home=_set(table.home, at, slot.astype(jnp.uint32)),
+            prints=_set(_set(table.prints, freed, jnp.uint32(0)), filled, jnp.where(got, prints, jnp.uint32(0))),
+            names=names,
+            tally=jnp.stack([live + jnp.sum(got, dtype=jnp.uint32), hand.astype(jnp.uint32)]),
         )
+        now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
+        place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
+        token, (place,) = pin(token, (place,))
         placed = Placed(
-            lax.dynamic_update_slice(placed.way, way, (begin,)), lax.dynamic_update_slice(placed.won, won, (begin,))
+            lax.dynamic_update_slice(placed.place, place, (begin,)),
+            lax.dynamic_update_slice(placed.won, back | got, (begin,)),
         )
         return jnp.minimum(begin + jnp.int32(lot), jnp.int32(total)), table, placed, token
 
@@ -287,11 +373,33 @@ def insert(
     _, table, placed, token = lax.while_loop(
         lambda carry: any_of(carry[0] < number), step, (begin, table, empty, token)
     )
-    return table, Placed(placed.way[:total], placed.won[:total]), token
+    return table, Placed(placed.place[:total], placed.won[:total]), token
+
+
+def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    """Writes at distinct indices; those past the end go nowhere."""
+    return array.at[at].set(values, mode="drop", unique_indices=True)
+
+
+def _free_slots(table: Table, bucket: jax.Array, missing: jax.Array) -> jax.Array:
+    """uint32[A, 2], free slots in buckets int32[A, 2]; where there are none, those of blocks that nobody refers to.
+
+    A good hash leaves no bucket without a free slot; a bad one must not shut the door for ever.
+    """
+    names = _rows(table.names, bucket)
+    free = _bits(names == jnp.uint32(0))
+    free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
+    crowded = missing & jnp.all(free == jnp.uint32(0), axis=1)
+
+    def idle() -> jax.Array:
+        unused = table.count.at[names.astype(jnp.int32)].get(mode="promise_in_bounds") == jnp.uint32(0)
+        return jnp.where(crowded[:, None], _bits(unused), free)
+
+    return lax.cond(any_of(crowded), idle, lambda: free)
 
 
 def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
-    """[A, 2, 32] of the places in buckets int32[A, 2]."""
+    """[A, 2, 32] of the slots in buckets int32[A, 2]."""
     return array.reshape(-1, WAYS).at[bucket].get(mode="promise_in_bounds")
 
 
@@ -299,8 +407,8 @@ CHUNK_ITEMS = 2**15
 """Most blocks `release` and `refer` take at once: what their exact sums in 32 bits allow."""
 
 
-def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array, jax.Array]:
-    """Takes one reference from each of `ids` int32[K] (0 is skipped); also how many blocks nobody refers to any more."""
+def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+    """Takes one reference from each of `ids` int32[K] (0 is skipped)."""
     before = table.count.at[ids].get(mode="promise_in_bounds")
     token, (before,) = pin(token, (before,))
     real = ids != jnp.int32(0)
@@ -312,29 +420,29 @@ def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.
     gone = real & (after == jnp.uint32(0))
     part = jnp.where(gone, jnp.uint32(2 * CHUNK_ITEMS) // jnp.maximum(before, jnp.uint32(1)), jnp.uint32(0))
     died = (jnp.sum(part, dtype=jnp.uint32) + jnp.uint32(2 * CHUNK_ITEMS - 1)) // jnp.uint32(2 * CHUNK_ITEMS)
-    return Table(table.words, table.prints, count), died, token
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - died)), token
 
 
-def refer(
-    table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token: jax.Array
-) -> tuple[Table, jax.Array, jax.Array]:
-    """Adds a reference for each of `ids` int32[K] that `refers`, and takes back what `won` places held.
-
-    Returns:
-      The table, how many of the places won are referred to now, and the token.
-    """
+def refer(table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+    """Adds a reference for each of `ids` int32[K] that `refers`, and takes back what `won` places held."""
     weight = refers.astype(jnp.uint32) - won.astype(jnp.uint32)
     at = jnp.where(weight != jnp.uint32(0), ids, jnp.int32(table.count.shape[0])) + token
     count = table.count.at[at].add(weight, mode="drop")
     after = count.at[ids].get(mode="promise_in_bounds")
     token, (after,) = pin(token, (after,))
-    born = jnp.sum(won & (after != jnp.uint32(0)), dtype=jnp.uint32)
-    return Table(table.words, table.prints, count), born, token
+    stillborn = jnp.sum(won & (after == jnp.uint32(0)), dtype=jnp.uint32)
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - stillborn)), token
+
+
+def forget(table: Table) -> Table:
+    """Nobody refers to anything any more; the blocks stay, to be found again or to give way."""
+    count = jnp.zeros_like(table.count).at[0].set(jnp.uint32(1))
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].set(jnp.uint32(0)))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
-    """The blocks that somebody refers to in a table of another size.
+    """The blocks that somebody refers to in a table of another size, in the order in which they came.
 
     Returns:
       The table, where each place went (int32[M], 0 for those of no references), and how many blocks found no place.
@@ -342,17 +450,21 @@ def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
     """
     total = table.count.shape[0]
     live = (table.count != jnp.uint32(0)).at[0].set(False)
-    rank = jnp.cumsum(live, dtype=jnp.int32) - jnp.int32(1)
     iota = jnp.arange(total, dtype=jnp.int32)
-    items = jnp.zeros((total,), jnp.int32).at[jnp.where(live, rank, jnp.int32(total))].set(iota, mode="drop")
+    oldest_first = (iota + table.tally[1].astype(jnp.int32)) % jnp.int32(total)
+    there = live.at[oldest_first].get(mode="promise_in_bounds")
+    rank = jnp.cumsum(there, dtype=jnp.int32) - jnp.int32(1)
+    items = jnp.zeros((total,), jnp.int32).at[jnp.where(there, rank, jnp.int32(total))].set(oldest_first, mode="drop")
 
     def fetch(item: jax.Array) -> jax.Array:
         return table.words.at[item].get(mode="promise_in_bounds")
 
     empty, token = init(places, table.words.shape[1]), jnp.zeros((), jnp.int32)
-    made, placed, _ = insert(empty, fetch, items, rank[-1] + jnp.int32(1), min(total, 4096), token)
-    moved = jnp.where(live, placed.way.at[jnp.maximum(rank, 0)].get(mode="promise_in_bounds"), jnp.int32(0))
+    number = rank[-1] + jnp.int32(1)
+    made, placed, _ = insert(empty, fetch, items, number, min(total, 4096), token)
+    inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
+    moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)
     lost = jnp.sum(live & (moved == jnp.int32(0)), dtype=jnp.uint32)
     at = jnp.where(moved == jnp.int32(0), jnp.int32(places) + iota, moved)
     count = made.count.at[at].set(table.count, mode="drop", unique_indices=True)
-    return Table(made.words, made.prints, count), moved, lost
+    return dataclasses.replace(made, count=count), moved, lost

@@ -170,13 +170,13 @@ def test_places_are_of_a_legal_number(blocks: float, most: int) -> None:
     assert Deduplicated(blocks=places).blocks == places
     if places < _blockprobe.MOST_PLACES:
         fits = min(blocks, most)
-        assert fits <= 0.85 * places + 1
-        assert places in (2**8, 2**16) or places <= max(64, fits / 0.75 + 32)
+        assert fits <= 0.95 * places + 1
+        assert places in (2**8, 2**16) or places <= max(64, fits / 0.83 + 32)
 
 
 def test_places_stay_within_narrow_ids_where_they_nearly_do() -> None:
-    assert _blockprobe.places_for(52_000, 10**9) == 65_536
-    assert _blockprobe.places_for(53_000, 10**9) == 70_688
+    assert _blockprobe.places_for(58_000, 10**9) == 65_536
+    assert _blockprobe.places_for(59_000, 10**9) == 71_104
     assert _blockprobe.places_for(200, 10**9) == 256
     assert _blockprobe.places_for(210, 10**9) == 288
     assert _blockprobe.places_for(10**6, 850) == 1024
@@ -215,7 +215,7 @@ def test_what_fit_chose_holds_the_rows_and_is_smaller() -> None:
     assert storage.keys is None and storage.on_full == "retire"
     stats = held(storage, rows, 3000)
     assert stats["refused_rows"] == stats["retired_rows"] == 0
-    assert 0.4 < stats["blocks_load"] < 0.85
+    assert 0.4 < stats["blocks_load"] < 0.95
     assert device_bytes(storage, rows, 3000) < 0.6 * device_bytes(Deduplicated(), rows, 3000)
     again = Deduplicated().fit(jax.tree.map(lambda x: jnp.asarray(x[:1000]), rows), 3000)
     assert again == storage and hash(again) == hash(storage)
@@ -251,8 +251,8 @@ def test_a_given_table_gets_the_smallest_block_that_fits_it() -> None:
     chosen = {places: Deduplicated(blocks=places).fit(rows, 4000).block for places in (10_240, 16_384, 24_576)}
     wanted = {block: Deduplicated(block=block).fit(rows, 4000).blocks for block in _blockprobe.candidates(84, 84, 1)}
     for places, block in chosen.items():
-        fits = [b for b, number in wanted.items() if 0.75 * number <= 0.84 * places]
-        assert fits and 0.75 * wanted[block] <= 0.86 * places
+        fits = [b for b, number in wanted.items() if 0.83 * number <= 0.94 * places]
+        assert fits and 0.83 * wanted[block] <= 0.96 * places
         sizes = {b: device_bytes(Deduplicated(block=b, blocks=places), rows, 4000) for b in fits}
         assert device_bytes(Deduplicated(block=block, blocks=places), rows, 4000) <= min(sizes.values()) + 500
     assert Deduplicated(blocks=64).fit(rows, 4000).block == min(wanted, key=lambda b: wanted[b])
@@ -284,7 +284,7 @@ def test_leaves_of_other_frames_get_their_own() -> None:
     assert set(block) == set(places) == {"obs", "depth"}
     grids = {name: _blocks.grid(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block[name]) for name, x in rows.items()}
     found = sum(distinct(blocks_of(x, grids[name]), 100) for name, x in rows.items())
-    assert 0.7 * sum(places.values()) < found < 0.86 * sum(places.values())
+    assert 0.7 * sum(places.values()) < found < 0.96 * sum(places.values())
     assert held(storage, rows, 100, step=20)["refused_rows"] == 0
 
 
@@ -300,7 +300,7 @@ def test_noise_is_given_room_for_all_of_it() -> None:
     storage = Deduplicated(keys=("obs",), on_full="refuse").fit({"obs": frames[:100]}, 300)
     stats = held(storage, {"obs": frames}, 300)
     assert stats["refused_rows"] == 0
-    assert stats["blocks_load"] == pytest.approx(0.85, abs=0.02)
+    assert stats["blocks_load"] == pytest.approx(0.95, abs=0.02)
 
 
 def test_only_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_traced_rows_are_refused() -> None:
 
 @pytest.mark.slow
 def test_ten_games_from_their_first_2000_frames() -> None:
-    """What the rule comes to at 20,000 frames, against 4-stacks and next 4-stacks; a table 85 % full grows by half."""
+    """What the rule comes to at 20,000 frames, against 4-stacks and next 4-stacks; a table 90 % full grows by half."""
     atari = pytest.importorskip("benchmarks._atari")
     pytest.importorskip("ale_py")
     ratios = {}
@@ -353,7 +353,7 @@ def test_ten_games_from_their_first_2000_frames() -> None:
         grid = _blocks.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), storage.block)
         found = _blockprobe.count([(frames, grid)], [(grid.rows, grid.words)])[0].distinct[-1]
         places, grown = storage.blocks, 0
-        while found > 0.85 * places:
+        while found > 0.9 * places:
             places, grown = math.ceil(1.5 * places / 32) * 32, grown + 1
         assert grown <= 1 and found > 0.3 * places, name
         size = _blockprobe.table_bytes(20_000 * grid.blocks, places, grid.block_words)

@@ -64,10 +64,13 @@ def check(state: fbuf.BufferState) -> None:
         references[0] = 1
         np.testing.assert_array_equal(table.count, references)
         live = np.flatnonzero(references[1:]) + 1
-        assert rows.counts[i] == len(live)
+        assert table.tally[0] == len(live)
         words = np.ascontiguousarray(table.words[live])
         assert len(np.unique(words.view(f"V{4 * words.shape[1]}"))) == len(live), "a block lies in two places"
-        assert not table.words[0].any() and table.prints[0] == 0
+        assert not table.words[0].any() and table.prints[0] == table.names[0] == 0
+        slots = np.flatnonzero(table.names)
+        assert len(np.unique(table.names)) == len(slots) + 1 and np.isin(live, table.names).all()
+        np.testing.assert_array_equal(table.home[table.names[slots]], slots)
 
 
 class Verbs:

@@ -19,7 +19,7 @@ from fbuf._typing import Growable, Storage
 from fbuf.demo import _dqn
 
 ROWS = 20_000  # compared at most: the newest of a run
-CROWDED = 0.8  # load from which a table of blocks is made larger; soon after rows would give way
+CROWDED = 0.85  # load from which a table of blocks is made larger; soon after rows would give way
 FITTED = 100  # steps of all lanes that a table is fitted to, at most
 READS = 51  # batches timed
 _GROUP = 25  # lots whose times are averaged before the median: `Compressed` works once for many lots

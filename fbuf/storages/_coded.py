@@ -51,7 +51,7 @@ class DeduplicatedRows:
     tree: PyTree  # leaves [C, ...]; where deduplicated uint[C, blocks]: place of each block; 0: no row lies here
     last: dict[str, jax.Array]  # uint[E, blocks]: ids of each lane's newest row
     tables: tuple[Table, ...]
-    counts: jax.Array  # uint32[2 T]: distinct blocks in each table; how many more 256 rows of the latest write made
+    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added to each table
     cuts: tuple[Cut, ...]  # static
 
 
@@ -94,7 +94,8 @@ def write(
     for name, values in flat.items():
         if name not in side:
             arrays[name] = _arrays.write(arrays[name], slots, values, token)
-    rows, before = with_leaves(rows, arrays), rows.counts[: len(rows.tables)]
+    rows = with_leaves(rows, arrays)
+    before = _live(rows)
     limit = _rows_at_once(rows, _CHUNK)
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
@@ -111,12 +112,11 @@ def write(
         return tuple(carry_out), no_room
 
     (rows, _), no_room = _over(some, (rows, token), num * lanes, size)
-    now = rows.counts[: len(rows.tables)]
+    now = _live(rows)
     growth = jnp.where(now > before, now - before, jnp.uint32(0)).astype(jnp.float32)
     number = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
     growth = jnp.ceil(growth * (jnp.float32(PER_ROWS) / number)).astype(jnp.uint32)
-    rows = dataclasses.replace(rows, counts=jnp.concatenate([now, growth]))
-    return rows, jnp.sum(no_room, dtype=jnp.uint32)
+    return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
 
 
 def update(
@@ -207,10 +207,10 @@ def clear(rows: DeduplicatedRows) -> DeduplicatedRows:
     arrays = named_leaves(rows.tree)
     for cut in rows.cuts:
         arrays[cut.name] = jnp.zeros_like(arrays[cut.name])
-    tables = tuple(dataclasses.replace(t, count=jnp.zeros_like(t.count).at[0].set(jnp.uint32(1))) for t in rows.tables)
-    counts = jnp.zeros_like(rows.counts)
+    tables = tuple(map(_blocktable.forget, rows.tables))
+    growth = jnp.zeros_like(rows.growth)
     last = jax.tree.map(jnp.zeros_like, rows.last)
-    return dataclasses.replace(with_leaves(rows, arrays), last=last, tables=tables, counts=counts)
+    return dataclasses.replace(with_leaves(rows, arrays), last=last, tables=tables, growth=growth)
 
 
 def capacity(rows: DeduplicatedRows) -> int:
@@ -243,11 +243,14 @@ def _over(body: Any, carry: Any, number: int, size: int) -> Any:
     return lax.scan(body, carry, starts)
 
 
-def _set_table(rows: DeduplicatedRows, number: int, table: Table, change: jax.Array | None = None) -> DeduplicatedRows:
-    """With a table replaced, and `change` uint32 (wrapping) more distinct blocks in it."""
-    tables = rows.tables[:number] + (table,) + rows.tables[number + 1 :]
-    counts = rows.counts if change is None else rows.counts.at[number].add(change)
-    return dataclasses.replace(rows, tables=tables, counts=counts)
+def _live(rows: DeduplicatedRows) -> jax.Array:
+    """uint32[T], distinct blocks of each table."""
+    return jnp.stack([table.live for table in rows.tables])
+
+
+def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> DeduplicatedRows:
+    """With a table replaced."""
+    return dataclasses.replace(rows, tables=rows.tables[:number] + (table,) + rows.tables[number + 1 :])
 
 
 def _forget(
@@ -262,8 +265,8 @@ def _forget(
         if only is not None:
             ids = jnp.where(only[:, None], ids, jnp.int32(0))
         token, (ids,) = pin(token, (ids,))
-        table, died, token = _blocktable.release(rows.tables[cut.table], ids.reshape(-1), token)
-        rows = _set_table(rows, cut.table, table, jnp.uint32(0) - died)
+        table, token = _blocktable.release(rows.tables[cut.table], ids.reshape(-1), token)
+        rows = _set_table(rows, cut.table, table)
     return rows, token
 
 
@@ -308,7 +311,7 @@ def _encode(
     latest = lax.cummax(place, axis=0).reshape(number, grid.blocks)
     known = jnp.broadcast_to(guess[None], (number // lanes, lanes, grid.blocks)).reshape(number, grid.blocks)
     at = jnp.maximum(latest, jnp.int32(0))
-    ids = jnp.where(latest < jnp.int32(0), known, placed.way.at[at].get(mode="promise_in_bounds"))
+    ids = jnp.where(latest < jnp.int32(0), known, placed.place.at[at].get(mode="promise_in_bounds"))
     won = changed & placed.won.at[at].get(mode="promise_in_bounds")
     return table, _Coded(ids, won), token
 
@@ -323,8 +326,8 @@ def _settle(
         ids = jnp.concatenate([one.ids.reshape(-1) for one in mine])
         won = jnp.concatenate([one.won.reshape(-1) for one in mine])
         refers = jnp.concatenate([jnp.broadcast_to(accept[:, None], one.ids.shape).reshape(-1) for one in mine])
-        table, born, token = _blocktable.refer(rows.tables[number], ids, refers, won, token)
-        rows = _set_table(rows, number, table, born)
+        table, token = _blocktable.refer(rows.tables[number], ids, refers, won, token)
+        rows = _set_table(rows, number, table)
     return rows, token
 
 

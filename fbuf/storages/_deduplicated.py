@@ -34,9 +34,9 @@ LEAST_BYTES = 1024
 """Leaves of this many bytes a row or more are deduplicated when no keys are given."""
 DEFAULT_SHARE = 4
 """Places when nobody says: one for every 4 blocks of a full buffer, which held all ten Atari games tried."""
-FULL = 0.86
-"""Load from which the oldest rows are retired: when it would be passed by a write like the latest. Distinct blocks find no
-place from 0.92 on in a table that fills, from 0.88 on in one whose blocks come and go."""
+FULL = 0.95
+"""Load from which the oldest rows are retired: when it would be passed by a write like the latest. What is left is for writes
+that bring more than that, and lets the search for a free place end soon."""
 
 
 @component
@@ -49,7 +49,7 @@ class Deduplicated:
         lines of 12 bytes. `fit` finds the best for given rows.
       blocks: Places for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.
         Leaves whose blocks have the same number of bytes share one table, with the places of all of them.
-      on_full: What gives way when the table is full: "retire" (the default: a write that would pass 86 % of load first
+      on_full: What gives way when the table is full: "retire" (the default: a write that would pass 95 % of load first
         drops twice as many of the oldest rows as it brings) or "refuse" (nothing: new rows that do not fit are refused).
         A row that finds no place all the same (one write brought more than was free: write some hundred rows at a time)
         is refused: it is counted, and draws that would read it come back with `mask` False.
@@ -127,7 +127,7 @@ class Deduplicated:
             tree=structure.unflatten(_arrays.allocate(geometry.capacity, leaves).values()),
             last=last,
             tables=tuple(_blocktable.init(number, words[i]) for i, number in enumerate(places)),
-            counts=jnp.zeros((2 * len(places),), jnp.uint32),
+            growth=jnp.zeros((len(places),), jnp.uint32),
             cuts=cuts,
         )
 
@@ -160,7 +160,7 @@ class Deduplicated:
 
         Four blocks that XLA reads fast are tried, made to divide the frame. For each, distinct blocks are counted in the rows
         and their number at `capacity` is foretold by a power law, with caution; the fewest bytes win. The table gets a
-        third more places than that, but never more than blocks that are all distinct need. `Buffer.plan` shows what
+        fifth more places than that, but never more than blocks that are all distinct need. `Buffer.plan` shows what
         comes of it, `Buffer.grow` helps where the future was not like the past.
 
         Args:
@@ -222,7 +222,8 @@ class Deduplicated:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
-        now, growth = rows.counts.astype(jnp.float32).reshape(2, -1)
+        now = jnp.stack([table.live for table in rows.tables]).astype(jnp.float32)
+        growth = rows.growth.astype(jnp.float32)
         lanes = next(iter(rows.last.values())).shape[0]
         full = now + growth * jnp.float32(num * lanes / _coded.PER_ROWS) > jnp.float32(FULL) * places
         return jnp.any(full).astype(jnp.int32) * jnp.int32(2 * num)
@@ -304,7 +305,7 @@ class Deduplicated:
     def stats(self, rows: DeduplicatedRows, held: jax.Array) -> dict[str, jax.Array]:
         """Distinct blocks of all tables, load of the fullest, and raw bytes over bytes."""
         places = jnp.asarray([table.count.shape[0] - 1 for table in rows.tables], jnp.float32)
-        live = rows.counts[: len(rows.tables)]
+        live = jnp.stack([table.live for table in rows.tables])
         raw = sum(item_bytes(cut.spec) for cut in rows.cuts)
         arrays = named_leaves(rows.tree)
         stored = tree_bytes((rows.tables, rows.last, [arrays[cut.name] for cut in rows.cuts]))
@@ -318,7 +319,7 @@ class Deduplicated:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
     def to_arrays(self, rows: DeduplicatedRows) -> dict[str, np.ndarray]:
-        arrays = {"cuts": _as_bytes(rows.cuts), "counts": np.asarray(rows.counts)}
+        arrays = {"cuts": _as_bytes(rows.cuts), "growth": np.asarray(rows.growth)}
         return arrays | {name: np.asarray(leaf) for name, leaf in _by_name(rows).items()}
 
     def from_arrays(
@@ -331,7 +332,7 @@ class Deduplicated:
                 f"{bytes(np.asarray(arrays['cuts'])).decode()}; expected {bytes(_as_bytes(made.cuts)).decode()}. "
                 f"Load them with the buffer that they were saved with."
             )
-        for name, leaf in {**_by_name(made), "counts": made.counts}.items():
+        for name, leaf in {**_by_name(made), "growth": made.growth}.items():
             came = arrays[name]
             if came.shape != leaf.shape or came.dtype != leaf.dtype:
                 raise ValueError(
@@ -345,7 +346,7 @@ class Deduplicated:
             for i in range(len(made.tables))
         )
         return DeduplicatedRows(
-            structure.unflatten(leaves.values()), last, tables, jnp.array(arrays["counts"]), made.cuts
+            structure.unflatten(leaves.values()), last, tables, jnp.array(arrays["growth"]), made.cuts
         )
 
 
@@ -355,7 +356,7 @@ def _as_bytes(cuts: tuple[Cut, ...]) -> np.ndarray:
 
 
 def _by_name(rows: DeduplicatedRows) -> dict[str, Any]:
-    """Every array of the rows but the counts."""
+    """Every array of the rows but `growth`."""
     arrays = {f"rows:{n}": a for n, a in named_leaves(rows.tree).items()} | {
         f"last:{n}": a for n, a in rows.last.items()
     }
