@@ -31,8 +31,8 @@ USUAL_POWER = 0.8
 WAYS = 32
 """Places come in buckets of so many (`fbuf._blocktable`)."""
 MOST_PLACES = 2**31 - 2**21
-PLACE_BYTES = 18
-"""Bytes of a place besides its block: its counter, its slot, and a fifth more slots than places."""
+PLACE_BYTES = 19
+"""Bytes of a place besides its block: its counter, its slot, and a third more slots than places."""
 _CHUNK_BYTES = 2**20  # of rows hashed at once: the mixed words stay in the cache
 
 Hashes = npt.NDArray[np.uint64]

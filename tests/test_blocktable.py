@@ -402,6 +402,27 @@ def test_no_refusal_before_every_place_is_taken(places: int, content: str) -> No
     assert load_at_first_refusal(places, CONTENTS[content](places + 2 * batch), batch) > 1 - batch / places
 
 
+@pytest.mark.parametrize(("places", "lot"), [(64, 16), (96, 64), (320, 64), (4096, 256)])
+def test_no_refusal_while_blocks_come_and_go(places: int, lot: int) -> None:
+    """A table that is always full: as many blocks go as come, and each finds the place of one that went."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def turn(table: Table, blocks: jax.Array, old: jax.Array) -> Any:
+        table, token = _blocktable.release(table, old, jnp.int32(0))
+        table, placed, token = put(table, blocks, jnp.arange(lot, dtype=jnp.int32), jnp.int32(lot), lot, token)
+        table, _ = _blocktable.refer(table, placed.place, jnp.ones((lot,), bool), placed.won, token)
+        return table, placed.place
+
+    table, draw = _blocktable.init(places, 1), np.random.default_rng(0)
+    held: list[np.ndarray] = [np.zeros((lot,), np.int32)] * ((places - 1) // lot)
+    for number in range(40 * places // lot):
+        blocks = np.arange(number * lot, (number + 1) * lot, dtype=np.uint32)[:, None]
+        table, place = turn(table, blocks, held.pop(draw.integers(len(held))))
+        assert np.asarray(place).all(), f"refused after {number} turns"
+        held.append(np.asarray(place))
+    assert int(table.live) == (places - 1) // lot * lot
+
+
 def test_hashes_of_blocks_that_are_nearly_alike() -> None:
     """No two pairs alike, fingerprints that meet no oftener than chance, all buckets used evenly."""
     base = np.random.default_rng(0).integers(0, 256, 144).astype(np.uint8)
