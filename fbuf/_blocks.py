@@ -119,8 +119,10 @@ def to_words(values: jax.Array, cut: Grid) -> jax.Array:
     if any(high for _, high in pad):
         bits = jnp.pad(bits, pad)
     if cut.size < 4:
-        bits = bits.reshape(*bits.shape[:-1], -1, 4 // cut.size)
-        bits = lax.bitcast_convert_type(bits, jnp.uint32)
+        # As `bitcast_convert_type` does it, which XLA on CPU makes two passes of.
+        bits = bits.reshape(*bits.shape[:-1], -1, 4 // cut.size).astype(jnp.uint32)
+        weights = jnp.asarray([1 << 8 * cut.size * i for i in range(4 // cut.size)], jnp.uint32)
+        bits = jnp.sum(bits * weights.reshape((1,) * (bits.ndim - 1) + (-1,)), axis=-1, dtype=jnp.uint32)
     elif cut.size == 8:
         bits = lax.bitcast_convert_type(bits, jnp.uint32)
     return bits.reshape(number, cut.frames * lines, cut.across * cut.words)

@@ -188,7 +188,7 @@ def _compete(
       Slot of each (0: none was free), and for each slot given out the one item that stands for it.
     """
     number = blocks.shape[0]
-    size = 1 << max(2 * number - 1, 1).bit_length()
+    size = 1 << max(4 * number - 1, 1).bit_length()
     item = jnp.arange(number, dtype=jnp.int32)
     room = lax.population_count(free)
     swap = room[:, 1] > room[:, 0]

@@ -181,8 +181,8 @@ def test_places_stay_within_narrow_ids_where_they_nearly_do() -> None:
     assert _blockprobe.places_for(231, 10**9) == 288
     assert _blockprobe.places_for(10**6, 972) == 1024
     assert _blockprobe.table_bytes(1000, 256, 36) == 1000 + 256 * 163
-    assert _blockprobe.table_bytes(1000, 288, 36) == 2000 + 288 * 152
-    assert _blockprobe.table_bytes(1000, 65_568, 36) == 4000 + 65_568 * 152
+    assert _blockprobe.table_bytes(1000, 288, 36) == 2000 + 288 * 163
+    assert _blockprobe.table_bytes(1000, 65_568, 36) == 4000 + 65_568 * 163
 
 
 # -------------------------------------------------------------------------------------------------------------- fit
