@@ -180,7 +180,7 @@ def test_every_verb_under_each_flag(name: str, flag: str) -> None:
     check(name, plain(got))
 
 
-@pytest.mark.parametrize("name", ["plain", "rich", "deduplicated"])
+@pytest.mark.parametrize("name", ["plain", "rich", pytest.param("deduplicated", marks=pytest.mark.slow)])
 def test_eager_verbs_move_nothing_to_or_from_the_device(name: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)

@@ -128,7 +128,9 @@ def verbs(buffer: fbuf.Buffer) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- pure functions
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
+)
 def test_no_verb_changes_what_it_is_given(name: str) -> None:
     buffer, state = BUFFERS[name], filled(name)
     before = host(state)

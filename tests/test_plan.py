@@ -40,13 +40,27 @@ def rows(count: int) -> dict[str, Any]:
     }
 
 
-STORAGES = [fbuf.storages.Device(), fbuf.storages.Host(keys=("obs",)), fbuf.storages.Deduplicated(keys=("obs",))]
+STORAGES = {
+    "device": fbuf.storages.Device(),
+    "host": fbuf.storages.Host(keys=("obs",)),
+    "deduplicated": fbuf.storages.Deduplicated(keys=("obs",)),
+}
+VIEWS = {"row": fbuf.views.Row(), "transition": TRANSITION}
+SAMPLERS = {"uniform": fbuf.samplers.Uniform(), "prioritized": fbuf.samplers.Prioritized(normalize="buffer")}
+FIXED = [
+    pytest.param(
+        view, sampler, storage, marks=pytest.mark.slow if case in ("row prioritized", "transition uniform") else ()
+    )
+    for view in VIEWS
+    for sampler in SAMPLERS
+    for storage in STORAGES
+    for case in [f"{view} {sampler}" if storage == "deduplicated" else ""]
+]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("sampler", [fbuf.samplers.Uniform(), fbuf.samplers.Prioritized(normalize="buffer")])
-@pytest.mark.parametrize("view", [fbuf.views.Row(), TRANSITION])
-def test_fixed_sizes_are_exact(storage: Any, sampler: Any, view: Any) -> None:
+@pytest.mark.parametrize(("view", "sampler", "storage"), FIXED)
+def test_fixed_sizes_are_exact(view: Any, sampler: Any, storage: Any) -> None:
+    view, sampler, storage = VIEWS[view], SAMPLERS[sampler], STORAGES[storage]
     buffer = fbuf.Buffer(3000, storage=storage, sampler=sampler, view=view)
     plan = buffer.plan(EXAMPLE, batch_size=16, num_rows=100)
     state = buffer.init(EXAMPLE)
