@@ -1,9 +1,9 @@
 """A set of blocks on the device: each distinct block once, found by content, counted by references; all of it in jit.
 
 The table has M places for blocks and an index that finds them. New blocks take places in order of arrival: a hand goes round
-and gives out the next place that nobody refers to. So blocks that came together lie together, which is how they are read
-(on rich pictures a third faster than blocks that lie where a hash puts them), and every place can be used. A block that
-nobody refers to keeps its place until the hand comes by: blocks that come back are found.
+and gives out the next place that nobody refers to. So blocks that came together lie together, as they will be read (blocks
+that lie where a hash puts them are looked up all over the memory), and every place can be used. A block that nobody refers to
+keeps its place until the hand comes by: blocks that come back are found.
 Place 0 holds zeros for ever and belongs to no block: id 0 says "nothing here".
 
 The index is a hash table of slots in buckets of 32, a third more slots than places. A block's slot lies in one of the two

@@ -139,9 +139,10 @@ def test_compression_against_torchrl(played):
         pytest.skip(peer.reason)
     report = bench_compression.compare(("Pong",), 900, 2, peer, judged=False)
     by_case = {(r["question"], r["case"]): r for r in report}
-    for codec in bench_compression.CODECS:
-        assert by_case[bench_compression.WRITE, f"geometric mean, {codec}"]["target"] == ">= 20"
-        assert by_case[bench_compression.READ, f"geometric mean, {codec}"]["target"] == ">= 4"
+    for codec, kind in bench_compression.CODECS.items():
+        default = kind == "default"
+        for question, target in ((bench_compression.WRITE, ">= 20"), (bench_compression.READ, ">= 4")):
+            assert by_case[question, f"geometric mean, {codec}"]["target"] == (target if default else None)
     assert not any(r["target"] for r in report if "Bytes" in r["question"])
 
 
@@ -231,8 +232,10 @@ def test_deduplicated_would_notice_lost_rows(on_full, message):
 def test_load_when_the_first_row_is_refused():
     frames = noise(64)
     size = bench_deduplicated.Size(deduplicated(block=(12, 12)), 1, 1, blocks=64 * 49, load=0.5, grown=0)
-    load, first = bench_deduplicated.load_when_refused(frames, size, lot=4)
-    assert first is not None and load == pytest.approx(first * 49 / (64 * 49 + 32 - 1), abs=0.01)
+    assert bench_deduplicated.load_when_refused(frames, size, lot=4) == (pytest.approx(1, abs=0.02), None)
+    half = dataclasses.replace(size, blocks=size.blocks // 2)
+    load, first = bench_deduplicated.load_when_refused(frames, half, lot=4)
+    assert first == 32 and load == pytest.approx(1, abs=0.02)
     double = dataclasses.replace(size, blocks=2 * size.blocks)
     assert bench_deduplicated.load_when_refused(frames, double, lot=4) == (pytest.approx(0.5, abs=0.01), None)
 
@@ -244,7 +247,7 @@ def pieces():
 
 def test_deduplicated_reads_the_same_frames_on_both_sides(pieces):
     shown = bench_deduplicated.measure_read("two", pieces, deduplicated(), rounds=2, batch_size=8)
-    assert shown["target"] == bench_deduplicated.read_target() and shown["ratio"]["median"] > 0
+    assert bench_deduplicated.read_target() == "<= 1.5" and shown["ratio"]["median"] > 0
 
 
 def test_deduplicated_would_notice_other_frames(pieces, monkeypatch):
@@ -257,7 +260,7 @@ def test_deduplicated_would_notice_other_frames(pieces, monkeypatch):
 @pytest.mark.slow
 def test_deduplicated_writes_over_a_full_ring():
     shown = bench_deduplicated.measure_write("two", *made_up(1000), number=32)
-    assert shown["target"] == ">= 1.0" and shown["ratio"]["median"] > 0
+    assert shown["target"] is None and shown["ratio"]["median"] > 0
 
 
 @pytest.mark.slow

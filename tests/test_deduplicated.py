@@ -1199,11 +1199,11 @@ def atari(capacity: int, blocks: int, **more: Any) -> tuple[fbuf.Buffer, Any, An
 
 
 BATCH_BYTES = FRAMES * 84 * 84
-SIZES = [(10**3, 2**13), (10**5, 2**18)]
+SIZES = [(10**3, 2**14), (10**5, 2**18)]  # both large enough to look up 1,024 blocks at once
 
 
 def test_a_write_needs_less_than_four_times_its_frames() -> None:
-    """Temporary bytes, at a hundred times the rows and 32 times the blocks the same."""
+    """Temporary bytes, at a hundred times the rows and 16 times the blocks the same."""
     needed = []
     for capacity, blocks in SIZES:
         buffer, state, rows = atari(capacity, blocks)

@@ -2,7 +2,7 @@
 
 A frame is cut into blocks; each distinct block lies once in a table, and a row keeps their ids. Most of a game's picture
 was there before, so a row of 7,056 bytes becomes some hundreds. Reading is two gathers. There is no callback: it works under
-scan, vmap, grad, shard_map, `jax.export`, on GPU and TPU, and its checkpoints are plain arrays.
+scan, vmap, grad, shard_map and `jax.export`, and its checkpoints are plain arrays.
 
 A block of a row is first compared with the block in the same place of the row before (of the lane), which settles most of
 them without looking anything up; the others go to the table (`fbuf._blocktable`).
