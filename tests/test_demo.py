@@ -130,6 +130,7 @@ def test_newest_gives_what_is_held_and_no_more():
         jax.tree.map(np.testing.assert_array_equal, found, {name: x[6 - steps :] for name, x in rows.items()})
 
 
+@pytest.mark.slow
 def test_a_crowded_table_grows_while_storages_are_compared(runs, columns, monkeypatch):
     kept = {name: _dqn.STORAGES[name] for name in ("device", "deduplicated")}
     monkeypatch.setattr(_dqn, "STORAGES", kept)

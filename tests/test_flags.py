@@ -157,7 +157,7 @@ def check(name: str, got: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ("plain", "rich", "deduplicated") else pytest.param(n, marks=pytest.mark.slow) for n in BUFFERS]
+    "name", [n if n in ("plain", "rich") else pytest.param(n, marks=pytest.mark.slow) for n in BUFFERS]
 )
 def test_every_verb_under_every_flag_at_once(name: str) -> None:
     buffer = BUFFERS[name]

@@ -401,7 +401,9 @@ def test_vmap_over_keys() -> None:
         same(one.data["obs"], alone.data["obs"])
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
+)
 def test_vmap_over_states(name: str) -> None:
     buffer, number = BUFFERS[name], 3
     new = [rows(3, 30 + i) for i in range(number)]

@@ -154,7 +154,7 @@ def test_the_table_of_blocks_is_foretold(on_full: str) -> None:
     assert table.known == "sample of 500 rows"
 
 
-@pytest.mark.parametrize("on_full", ["retire", "refuse"])
+@pytest.mark.parametrize("on_full", ["retire", pytest.param("refuse", marks=pytest.mark.slow)])
 def test_a_table_that_is_too_small_is_foretold(on_full: str) -> None:
     buffer = deduplicated(1024, on_full)
     given = distinct_rows(2000)
