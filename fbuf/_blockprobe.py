@@ -30,7 +30,7 @@ MOST_LOAD, NARROW_LOAD = 0.95, 0.9
 USUAL_POWER = 0.8
 WAYS = 32
 """Places come in buckets of so many (`fbuf._blocktable`)."""
-MOST_PLACES = 2**31 - 2**21
+MOST_PLACES = 2**30 - 2**20
 PLACE_BYTES = 19
 """Bytes of a place besides its block: its counter, its slot, and a third more slots than places."""
 _CHUNK_BYTES = 2**20  # of rows hashed at once: the mixed words stay in the cache

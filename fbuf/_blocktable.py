@@ -2,8 +2,8 @@
 
 The table has M places for blocks and an index that finds them. New blocks take places in order of arrival: a hand goes round
 and gives out the next place that nobody refers to. So blocks that came together lie together, as they will be read (blocks
-that lie where a hash puts them are looked up all over the memory), and every place can be used. A block that nobody refers to
-keeps its place until the hand comes by: blocks that come back are found.
+that lie where a hash puts them are looked up all over the memory), and a table can be filled to its last place. A block that
+nobody refers to keeps its place until the hand comes by: blocks that come back are found.
 Place 0 holds zeros for ever and belongs to no block: id 0 says "nothing here".
 
 The index is a hash table of slots in buckets of 32, a third more slots than places. A block's slot lies in one of the two
@@ -13,7 +13,7 @@ its slot, which is freed when the place is given to another block. Slot 0 stays 
 
 New blocks of one call compete for slots: each bids for one in a small hash map of bids (linear probing, nothing is ever
 taken out of it), the first wins, equal blocks share what one of them won, the others go on to their next free slot. Which
-slots a block tries depends on its content and the index alone, so equal blocks meet.
+slots a block tries depends on its content and the table alone, so equal blocks meet.
 
 The loop goes over fixed lots of blocks, as many as there are, and carries the table in place: its reads are pinned before its
 writes (`fbuf._pin`), and whether it goes on is decided for all of a `vmap`'s tables at once. (A loop whose condition is
@@ -71,9 +71,9 @@ def init(places: int, block_words: int) -> Table:
 
 
 def slots_of(places: int) -> int:
-    """S, slots of the index of so many places: at most 3 of 4 are ever taken, where no two buckets run full.
+    """S, slots of the index of so many places: at most 3 of 4 are ever taken.
 
-    With 5 of 6 taken, some blocks of 100,000 that came and went found no slot.
+    Of 100,000 blocks that came and went while 5 of 6 were taken, some found no slot free in their two buckets.
     """
     return max(2, -(-4 * places // (3 * WAYS))) * WAYS
 
@@ -161,7 +161,7 @@ def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array
 
 
 class _Bid(NamedTuple):
-    """Where the competition for places stands."""
+    """Where the competition for slots stands."""
 
     active: jax.Array  # bool[A]
     way: jax.Array  # int32[A], slot wanted or won; 0: none
@@ -183,7 +183,8 @@ def _compete(
     """Gives every missing block a free slot, equal ones the same.
 
     Args:
-      found, revived: int32[A], bool[A]: slots of blocks that nobody refers to. They are served first.
+      found: int32[A], slots of the blocks that are known.
+      revived: bool[A], those of them that nobody refers to. They are served first.
     Returns:
       Slot of each (0: none was free), and for each slot given out the one item that stands for it.
     """
@@ -197,10 +198,7 @@ def _compete(
     turn = hashes[1] & jnp.uint32(WAYS - 1)  # where in its bucket a block begins, lest all begin at one slot
 
     def rolled(bits: jax.Array, by: jax.Array) -> jax.Array:
-        by = by[:, None]
-        return (bits >> by) | jnp.where(
-            by == jnp.uint32(0), jnp.uint32(0), bits << ((jnp.uint32(32) - by) % jnp.uint32(32))
-        )
+        return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
 
     free = rolled(free, turn)
 
@@ -224,9 +222,7 @@ def _compete(
         map = now.map.at[jnp.where(bids, at, jnp.int32(size))].min(order, mode="drop")
         won = bids & (map.at[at].get(mode="promise_in_bounds") == order)
         held = active & (holder < jnp.int32(number))
-        rival = jnp.where(
-            held, holder + jnp.where(holder < jnp.int32(0), jnp.int32(number), jnp.int32(0)), jnp.int32(0)
-        )
+        rival = holder % jnp.int32(number)
         clash = held & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
         alike = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
         alike = alike & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
@@ -255,40 +251,52 @@ def _compete(
     return end.way, end.won
 
 
-def _next_free(
-    count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     """The next `wanted` <= `most` places of no references, going round from `hand`; there are so many.
 
     Returns:
-      The counts as given, int32[most] places, and where the hand is then.
+      int32[most] places, and where the hand is then.
+    Cost: places passed; a table of a million without a free one is passed in about 2 ms.
     """
     places = count.shape[0]
-    window = min(places, max(2 * most, 4 * WAYS))
+    window = min(places, max(2 * most, 1024))
     offset = jnp.arange(window, dtype=jnp.int32)
 
     def look(carry: Any) -> Any:
-        count, hand, got, seen, given = carry
+        hand, got, seen, given = carry
         first = jnp.minimum(hand, jnp.int32(places - window))
         at = first + offset
         # Not twice what was seen before this window, or when the hand set out.
         new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
         free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
-        rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
-        taken = free & (rank < wanted)
-        given = given.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
-        enough = rank[-1] + jnp.int32(1) >= wanted
-        stop = jnp.where(enough, jnp.max(jnp.where(taken, at, hand)), first + jnp.int32(window - 1)) + jnp.int32(1)
-        stop = jnp.where(got < wanted, stop, hand)  # another table of a `vmap` is still looking
+
+        def take() -> tuple[jax.Array, ...]:
+            rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
+            taken = free & (rank < wanted)
+            last = jnp.max(jnp.where(taken, at, hand))
+            now = given.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
+            total = jnp.minimum(rank[-1] + jnp.int32(1), wanted)
+            return now, total, jnp.where(total == wanted, last, first + jnp.int32(window - 1)) + jnp.int32(1)
+
+        def go_on() -> tuple[jax.Array, ...]:
+            return given, got, first + jnp.int32(window)
+
+        now, total, stop = lax.cond(any_of(free), take, go_on)
+        stop = jnp.where(got < wanted, stop, hand)  # else another table of a `vmap` is still looking
         seen = seen + stop - hand
-        return count, jnp.where(stop == jnp.int32(places), 0, stop), jnp.minimum(rank[-1] + 1, wanted), seen, given
+        return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
 
     none = jnp.zeros((), jnp.int32)
-    start = (count, hand, none, none, jnp.zeros((most,), jnp.int32))
-    count, hand, _, _, given = lax.while_loop(
-        lambda carry: any_of((carry[2] < wanted) & (carry[3] < jnp.int32(places))), look, start
+    start = (hand, none, none, jnp.zeros((most,), jnp.int32))
+    hand, _, _, given = lax.while_loop(
+        lambda carry: any_of((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
     )
-    return count, given, hand
+    return given, hand
+
+
+def lot_of(items: int, places: int) -> int:
+    """How many of so many blocks to look up at once: a lot sees the room there was before it, so fewer in small tables."""
+    return min(items, 1024, max(2 * WAYS, places // 16))
 
 
 class Placed(NamedTuple):
@@ -324,13 +332,14 @@ def insert(
         hashes = digest(blocks)
         prints = jnp.maximum(hashes[1], jnp.uint32(1))
         bucket = _buckets(*hashes, slots // WAYS)
-        matches = _bits(_rows(table.prints, bucket) == prints[:, None, None])
+        near = _rows(table.prints, bucket)
+        matches = _bits(near == prints[:, None, None])
         matches = jnp.where(valid[:, None], matches, jnp.uint32(0))
         found, place = _find(table, blocks, matches, bucket)
         there = found != jnp.int32(0)
         revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
         missing = valid & ~there
-        free = _free_slots(table, bucket, missing)
+        free = _free_slots(table, near, bucket, missing)
         token, (found, place, revived, free) = pin(token, (found, place, revived, free))
         slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
 
@@ -340,7 +349,7 @@ def insert(
         new = won & ~revived
         rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
         wanted = jnp.minimum(rank[-1] + jnp.int32(1), jnp.int32(places - 1) - live.astype(jnp.int32))
-        count, given, hand = _next_free(count, table.tally[1].astype(jnp.int32), wanted, lot)
+        given, hand = _next_free(count, table.tally[1].astype(jnp.int32), wanted, lot)
         taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
         taken = jnp.where(new & (rank < wanted), taken, jnp.int32(0))
         got = taken != jnp.int32(0)
@@ -384,19 +393,19 @@ def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
     return array.at[at].set(values, mode="drop", unique_indices=True)
 
 
-def _free_slots(table: Table, bucket: jax.Array, missing: jax.Array) -> jax.Array:
+def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax.Array) -> jax.Array:
     """uint32[A, 2], free slots in buckets int32[A, 2]; where there are few, also those of blocks that nobody refers to.
 
     Few: fewer than three times as many as the blocks of this call that come to two buckets on average.
     """
-    names = _rows(table.names, bucket)
-    free = _bits(names == jnp.uint32(0))
+    free = _bits(prints == jnp.uint32(0))
     free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
     few = max(4, 6 * bucket.shape[0] * WAYS // table.names.shape[0])
     crowded = missing & (jnp.sum(lax.population_count(free), axis=1, dtype=jnp.uint32) < jnp.uint32(few))
 
     def idle() -> jax.Array:
-        unused = table.count.at[names.astype(jnp.int32)].get(mode="promise_in_bounds") == jnp.uint32(0)
+        names = _rows(table.names, bucket).astype(jnp.int32)
+        unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(crowded[:, None], free | _bits(unused), free)
 
     return lax.cond(any_of(crowded), idle, lambda: free)
@@ -463,9 +472,9 @@ def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
     def fetch(item: jax.Array) -> jax.Array:
         return table.words.at[item].get(mode="promise_in_bounds")
 
-    empty, token = init(places, table.words.shape[1]), jnp.zeros((), jnp.int32)
     number = rank[-1] + jnp.int32(1)
-    made, placed, _ = insert(empty, fetch, items, number, min(total, 4096), token)
+    token = jnp.minimum(number, jnp.int32(0))  # 0, which XLA must not know (`fbuf._pin`)
+    made, placed, _ = insert(init(places, table.words.shape[1]), fetch, items, number, lot_of(total, places), token)
     inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
     moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)
     lost = jnp.sum(live & (moved == jnp.int32(0)), dtype=jnp.uint32)

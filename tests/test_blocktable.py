@@ -667,6 +667,20 @@ def test_rebuilding_keeps_who_is_referred_to(digest: Digest, places: int) -> Non
     model.write(some_blocks(SIZE, 2**32, 1), SIZE, 9)
 
 
+@pytest.mark.parametrize("places", [1024, 4096, 8192])
+def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing(places: int) -> None:
+    for seed in range(4):
+        model = Model(places, 64)
+        blocks = some_blocks(places - 1, 2**32, seed)
+        model.table, placed, _ = model.calls.insert(
+            model.table, blocks, np.arange(places - 1, dtype=np.int32), places - 1
+        )
+        assert np.asarray(placed.place).all()
+        made, moved, lost = _blocktable.rebuild(model.table, places + 32)
+        assert int(lost) == 0 and int(made.live) == places - 1
+        np.testing.assert_array_equal(np.asarray(made.words)[np.asarray(moved)[1:]], np.asarray(model.table.words)[1:])
+
+
 def test_rebuilding_an_empty_table() -> None:
     made, moved, lost = _blocktable.rebuild(_blocktable.init(64, WORDS), 128)
     same(made, _blocktable.init(128, WORDS))

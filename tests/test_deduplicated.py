@@ -1399,7 +1399,7 @@ PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8
         (lambda: Deduplicated(block=(0, 4)), ValueError, r"expected \(rows, pixels\), two ints >= 1"),
         (lambda: Deduplicated(blocks=100), ValueError, r"blocks is 100; expected a multiple of 32.*Write blocks=128"),
         (lambda: Deduplicated(blocks=0), ValueError, r"blocks is 0; expected an int >= 64"),
-        (lambda: Deduplicated(blocks=2**31), ValueError, r"below 2\^31"),
+        (lambda: Deduplicated(blocks=2**30), ValueError, r"below 2\^30"),
         (lambda: Deduplicated(blocks="many"), ValueError, r"blocks is 'many'; expected an int"),
         (
             lambda: Deduplicated(blocks={"small": 64}),

@@ -25,7 +25,6 @@ from fbuf._typing import Read
 from fbuf.storages import _arrays
 
 _CHUNK = _blocktable.CHUNK_ITEMS  # blocks encoded at once, at most
-_LOT = 1024  # changed blocks looked up at once; fewer in small tables, as a lot sees the room there was before it
 PER_ROWS = 256
 
 
@@ -302,7 +301,7 @@ def _encode(
     place = jnp.cumsum(flat, dtype=jnp.int32) - jnp.int32(1)
     iota = jnp.arange(items, dtype=jnp.int32)
     heads = jnp.zeros((items,), jnp.int32).at[jnp.where(flat, place, jnp.int32(items))].set(iota, mode="drop")
-    lot = min(items, _LOT, max(2 * _blocktable.WAYS, table.count.shape[0] // 16))
+    lot = _blocktable.lot_of(items, table.count.shape[0])
     table, placed, token = _blocktable.insert(
         table, lambda item: _blocks.take(words, grid, item), heads, place[-1] + jnp.int32(1), lot, token
     )

@@ -391,10 +391,10 @@ def _checked_blocks(number: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 2 * _blocktable.WAYS:
         least = 2 * _blocktable.WAYS
         raise ValueError(f"Deduplicated: blocks is {number!r}; expected an int >= {least}. Write blocks={least}.")
-    if number % _blocktable.WAYS or number >= 2**31 - 2**20:
-        near = min(-(-int(number) // _blocktable.WAYS) * _blocktable.WAYS, 2**31 - 2**21)
+    if number % _blocktable.WAYS or number >= 2**30:
+        near = min(-(-int(number) // _blocktable.WAYS) * _blocktable.WAYS, 2**30 - 2**20)
         raise ValueError(
-            f"Deduplicated: blocks is {number}; expected a multiple of {_blocktable.WAYS} below 2^31 - 2^20. "
+            f"Deduplicated: blocks is {number}; expected a multiple of {_blocktable.WAYS} below 2^30. "
             f"Write blocks={near}."
         )
     return int(number)
