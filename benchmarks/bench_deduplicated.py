@@ -12,9 +12,7 @@ Reads: 256 transitions of 4-frame stacks (1,280 frames, of which 768 are in both
 both sides carrying their batch (see `bench_sample`), against the bare gather of the same frames. The gather's frames are far
 more bytes than a cache holds; that ours are few is the point, but all games together have a table that no cache holds
 either. Expected: at most 1.5x as a geometric mean over the games (on a GPU 1.2x); pictures that are new everywhere all the
-time lie above it. `sample` does more than read: that of `Device` on the same rows is in the notes. A read has some
-megabytes of temporary blocks; where the system takes them back after every call, and gives them out slowly (virtual
-machines), it takes twice the time and more, game by game as it happens.
+time lie above it. `sample` does more than read: that of `Device` on the same rows is in the notes.
 
 Writes: 256 frames a jitted call in a full ring, against `Compressed` on the same rows: at least as fast as a geometric mean
 over the games, and flat in rows held and in places. For the latter the frames go round, so that rings and tables of all

@@ -28,8 +28,8 @@ LOAD = 0.83
 """Share of places that are to be taken when the buffer is full; up to 0.9 where narrower ids are had for it."""
 MOST_LOAD, NARROW_LOAD = 0.95, 0.9
 USUAL_POWER = 0.8
-WAYS = 32
-"""Places come in buckets of so many (`fbuf._blocktable`)."""
+UNIT = 32
+"""Places are given in multiples of this, two at least."""
 MOST_PLACES = 2**30 - 2**20
 PLACE_BYTES = 19
 """Bytes of a place besides its block: its counter, its slot, and a third more slots than places."""
@@ -104,8 +104,8 @@ def places_for(distinct: float, most: int) -> int:
     for narrow in (2**8, 2**16):
         if narrow < wanted and distinct <= NARROW_LOAD * narrow:
             wanted = narrow
-    number = math.ceil(min(wanted, most / MOST_LOAD) / WAYS) * WAYS
-    return min(max(2 * WAYS, number), MOST_PLACES)
+    number = math.ceil(min(wanted, most / MOST_LOAD) / UNIT) * UNIT
+    return min(max(2 * UNIT, number), MOST_PLACES)
 
 
 def table_bytes(references: int, places: int, words: int) -> int:

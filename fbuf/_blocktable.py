@@ -73,7 +73,7 @@ def init(places: int, block_words: int) -> Table:
 def slots_of(places: int) -> int:
     """S, slots of the index of so many places: at most 3 of 4 are ever taken.
 
-    Of 100,000 blocks that came and went while 5 of 6 were taken, some found no slot free in their two buckets.
+    Were it 5 of 6, a block would now and then find no slot free in its two buckets, as blocks come and go.
     """
     return max(2, -(-4 * places // (3 * WAYS))) * WAYS
 
@@ -124,7 +124,7 @@ def _bits(flags: jax.Array) -> jax.Array:
 
 
 def _lowest(bits: jax.Array) -> jax.Array:
-    """int32, place of the lowest bit set; 32 where none is."""
+    """int32, number of the lowest bit set; 32 where none is."""
     return lax.population_count((bits & (~bits + jnp.uint32(1))) - jnp.uint32(1)).astype(jnp.int32)
 
 
@@ -213,15 +213,14 @@ def _compete(
     order = jnp.where(revived, item - jnp.int32(number), item)
 
     def bid(now: _Bid) -> _Bid:
-        active = now.active
         at = ((_mix(now.way.astype(jnp.uint32)) & jnp.uint32(size - 1)).astype(jnp.int32) + now.probe) & jnp.int32(
             size - 1
         )
         holder = now.map.at[at].get(mode="promise_in_bounds")
-        bids = active & (holder == jnp.int32(number))
+        bids = now.active & (holder == jnp.int32(number))
         map = now.map.at[jnp.where(bids, at, jnp.int32(size))].min(order, mode="drop")
         won = bids & (map.at[at].get(mode="promise_in_bounds") == order)
-        held = active & (holder < jnp.int32(number))
+        held = now.active & (holder < jnp.int32(number))
         rival = holder % jnp.int32(number)
         clash = held & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
         alike = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
@@ -256,7 +255,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
 
     Returns:
       int32[most] places, and where the hand is then.
-    Cost: places passed; a table of a million without a free one is passed in about 2 ms.
+    Cost: places passed, which are all of them at most; windows without a free one are only looked at.
     """
     places = count.shape[0]
     window = min(places, max(2 * most, 1024))
@@ -362,13 +361,12 @@ def insert(
         # was left for it.
         freed = jnp.where(got & (old_name == taken), old, jnp.int32(slots) + iota) + token
         filled = jnp.where(new, slot, jnp.int32(slots) + iota) + token
-        names = _set(_set(table.names, freed, jnp.uint32(0)), filled, taken.astype(jnp.uint32))
         table = Table(
             words=_set(table.words, at, blocks),
             count=_set(count, at, jnp.uint32(1)),
             home=_set(table.home, at, slot.astype(jnp.uint32)),
             prints=_set(_set(table.prints, freed, jnp.uint32(0)), filled, jnp.where(got, prints, jnp.uint32(0))),
-            names=names,
+            names=_set(_set(table.names, freed, jnp.uint32(0)), filled, taken.astype(jnp.uint32)),
             tally=jnp.stack([live + jnp.sum(got, dtype=jnp.uint32), hand.astype(jnp.uint32)]),
         )
         now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
@@ -396,7 +394,7 @@ def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
 def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax.Array) -> jax.Array:
     """uint32[A, 2], free slots in buckets int32[A, 2]; where there are few, also those of blocks that nobody refers to.
 
-    Few: fewer than three times as many as the blocks of this call that come to two buckets on average.
+    Few: fewer than 4, or than three times as many as the blocks of this call that come to two buckets on average.
     """
     free = _bits(prints == jnp.uint32(0))
     free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
@@ -417,7 +415,7 @@ def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
 
 
 CHUNK_ITEMS = 2**15
-"""Most blocks `release` and `refer` take at once: what their exact sums in 32 bits allow."""
+"""Most blocks `release` takes at once: what its exact sum in 32 bits allows."""
 
 
 def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:

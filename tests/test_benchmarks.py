@@ -247,7 +247,7 @@ def pieces():
 
 def test_deduplicated_reads_the_same_frames_on_both_sides(pieces):
     shown = bench_deduplicated.measure_read("two", pieces, deduplicated(), rounds=2, batch_size=8)
-    assert bench_deduplicated.read_target() == "<= 1.5" and shown["ratio"]["median"] > 0
+    assert bench_deduplicated.read_target() in ("<= 1.5", "<= 1.2") and shown["ratio"]["median"] > 0
 
 
 def test_deduplicated_would_notice_other_frames(pieces, monkeypatch):

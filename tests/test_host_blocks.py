@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from fbuf._host.changes import Changes
 from fbuf._host.codec import Codec, StoreCorrupted, Zstd
 from fbuf._host.ring import Ring
 from fbuf._host.store import Store
-from tests.test_store import DTYPES, Failing, Model, fetch, frames, make, same
+from tests.test_store import DTYPES, Failing, Model, fetch, frames, make, race, same
 
 CODECS = [Blocks(chunk=8), Blocks(chunk=1), Blocks(chunk=3, block=(2, 3)), Blocks(chunk=1, block=(1, 2))]
 BOTH = pytest.mark.parametrize("codec", [Blocks(chunk=8), Blocks(chunk=1)], ids=["changes", "ring"])
@@ -509,38 +508,9 @@ def test_rows_overwritten_during_a_read_are_expired_not_other_rows(
 @BOTH
 @pytest.mark.usefixtures("never_raw")
 def test_two_threads_read_while_one_writes(codec: Blocks) -> None:
-    """Rows tell their own ticket; readers see them, or zeros, never a mixture."""
     store = make(codec, shape=(8, 20), dtype="uint64", lanes=2, length=300, slack=0)
-    top, stop, failures, seen = [0], threading.Event(), [], [0]
-
-    def read(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        try:
-            while not stop.is_set():
-                high = top[0]
-                wanted = rng.integers(max(high - 900, 0), high + 20, (64, 4)).astype(np.uint64)
-                got, ok = fetch(store, wanted)
-                there = ok.reshape(wanted.shape) & (wanted > 0)
-                assert (got == np.where(there, wanted, 0)[..., None, None].astype(np.uint64)).all()
-                seen[0] += int(there.sum())
-        except BaseException as error:
-            failures.append(error)
-
-    readers = [threading.Thread(target=read, args=(i,)) for i in range(2)]
-    for reader in readers:
-        reader.start()
-    rng = np.random.default_rng(9)
-    for _ in range(150):
-        n = int(rng.integers(1, 40))
-        expected = np.arange(2 * n, dtype=np.uint64).reshape(n, 2) + np.uint64(top[0] + 1)
-        rows = np.broadcast_to(expected[..., None, None], (n, 2, 8, 20))
-        assert (store.write([np.ascontiguousarray(rows)], None) == expected).all()
-        top[0] = int(expected[-1, -1])
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert not failures, failures[0]
-    assert seen[0] > 1000 and isinstance(store._parts[0], Blocked)
+    found = race(store, back=900, turns=150)
+    assert found > 1000 and isinstance(store._parts[0], Blocked)
     recount(store)
 
 

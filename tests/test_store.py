@@ -591,21 +591,25 @@ def test_running_out_of_memory_leaves_the_store_as_it_was(monkeypatch: pytest.Mo
 # ------------------------------------------------------------------------------------------------------ threads
 
 
-@pytest.mark.parametrize("zstd", [None, Zstd()], ids=["raw", "zstd"])
-def test_two_threads_read_while_one_writes(zstd: Zstd | None) -> None:
-    """Rows tell their own ticket; readers see them, or zeros, never a mixture."""
-    store = make(zstd, shape=(600,), dtype="uint64", lanes=2, length=300, slack=0)
-    top, stop, failures = [0], threading.Event(), []
+def race(store: Store, back: int, turns: int) -> int:
+    """Two threads read the latest `back` tickets while one writes `turns` batches; how many rows they found.
+
+    Rows, uint64 in two lanes, tell their own ticket: readers see them, or zeros, never a mixture.
+    """
+    shape = store.columns[0].shape
+    ones = (1,) * len(shape)
+    top, stop, failures, seen = [0], threading.Event(), [], [0, 0]
 
     def read(seed: int) -> None:
         rng = np.random.default_rng(seed)
         try:
             while not stop.is_set():
                 high = top[0]
-                wanted = rng.integers(max(high - 1500, 0), high + 20, (64, 4)).astype(np.uint64)
+                wanted = rng.integers(max(high - back, 0), high + 20, (64, 4)).astype(np.uint64)
                 got, ok = fetch(store, wanted)
                 there = ok.reshape(wanted.shape) & (wanted > 0)
-                assert (got == np.where(there, wanted, 0)[..., None].astype(np.uint64)).all()
+                assert (got == np.where(there, wanted, 0).reshape(*wanted.shape, *ones).astype(np.uint64)).all()
+                seen[seed] += int(there.sum())
         except BaseException as error:
             failures.append(error)
 
@@ -613,16 +617,23 @@ def test_two_threads_read_while_one_writes(zstd: Zstd | None) -> None:
     for reader in readers:
         reader.start()
     rng = np.random.default_rng(9)
-    for _ in range(250):
+    for _ in range(turns):
         n = int(rng.integers(1, 40))
         expected = np.arange(2 * n, dtype=np.uint64).reshape(n, 2) + np.uint64(top[0] + 1)
-        tickets = store.write([np.repeat(expected[..., None], 600, -1)], None)
-        assert (tickets == expected).all()
-        top[0] = int(tickets[-1, -1])
+        rows = np.broadcast_to(expected.reshape(n, 2, *ones), (n, 2, *shape))
+        assert (store.write([np.ascontiguousarray(rows)], None) == expected).all()
+        top[0] = int(expected[-1, -1])
     stop.set()
     for reader in readers:
         reader.join()
     assert not failures, failures[0]
+    return sum(seen)
+
+
+@pytest.mark.parametrize("zstd", [None, Zstd()], ids=["raw", "zstd"])
+def test_two_threads_read_while_one_writes(zstd: Zstd | None) -> None:
+    store = make(zstd, shape=(600,), dtype="uint64", lanes=2, length=300, slack=0)
+    race(store, back=1500, turns=250)
     assert isinstance(store._parts[0], Chunks if zstd else Ring)
 
 

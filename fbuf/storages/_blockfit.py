@@ -142,9 +142,9 @@ def _shared(names: list[str], places: Mapping[str, int | None], total: int) -> d
     free = [name for name in names if name not in given]
     if not free:
         return given
-    ways, least = _blockprobe.WAYS, 2 * _blockprobe.WAYS
+    unit, least = _blockprobe.UNIT, 2 * _blockprobe.UNIT
     rest = max(total - sum(given.values()), least * len(free))
-    share = rest // len(free) // ways * ways
+    share = rest // len(free) // unit * unit
     return given | dict.fromkeys(free, share) | {free[0]: rest - share * (len(free) - 1)}
 
 

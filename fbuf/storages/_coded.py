@@ -26,6 +26,7 @@ from fbuf.storages import _arrays
 
 _CHUNK = _blocktable.CHUNK_ITEMS  # blocks encoded at once, at most
 PER_ROWS = 256
+"""`DeduplicatedRows.growth` is for so many rows."""
 
 
 @component
@@ -52,6 +53,11 @@ class DeduplicatedRows:
     tables: tuple[Table, ...]
     growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added to each table
     cuts: tuple[Cut, ...]  # static
+
+    @property
+    def live(self) -> jax.Array:
+        """uint32[T], distinct blocks of each table that rows refer to."""
+        return jnp.stack([table.live for table in self.tables])
 
 
 def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
@@ -94,7 +100,7 @@ def write(
         if name not in side:
             arrays[name] = _arrays.write(arrays[name], slots, values, token)
     rows = with_leaves(rows, arrays)
-    before = _live(rows)
+    before = rows.live
     limit = _rows_at_once(rows, _CHUNK)
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
@@ -111,7 +117,7 @@ def write(
         return tuple(carry_out), no_room
 
     (rows, _), no_room = _over(some, (rows, token), num * lanes, size)
-    now = _live(rows)
+    now = rows.live
     growth = jnp.where(now > before, now - before, jnp.uint32(0)).astype(jnp.float32)
     number = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
     growth = jnp.ceil(growth * (jnp.float32(PER_ROWS) / number)).astype(jnp.uint32)
@@ -240,11 +246,6 @@ def _over(body: Any, carry: Any, number: int, size: int) -> Any:
         carry, out = body(carry, starts[0])
         return carry, None if out is None else out[None]
     return lax.scan(body, carry, starts)
-
-
-def _live(rows: DeduplicatedRows) -> jax.Array:
-    """uint32[T], distinct blocks of each table."""
-    return jnp.stack([table.live for table in rows.tables])
 
 
 def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> DeduplicatedRows:

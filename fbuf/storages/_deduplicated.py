@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _blocks, _blocktable
+from fbuf._blockprobe import UNIT
 from fbuf._blocktable import Table
 from fbuf._config import component, to_config
 from fbuf._tree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
@@ -222,7 +223,7 @@ class Deduplicated:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
-        now = jnp.stack([table.live for table in rows.tables]).astype(jnp.float32)
+        now = rows.live.astype(jnp.float32)
         growth = rows.growth.astype(jnp.float32)
         lanes = next(iter(rows.last.values())).shape[0]
         full = now + growth * jnp.float32(num * lanes / _coded.PER_ROWS) > jnp.float32(FULL) * places
@@ -266,8 +267,8 @@ class Deduplicated:
             places = table.count.shape[0]
             given = [_of_leaf(asked, cut.name) for cut in members[i]]
             if blocks is None:
-                wanted = -(-places * 3 // (2 * _blocktable.WAYS)) * _blocktable.WAYS
-                wanted = max(wanted, 2 * _blocktable.WAYS * len(members[i]))
+                wanted = -(-places * 3 // (2 * UNIT)) * UNIT
+                wanted = max(wanted, 2 * UNIT * len(members[i]))
             elif None in given:
                 raise ValueError(
                     f"Deduplicated.grow: blocks is {blocks!r}, without '{members[i][given.index(None)].name}'. "
@@ -289,7 +290,7 @@ class Deduplicated:
                     f"Deduplicated.grow: {int(lost)} blocks found no place among {wanted}. Write blocks={2 * wanted}."
                 )
             tables.append(made)
-            share = [wanted // len(members[i]) // _blocktable.WAYS * _blocktable.WAYS for _ in members[i]]
+            share = [wanted // len(members[i]) // UNIT * UNIT for _ in members[i]]
             share[0] += wanted - sum(share)
             for cut, part in zip(members[i], share, strict=True):
                 sizes[cut.name] = part
@@ -305,13 +306,12 @@ class Deduplicated:
     def stats(self, rows: DeduplicatedRows, held: jax.Array) -> dict[str, jax.Array]:
         """Distinct blocks of all tables, load of the fullest, and raw bytes over bytes."""
         places = jnp.asarray([table.count.shape[0] - 1 for table in rows.tables], jnp.float32)
-        live = jnp.stack([table.live for table in rows.tables])
         raw = sum(item_bytes(cut.spec) for cut in rows.cuts)
         arrays = named_leaves(rows.tree)
         stored = tree_bytes((rows.tables, rows.last, [arrays[cut.name] for cut in rows.cuts]))
         return {
-            "blocks": jnp.sum(live, dtype=jnp.uint32),
-            "blocks_load": jnp.max(live.astype(jnp.float32) / places),
+            "blocks": jnp.sum(rows.live, dtype=jnp.uint32),
+            "blocks_load": jnp.max(rows.live.astype(jnp.float32) / places),
             "blocks_ratio": held.astype(jnp.float32) * jnp.float32(raw / stored),
         }
 
@@ -367,7 +367,7 @@ def _by_name(rows: DeduplicatedRows) -> dict[str, Any]:
 
 def default_places(references: int) -> int:
     """Places of a table nobody sized, for a full buffer of this many blocks."""
-    return max(2 * _blocktable.WAYS, -(-references // (DEFAULT_SHARE * _blocktable.WAYS)) * _blocktable.WAYS)
+    return max(2 * UNIT, -(-references // (DEFAULT_SHARE * UNIT)) * UNIT)
 
 
 def _id_dtype(places: int) -> Any:
@@ -388,14 +388,13 @@ def _checked_block(block: Any) -> tuple[int, int]:
 
 
 def _checked_blocks(number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 2 * _blocktable.WAYS:
-        least = 2 * _blocktable.WAYS
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 2 * UNIT:
+        least = 2 * UNIT
         raise ValueError(f"Deduplicated: blocks is {number!r}; expected an int >= {least}. Write blocks={least}.")
-    if number % _blocktable.WAYS or number >= 2**30:
-        near = min(-(-int(number) // _blocktable.WAYS) * _blocktable.WAYS, 2**30 - 2**20)
+    if number % UNIT or number >= 2**30:
+        near = min(-(-int(number) // UNIT) * UNIT, 2**30 - 2**20)
         raise ValueError(
-            f"Deduplicated: blocks is {number}; expected a multiple of {_blocktable.WAYS} below 2^30. "
-            f"Write blocks={near}."
+            f"Deduplicated: blocks is {number}; expected a multiple of {UNIT} below 2^30. Write blocks={near}."
         )
     return int(number)
 
