@@ -156,7 +156,7 @@ class Growable(Protocol):
         """int32[], how many of its oldest rows each lane gives up before `num` more come, at most 2 * num; None: never any."""
 
     def drop(self, rows: Any, slot: jax.Array, token: jax.Array) -> tuple[Any, jax.Array]:
-        """Gives up the rows in slots int32[A, E], before anything is written; slot C is skipped. Only after a `surplus`."""
+        """Lets go of the rows in slots int32[A, E], before anything is written; slot C is skipped. Only after a `surplus`."""
 
     def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
         """Scalars worth logging, from scalars of the state only; `held` int32[] rows are in the buffer."""

@@ -121,32 +121,44 @@ def _extend_core(
 def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
     """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
 
-    Each lane gives up at most twice what it brings. Its oldest row never comes to lie at position 0 by this, where it would
-    look like the first row that there ever was (see `_may_have_lost_rows`).
+    What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
+    brings. Its oldest row never comes to lie at position 0 by this, where it would look like the first row that there ever
+    was (see `_may_have_lost_rows`).
     """
-    geometry, num = buffer.geometry, shape[0]
+    geometry = buffer.geometry
     if not isinstance(buffer.storage, Growable):
         return state
     storage: Growable = buffer.storage
+    skipped = max(shape[0] - geometry.length, 0) if mask is None else 0
+    num = shape[0] - skipped
     surplus = storage.surplus(state.rows, num)
     if surplus is None:
         return state
-    most, ring = min(2 * num, geometry.length), state.ring
+    most = min(2 * num, geometry.length)
     brought = jnp.full((geometry.lanes,), num, jnp.int32)
     if mask is not None:
-        brought = jnp.sum(mask.reshape(shape), axis=0, dtype=jnp.int32)
-    # The newest rows stay: some of them may not be decided yet.
-    spare = jnp.maximum(ring.size - jnp.int32(buffer.rows_seen), jnp.int32(0))
-    count = jnp.minimum(jnp.minimum(jnp.minimum(surplus, jnp.int32(2) * brought), jnp.int32(most)), spare)
-    oldest = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
-    count = jnp.where((oldest == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
+        mask = mask.reshape(shape)
+        brought = jnp.sum(mask, axis=0, dtype=jnp.int32)
+    overwritten = buffer.writer.place(state.ring, geometry, num, mask, skipped).slot
+
+    def given_up(surplus: jax.Array, ring: Ring) -> jax.Array:
+        """int32[E], oldest rows of each lane that go."""
+        # The newest rows stay: some of them may not be decided yet.
+        spare = jnp.maximum(ring.size - jnp.int32(buffer.rows_seen), jnp.int32(0))
+        count = jnp.minimum(jnp.minimum(jnp.minimum(surplus, jnp.int32(2) * brought), jnp.int32(most)), spare)
+        oldest = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
+        return jnp.where((oldest == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
 
     def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
-        count, state = carry
+        _, state = carry
+        rows, token = storage.drop(state.rows, overwritten, state.token)
+        still = storage.surplus(rows, num)
+        assert still is not None
+        count = given_up(still, state.ring)
         age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
         gone = age < count[None, :]
         slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
-        token, anchors = state.token, None
+        anchors = None
         if state.anchors is None:
             change = _anchors.dense(slot[:0], gone[:0], None)
             change = dataclasses.replace(change, close_slot=slot, close_mask=gone)
@@ -155,7 +167,7 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
             anchors, change, token = _anchors.extend(
                 state.anchors, buffer.view, geometry, state.ring, none, none, None, None, token, (count, most)
             )
-        rows, token = storage.drop(state.rows, slot, token)
+        rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _ring.retire(state.ring, count)
         counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
@@ -163,7 +175,8 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         return jnp.zeros_like(count), state
 
     # Once or not at all, as a loop: a branch would copy the counts of the blocks.
-    return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, (count, state))[1]
+    start = (given_up(surplus, state.ring), state)
+    return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, start)[1]
 
 
 def _zero_masked(mask: jax.Array, data: Any) -> Any:

@@ -230,9 +230,19 @@ def test_the_choice_is_the_smallest_of_all_candidates() -> None:
         device_bytes(Deduplicated(block=block).fit({"obs": frames}, capacity), {"obs": frames}, capacity)
         for block in _blockprobe.candidates(84, 84, 1)
     ]
-    # Up to the ids of each lane's newest row, which are not weighed.
-    assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) + 500
+    # Up to the ids of each lane's newest row, which are not weighed, and to what faster reading is worth.
+    assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) / _blockprobe.WORTH + 500
     assert max(sizes) > 1.3 * min(sizes)
+
+
+def test_a_block_that_reads_more_slowly_must_save_a_tenth() -> None:
+    def curve(distinct: int) -> _blockprobe.Curve:
+        return _blockprobe.Curve((500, 1000), (distinct // 2, distinct))
+
+    cuts, blocks = [(7, 3), (7, 3)], [84, 84]
+    assert _blockprobe.smallest([curve(20_000), curve(19_500)], cuts, blocks, 1000, None) == 0
+    assert _blockprobe.smallest([curve(20_000), curve(10_000)], cuts, blocks, 1000, None) == 1
+    assert _blockprobe.smallest([curve(19_500), curve(20_000)], cuts, blocks, 1000, None) == 0
 
 
 def test_only_what_was_none_is_chosen() -> None:
@@ -254,7 +264,8 @@ def test_a_given_table_gets_the_smallest_block_that_fits_it() -> None:
         fits = [b for b, number in wanted.items() if 0.83 * number <= 0.94 * places]
         assert fits and 0.83 * wanted[block] <= 0.96 * places
         sizes = {b: device_bytes(Deduplicated(block=b, blocks=places), rows, 4000) for b in fits}
-        assert device_bytes(Deduplicated(block=block, blocks=places), rows, 4000) <= min(sizes.values()) + 500
+        found = device_bytes(Deduplicated(block=block, blocks=places), rows, 4000)
+        assert found <= min(sizes.values()) / _blockprobe.WORTH + 500
     assert Deduplicated(blocks=64).fit(rows, 4000).block == min(wanted, key=lambda b: wanted[b])
 
 

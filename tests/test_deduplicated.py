@@ -1513,6 +1513,24 @@ def test_a_lane_gives_up_no_more_than_twice_what_it_brings() -> None:
     assert int(buffer.stats(state)["size"]) == before
 
 
+@pytest.mark.parametrize("number", [5, 60, 150, 300, 700])
+@pytest.mark.parametrize("view", [Row(), Transition()])
+def test_a_table_that_holds_all_rows_gives_up_none(number: int, view: Any) -> None:
+    """What a write overwrites makes room for it, however large a share of the ring it is."""
+    fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False} if view != Row() else {}
+    distinct = noise_rows(1)["obs"].nbytes // 64 * 300
+    places = -(-int(distinct / 0.94) // 32) * 32
+    buffer = fbuf.Buffer(300, view=view, storage=Deduplicated(keys=("obs",), block=(8, 8), blocks=places))
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    state = buffer.init(OBS | fields)
+    rows = {name: np.full(number, value) for name, value in fields.items()}
+    for i in range(max(12, 1200 // number)):
+        state = extend(state, rows | noise_rows(number, seed=i))
+    stats = buffer.stats(state)
+    assert (int(stats["size"]), int(stats["retired_rows"]), int(stats["refused_rows"])) == (300, 0, 0)
+    assert float(stats["blocks_load"]) > 0.9
+
+
 def test_converted_after_a_clear_it_is_device() -> None:
     """Neither a clear nor rows given up are taken for each other."""
     fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False}

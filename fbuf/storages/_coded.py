@@ -51,7 +51,7 @@ class DeduplicatedRows:
     tree: PyTree  # leaves [C, ...]; where deduplicated uint[C, blocks]: place of each block; 0: no row lies here
     last: dict[str, jax.Array]  # uint[E, blocks]: ids of each lane's newest row
     tables: tuple[Table, ...]
-    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added to each table
+    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, not counting what went
     cuts: tuple[Cut, ...]  # static
 
     @property
@@ -100,7 +100,6 @@ def write(
         if name not in side:
             arrays[name] = _arrays.write(arrays[name], slots, values, token)
     rows = with_leaves(rows, arrays)
-    before = rows.live
     limit = _rows_at_once(rows, _CHUNK)
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
@@ -113,12 +112,11 @@ def write(
         at = lax.dynamic_slice_in_dim(slots, first, size)
         fresh = lax.dynamic_slice_in_dim(kept, first, size) & new
         lane = (first + jnp.arange(min(size, lanes), dtype=jnp.int32)) % jnp.int32(lanes)
-        *carry_out, no_room = _write_chunk(rows, at, part, fresh, lane, token)
-        return tuple(carry_out), no_room
+        *carry_out, no_room, added = _write_chunk(rows, at, part, fresh, lane, token)
+        return tuple(carry_out), (no_room, added)
 
-    (rows, _), no_room = _over(some, (rows, token), num * lanes, size)
-    now = rows.live
-    growth = jnp.where(now > before, now - before, jnp.uint32(0)).astype(jnp.float32)
+    (rows, _), (no_room, added) = _over(some, (rows, token), num * lanes, size)
+    growth = jnp.sum(added, axis=0, dtype=jnp.uint32).astype(jnp.float32)
     number = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
     growth = jnp.ceil(growth * (jnp.float32(PER_ROWS) / number)).astype(jnp.uint32)
     return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
@@ -244,7 +242,7 @@ def _over(body: Any, carry: Any, number: int, size: int) -> Any:
     starts = _starts(number, size)
     if starts.shape[0] == 1:
         carry, out = body(carry, starts[0])
-        return carry, None if out is None else out[None]
+        return carry, jax.tree.map(lambda x: x[None], out)
     return lax.scan(body, carry, starts)
 
 
@@ -338,10 +336,14 @@ def _write_chunk(
     keep: jax.Array,
     lane: jax.Array,
     token: jax.Array,
-) -> tuple[DeduplicatedRows, jax.Array, jax.Array]:
-    """Rows `[R, ...]` in order of time, the lanes `lane` int32[G] side by side; also how many found no place."""
+) -> tuple[DeduplicatedRows, jax.Array, jax.Array, jax.Array]:
+    """Rows `[R, ...]` in order of time, the lanes `lane` int32[G] side by side.
+
+    Also how many found no place, and uint32[T], distinct blocks added to each table.
+    """
     number, lanes = slot.shape[0], lane.shape[0]
     rows, token = _forget(rows, slot, token, only=keep)
+    before = rows.live
     coded, accept = {}, keep
     for cut in rows.cuts:
         guess = rows.last[cut.name].at[lane].get(mode="promise_in_bounds").astype(jnp.int32)
@@ -363,7 +365,7 @@ def _write_chunk(
         lanes_at = jnp.where(newest >= jnp.int32(0), lane, jnp.int32(last[cut.name].shape[0]) + lane)
         last[cut.name] = _arrays.write(last[cut.name], lanes_at, ids[from_row].astype(dtype), token)
     rows = dataclasses.replace(with_leaves(rows, arrays), last=last)
-    return rows, token, jnp.sum(keep & ~accept, dtype=jnp.uint32)
+    return rows, token, jnp.sum(keep & ~accept, dtype=jnp.uint32), rows.live - before
 
 
 def _update_chunk(

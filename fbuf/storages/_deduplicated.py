@@ -160,7 +160,8 @@ class Deduplicated:
         """The same storage with `block` and `blocks` chosen for rows like these, where they are None.
 
         Four blocks that XLA reads fast are tried, made to divide the frame. For each, distinct blocks are counted in the rows
-        and their number at `capacity` is foretold by a power law, with caution; the fewest bytes win. The table gets a
+        and their number at `capacity` is foretold by a power law, with caution; the fewest bytes win, and of nearly equal
+        ones those that read fastest. The table gets a
         fifth more places than that, but never more than blocks that are all distinct need. `Buffer.plan` shows what
         comes of it, `Buffer.grow` helps where the future was not like the past.
 
