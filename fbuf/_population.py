@@ -1,4 +1,4 @@
-"""Uniform draws over the anchors of all lanes: O(1) a draw, exact for any number of them.
+"""The anchors of all lanes in order, for samplers: the n-th of them in O(1), and an exact choice of n.
 
 Where every row held is an anchor, the n-th is found by arithmetic. Otherwise each lane keeps a log of its anchors in
 order of arrival: anchors open and close in that order, so the log is a queue.
@@ -10,7 +10,61 @@ import jax
 import jax.numpy as jnp
 
 from fbuf import _ring
-from fbuf._typing import Geometry, Ring
+from fbuf._config import state
+from fbuf._typing import Change, Geometry, Ring
+
+
+@state
+class Log:
+    """Each lane's anchors, oldest first; empty where every row held is one."""
+
+    slot: jax.Array  # int32[C] (or [0]); lane e owns places p * E + e
+    head: jax.Array  # int32[E] (or [0]), place of the lane's oldest anchor
+    count: jax.Array  # int32[E] (or [0])
+
+    @property
+    def dense(self) -> bool:
+        """Whether every row held is an anchor, and nothing is stored."""
+        return self.head.shape[0] == 0
+
+
+def init(geometry: Geometry, dense: bool) -> Log:
+    """No anchors."""
+    lanes = 0 if dense else geometry.lanes
+    return Log(
+        slot=jnp.zeros((0 if dense else geometry.capacity,), jnp.int32),
+        head=jnp.zeros((lanes,), jnp.int32),
+        count=jnp.zeros((lanes,), jnp.int32),
+    )
+
+
+def follow(log: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
+    """After a write."""
+    if log.dense:
+        return log
+    head = (log.head + jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)) % jnp.int32(geometry.length)
+    count = log.count - jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
+    slot = _append(log.slot, head + count, change.open_slot, change.open_mask, geometry, token)
+    return Log(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
+
+
+def clear(log: Log) -> Log:
+    """No anchors any more."""
+    return Log(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
+
+
+def nth(log: Log, ring: Ring, geometry: Geometry, nth: jax.Array) -> jax.Array:
+    """Slots of the `nth` int32[B] anchors of all: lanes one after another, a lane's oldest first."""
+    if log.dense:
+        return nth_held(ring, geometry, nth)
+    lane, rank = lane_and_rank(log.count, nth)
+    return at(log, geometry, lane, rank)
+
+
+def at(log: Log, geometry: Geometry, lane: jax.Array, rank: jax.Array) -> jax.Array:
+    """Slots of anchors by lane and rank in it, 0 the oldest; of a log that is not empty by design."""
+    place = (log.head[lane] + rank) % jnp.int32(geometry.length)
+    return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
 
 def below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:
@@ -51,14 +105,7 @@ def nth_held(ring: Ring, geometry: Geometry, nth: jax.Array) -> jax.Array:
     return position * jnp.int32(geometry.lanes) + lane
 
 
-def nth_logged(log: jax.Array, head: jax.Array, count: jax.Array, geometry: Geometry, nth: jax.Array) -> jax.Array:
-    """Slot of the `nth` anchor of all, from logs int32[C] whose lanes begin at `head`."""
-    lane, rank = lane_and_rank(count, nth)
-    place = (head[lane] + rank) % jnp.int32(geometry.length)
-    return log.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
-
-
-def append(
+def _append(
     log: jax.Array,
     end: jax.Array,
     slot: jax.Array,

@@ -202,8 +202,12 @@ class Sampler(Protocol):
         batch_size: int,
         population: Population,
         options: Mapping[str, jax.Array],
-    ) -> Draw:
-        """Draws `B` anchors. `options` are numbers given to this call (`beta`)."""
+        token: jax.Array,
+    ) -> tuple[Any, Draw]:
+        """Draws `B` anchors; also the sampler's state after it, for those that remember what they drew.
+
+        `options` are numbers given to this call (`beta`); indices of writes add `token`.
+        """
 
     def update(self, sampler: Any, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array) -> Any:
         """Sets priorities from errors float32[B], all finite; slot C is skipped, duplicates: the last wins."""

@@ -190,7 +190,8 @@ def _sample_core(
     buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     spec, structure = buffer.storage.spec(state.rows)
-    draw = buffer.sampler.draw(state.sampler, key, batch_size, _population(buffer, state), options)
+    population = _population(buffer, state)
+    sampler, draw = buffer.sampler.draw(state.sampler, key, batch_size, population, options, state.token)
     flags = None if state.anchors is None else state.anchors.flags
     window = buffer.view.window(spec, buffer.geometry, flags, draw.slot, draw.mask)
     arrays, ok = buffer.storage.read(state.rows, window.reads)
@@ -210,7 +211,7 @@ def _sample_core(
         if buffer.storage.masks_expired:
             data = _zero_masked(mask, data)
     batch = Sample(data=data, index=index, probability=probability, weight=weight, mask=mask)
-    return dataclasses.replace(state, token=token, counters=_count_up(state, **counts)), batch
+    return dataclasses.replace(state, sampler=sampler, token=token, counters=_count_up(state, **counts)), batch
 
 
 def _update_priority_core(

@@ -406,7 +406,7 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
     slots = set(np.flatnonzero(flags & _anchors.OPEN).tolist())
     if not buffer.sampler.prioritized:
         lanes, length = buffer.geometry
-        log, head = np.asarray(state.sampler.log), np.asarray(state.sampler.head)
+        log, head = np.asarray(state.sampler.slot), np.asarray(state.sampler.head)
         count = np.asarray(state.sampler.count)
         logged = [int(log[(head[e] + i) % length * lanes + e]) for e in range(lanes) for i in range(count[e])]
         assert len(logged) == len(set(logged)) and set(logged) == slots

@@ -128,7 +128,9 @@ class Prioritized:
         batch_size: int,
         population: Population,
         options: Mapping[str, jax.Array],
-    ) -> Draw:
+        token: jax.Array,
+    ) -> tuple[PrioritizedState, Draw]:
+        del token
         geometry = population.geometry
         capacity = jnp.int32(geometry.capacity)
         total = jnp.sum(population.available, dtype=jnp.int32)
@@ -161,7 +163,7 @@ class Prioritized:
                 _sumtree.root(sampler.low),
             )
             weight = weight / self._power(number, jnp.where(some[0], least / mass, jnp.float32(1)), beta)
-        return Draw(
+        return sampler, Draw(
             slot=jnp.where(some, slot, capacity),
             probability=probability,
             weight=jnp.where(some, weight, jnp.float32(0)),

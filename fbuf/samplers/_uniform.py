@@ -13,17 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf import _population
-from fbuf._config import component, state
+from fbuf._config import component
+from fbuf._population import Log
 from fbuf._typing import Change, Draw, Geometry, Population
-
-
-@state
-class UniformState:
-    """Logs of anchors, oldest first; empty where every row held is one."""
-
-    log: jax.Array  # int32[C] (or [0]), slots; lane e owns places p * E + e
-    head: jax.Array  # int32[E], place of the lane's oldest anchor
-    count: jax.Array  # int32[E]
 
 
 @component
@@ -50,42 +42,29 @@ class Uniform:
     def prioritized(self) -> bool:
         return False
 
-    def init(self, geometry: Geometry, dense: bool) -> UniformState:
-        lanes = 0 if dense else geometry.lanes
-        return UniformState(
-            log=jnp.zeros((0 if dense else geometry.capacity,), jnp.int32),
-            head=jnp.zeros((lanes,), jnp.int32),
-            count=jnp.zeros((lanes,), jnp.int32),
-        )
+    def init(self, geometry: Geometry, dense: bool) -> Log:
+        return _population.init(geometry, dense)
 
-    def change(self, sampler: UniformState, change: Change, geometry: Geometry, token: jax.Array) -> UniformState:
-        if sampler.head.shape[0] == 0:
-            return sampler
-        closed = jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
-        head = (sampler.head + closed) % jnp.int32(geometry.length)
-        count = sampler.count - closed
-        log = _population.append(sampler.log, head + count, change.open_slot, change.open_mask, geometry, token)
-        return UniformState(log, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
+    def change(self, sampler: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
+        return _population.follow(sampler, change, geometry, token)
 
     def draw(
         self,
-        sampler: UniformState,
+        sampler: Log,
         key: jax.Array,
         batch_size: int,
         population: Population,
         options: Mapping[str, jax.Array],
-    ) -> Draw:
-        del options
+        token: jax.Array,
+    ) -> tuple[Log, Draw]:
+        del options, token
         geometry = population.geometry
         total = jnp.sum(population.available, dtype=jnp.int32)
         nth = _population.below(key, (batch_size,), total)
-        if sampler.head.shape[0] == 0:
-            slot = _population.nth_held(population.ring, geometry, nth)
-        else:
-            slot = _population.nth_logged(sampler.log, sampler.head, sampler.count, geometry, nth)
+        slot = _population.nth(sampler, population.ring, geometry, nth)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
-        return Draw(
+        return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
             probability=jnp.where(mask, chance, jnp.float32(0)),
             weight=mask.astype(jnp.float32),
@@ -94,19 +73,19 @@ class Uniform:
 
     def update(
         self,
-        sampler: UniformState,
+        sampler: Log,
         slot: jax.Array,
         error: jax.Array,
         geometry: Geometry,
         token: jax.Array,
-    ) -> UniformState:
+    ) -> Log:
         return sampler
 
-    def set(self, sampler: UniformState, **numbers: Any) -> UniformState:
+    def set(self, sampler: Log, **numbers: Any) -> Log:
         return sampler
 
-    def clear(self, sampler: UniformState, geometry: Geometry, dense: bool) -> UniformState:
-        return UniformState(sampler.log, jnp.zeros_like(sampler.head), jnp.zeros_like(sampler.count))
+    def clear(self, sampler: Log, geometry: Geometry, dense: bool) -> Log:
+        return _population.clear(sampler)
 
-    def stats(self, sampler: UniformState) -> dict[str, jax.Array]:
+    def stats(self, sampler: Log) -> dict[str, jax.Array]:
         return {}
