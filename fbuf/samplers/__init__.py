@@ -1,6 +1,7 @@
-"""Which anchors a batch is drawn from: `Uniform`, `Prioritized`."""
+"""Which anchors a batch is drawn from: `Uniform`, `Epoch`, `Prioritized`."""
 
+from fbuf.samplers._epoch import Epoch, EpochState
 from fbuf.samplers._prioritized import Prioritized, PrioritizedState
 from fbuf.samplers._uniform import Uniform
 
-__all__ = ["Prioritized", "PrioritizedState", "Uniform"]
+__all__ = ["Epoch", "EpochState", "Prioritized", "PrioritizedState", "Uniform"]

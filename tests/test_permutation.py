@@ -1,0 +1,202 @@
+"""Keyed permutations: one-to-one for every n, the same on every machine, and each value anywhere as often.
+
+The oracle is the same network over Python's integers, which neither overflow nor round.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fbuf import _permutation
+from fbuf._permutation import permute, shuffled
+from tests.test_uniformity import chi_square_z
+
+permute_jit = jax.jit(permute)
+WORD = 2**32
+LARGEST = 2**31 - 2**24 - 1
+
+
+def key_of(seed: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, WORD, 2, np.uint32))
+
+
+def order(seed: int, n: int) -> np.ndarray:
+    """All of it; of one shape for many n, so that it compiles once."""
+    most = next(m for m in (2**17, 2**20 + 1, n) if m >= n)
+    return np.asarray(permute_jit(key_of(seed), jnp.arange(most, dtype=jnp.int32), jnp.int32(n)))[:n]
+
+
+def is_permutation(got: np.ndarray) -> bool:
+    seen = np.zeros(len(got), bool)
+    seen[got] = True
+    return got.min() >= 0 and got.max() < len(got) and bool(seen.all())
+
+
+# --------------------------------------------------------------------------------------------------- the oracle
+
+
+def slow_permute(key: list[int], index: int, n: int) -> int:
+    """One value, in Python's integers."""
+    rows = math.isqrt(n - 1) + 1
+    columns = -(-n // rows)
+
+    def spread(x: int, by: int, multiplier: int) -> int:
+        return (x ^ (x >> by)) * multiplier % WORD
+
+    keys = []
+    for i in range(1, 7):
+        x = (i * 0x9E3779B9 + key[0]) % WORD
+        for word in (key[1], key[0]):
+            x = spread(x, 16, 0x21F0AAAD)
+            x = (((x ^ (x >> 15)) + word) % WORD) * 0x735A2D97 % WORD
+            x ^= x >> 15
+        keys.append(x)
+
+    def hashed(number: int, key: int, length: int) -> int:
+        x = (number ^ key) * 0x21F0AAAD % WORD
+        return spread(x, 15, 0x735A2D97) * length >> 32
+
+    row, column = divmod(index, columns)
+    while True:
+        for i in range(0, 6, 2):
+            row = (row + hashed(column, keys[i], rows)) % rows
+            column = (column + hashed(row, keys[i + 1], columns)) % columns
+        if row * columns + column < n:
+            return row * columns + column
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 1025, 65_537, 10**6, 2**24 + 1, 46_340**2 + 1, LARGEST])
+def test_as_the_oracle(n):
+    index = np.random.default_rng(n).integers(0, n, 60).astype(np.int32)
+    key = key_of(n)
+    got = permute_jit(key, jnp.asarray(index), jnp.int32(n))
+    assert got.dtype == jnp.int32
+    assert got.tolist() == [slow_permute(np.asarray(key).tolist(), int(i), n) for i in index]
+
+
+def test_orders_never_change():
+    """A state saved in the middle of an epoch goes on with it, in a later version too."""
+    key = jnp.asarray([1, 2], jnp.uint32)
+    got = [permute_jit(key, jnp.arange(5, dtype=jnp.int32), jnp.int32(n)).tolist() for n in (5, 2000, 10**6)]
+    assert got == [[3, 1, 2, 0, 4], [1581, 685, 1754, 308, 1484], [845948, 794384, 718335, 368626, 25038]]
+
+
+# ---------------------------------------------------------------------------------------------------- one to one
+
+
+def test_one_to_one_for_every_small_n():
+    index = jnp.arange(300, dtype=jnp.int32)
+    every = jax.jit(jax.vmap(permute, (0, None, 0)))
+    sizes = np.arange(1, 301, dtype=np.int32)
+    for seed in range(3):
+        keys = jnp.asarray(np.random.default_rng(seed).integers(0, WORD, (300, 2), np.uint32))
+        got = np.asarray(every(keys, index, jnp.asarray(sizes)))
+        assert all(is_permutation(one[:n]) for one, n in zip(got, sizes, strict=True))
+
+
+@pytest.mark.parametrize("n", [1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_537, 10**6, 2**20 - 1, 2**20 + 1])
+def test_one_to_one(n):
+    assert is_permutation(order(n, n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2**24 - 1, 2**24 + 1, 5 * 10**7, 4999**2, 4999**2 + 1])
+def test_one_to_one_for_large_n(n):
+    assert is_permutation(order(n, n))
+
+
+@pytest.mark.parametrize("n", [2**30 + 7, LARGEST])
+def test_no_two_alike_among_some_places_of_very_many(n):
+    index = np.unique(np.random.default_rng(0).integers(0, n, 2**19)).astype(np.int32)
+    got = np.asarray(permute_jit(key_of(n), jnp.asarray(index), jnp.int32(n)))
+    assert got.min() >= 0 and got.max() < n and len(np.unique(got)) == len(index)
+    assert abs(got.mean() / n - 0.5) < 5 / np.sqrt(12 * len(index))
+
+
+def test_places_outside_are_taken_for_the_nearest_inside():
+    """Whoever walks from outside the range may never come back."""
+    index = jnp.asarray([-(2**31), -1, 0, 9, 10, 11, 2**31 - 1], jnp.int32)
+    got = permute_jit(key_of(0), index, jnp.int32(10)).tolist()
+    assert got[:3] == [got[0]] * 3 and got[3:] == [got[3]] * 4
+    assert permute_jit(key_of(0), index, jnp.int32(0)).tolist() == [0] * 7
+
+
+def test_roots_are_exact():
+    """A float32 root is one off for some; the sides, and so the order, must not depend on who rounds."""
+    root = np.arange(1, 46_341, dtype=np.int64)
+    for number in (root**2 - 1, root**2, root**2 + 1):
+        number = number[number < 2**31]
+        got = np.asarray(jax.jit(_permutation._root)(jnp.asarray(number, jnp.uint32)))
+        assert (got.astype(np.int64) ** 2 <= number).all() and ((got.astype(np.int64) + 1) ** 2 > number).all()
+
+
+def test_vmap_walks_each_as_far_as_alone():
+    sizes, index = [1, 5, 1000, 10**6, 2**30], jnp.arange(40, dtype=jnp.int32)
+    keys = jnp.stack([key_of(seed) for seed in range(5)])
+    together = jax.jit(jax.vmap(permute, (0, None, 0)))(keys, index, jnp.asarray(sizes, jnp.int32))
+    for got, key, n in zip(together, keys, sizes, strict=True):
+        np.testing.assert_array_equal(got, permute_jit(key, index, jnp.int32(n)))
+
+
+# ----------------------------------------------------------------------------------------------------- uniformity
+
+
+@pytest.mark.parametrize("keys", ["random", "counting"])
+@pytest.mark.parametrize("n", [1025, 2000])
+def test_values_at_a_place_are_uniform_over_keys(n, keys):
+    """So are the differences of two that stand side by side, as those in one batch do; for keys 0, 1, 2, ... as well."""
+    number = 60_000
+    words = np.random.default_rng(n).integers(0, WORD, (number, 2), np.uint32)
+    if keys == "counting":
+        words = np.stack([np.zeros(number, np.uint32), np.arange(number, dtype=np.uint32)], axis=1)
+    places = jnp.asarray([0, 1, 2, n // 2, n // 2 + 1, n - 1], jnp.int32)
+    got = np.asarray(jax.jit(jax.vmap(permute, (0, None, None)))(jnp.asarray(words), places, jnp.int32(n)))
+    for column in got.T:
+        assert abs(chi_square_z(np.bincount(column, minlength=n), np.full(n, 1 / n))) < 4
+    for i, j in ((0, 1), (1, 2), (3, 4), (0, 5)):
+        apart = np.bincount((got[:, j] - got[:, i]) % n, minlength=n)
+        assert abs(chi_square_z(apart, np.r_[0.0, np.full(n - 1, 1 / (n - 1))])) < 4
+
+
+def test_within_one_order_near_places_hold_unrelated_values():
+    """One long order: where the values of each place and the next lie, in a grid of 32 by 32."""
+    n = 10**6
+    got = order(3, n).astype(np.int64) * 32 // n
+    for step in (1, 2, 1000, 1001):  # 1000 is a column of the rectangle
+        counts = np.bincount(got[:-step] * 32 + got[step:], minlength=1024)
+        assert abs(chi_square_z(counts, np.full(1024, 1 / 1024))) < 4
+
+
+# ------------------------------------------------------------------------------------------------------- shuffles
+
+
+def shuffles(m: int, n: int, number: int) -> np.ndarray:
+    bits = jax.random.bits(jax.random.key(m), (number, m), jnp.uint32)
+    return np.asarray(jax.jit(jax.vmap(shuffled, (0, None)))(bits, jnp.int32(n)))
+
+
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (7, 4)])
+def test_every_order_of_a_few_is_as_likely(m, n):
+    got = shuffles(m, n, 48_000)
+    assert (got[:, n:] == np.arange(n, m)).all()
+    names, counts = np.unique(got[:, :n] @ (10 ** np.arange(n)), return_counts=True)
+    assert len(names) == math.factorial(n)
+    assert abs(chi_square_z(counts, np.full(len(names), 1 / len(names)))) < 4
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000, 1024])
+def test_shuffles_are_one_to_one(n):
+    (got,) = shuffles(1024, n, 1)
+    assert is_permutation(got) and (got[n:] == np.arange(n, 1024)).all()
+
+
+@pytest.mark.parametrize("word", [0, WORD - 1])
+def test_shuffles_survive_bits_all_alike(word):
+    got: Any = shuffled(jnp.full((9,), word, jnp.uint32), jnp.int32(5))
+    assert got.tolist() == list(range(9))
