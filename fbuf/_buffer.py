@@ -23,7 +23,7 @@ from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
-from fbuf._typing import Geometry, Growable, Sampler, Storage, View
+from fbuf._typing import Geometry, Growable, Rule, Sampler, Storage, View
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -101,6 +101,12 @@ class Buffer:
                 raise TypeError(
                     f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
                 )
+        if self.sampler.by_episode and (self.view.rule.crosses or not self.ends):
+            why = "its windows cross the ends of episodes" if self.ends else "nothing ends an episode"
+            fix = (
+                "Use boundary='stop' or 'mask'." if self.ends else "Name what does: Buffer(..., episode_end=('done',))."
+            )
+            raise ValueError(f"Buffer: {self.sampler!r} draws episodes, but with {self.view!r} {why}. {fix}")
         need = self.rows_seen
         if self.geometry.length < need:
             each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
@@ -123,12 +129,12 @@ class Buffer:
     @property
     def rows_seen(self) -> int:
         """Rows a lane needs for one anchor: those the view looks at."""
-        return 1 + self.view.back + self.view.ahead
+        return self.view.rule.rows
 
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
-        return self.view.back == 0 and self.view.ahead == 0
+        return self.view.rule == Rule() and not self.sampler.by_episode
 
     # ------------------------------------------------------------------------------------------------ making
 

@@ -37,7 +37,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     return BufferState(
         rows=rows,
         ring=buffer.writer.init(geometry),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode),
         sampler=buffer.sampler.init(geometry, buffer.dense),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
@@ -315,7 +315,7 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
 
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
-    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view)
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode)
     return (
         dataclasses.replace(
             state,
@@ -356,7 +356,7 @@ def _convert_core(
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
         tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
-        if other.view.reset_rows:
+        if other.view.rule.reset_rows:
             keep = keep.at[0].set(keep[0] & ~full)
             first = first + full.astype(jnp.int32)
             unknown = (end | terminated)[0].astype(jnp.uint8) * jnp.uint8(_anchors.END)
@@ -366,6 +366,8 @@ def _convert_core(
             lap=state.ring.lap,
         )
         nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
+        if nothing.step is not None:
+            nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
         anchors, change, _ = _anchors.extend(
             nothing, other.view, geometry, before, end, terminated, None, keep, state.token
         )
