@@ -214,12 +214,29 @@ def _sample_core(
     return dataclasses.replace(state, sampler=sampler, token=token, counters=_count_up(state, **counts)), batch
 
 
+def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where that makes sense."""
+    finite = jnp.isfinite(error)
+    magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))
+    number = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    mean = jnp.sum(magnitude, axis=1) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    mixed = eta * jnp.max(magnitude, axis=1) + (jnp.float32(1) - eta) * mean
+    return mixed, jnp.all(finite | ~mask, axis=1) & (number > jnp.int32(0)) & jnp.isfinite(mixed)
+
+
 def _update_priority_core(
-    buffer: Buffer, state: BufferState, index: Index, td_error: jax.Array
+    buffer: Buffer,
+    state: BufferState,
+    index: Index,
+    td_error: jax.Array,
+    mask: jax.Array | None,
+    eta: jax.Array | None,
 ) -> tuple[BufferState, None]:
     geometry, token = buffer.geometry, state.token
     error = td_error.astype(jnp.float32)
     finite = jnp.isfinite(error)
+    if mask is not None and eta is not None:
+        error, finite = _mixture(error, mask, eta)
     masked, inside, fresh = _judge(buffer, state, index)
     drawable = fresh
     if state.anchors is not None:

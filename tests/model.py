@@ -199,8 +199,9 @@ class Model:
                 model._place_in_episode(row, before)
                 if before is None and full:
                     row.start = False
-                    row.reset = row.unknown = model.next_step  # it may be one
                     row.step = -1 if model.next_step else 0
+            if full:
+                held[0].reset = held[0].unknown = model.next_step  # it may be one
             model.history[lane] = held
         model._follow(set())
         return model
