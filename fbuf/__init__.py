@@ -11,7 +11,7 @@ from fbuf._buffer import Buffer
 from fbuf._checked import checked
 from fbuf._host.owner import StoreHandle, stores
 from fbuf._plan import Plan
-from fbuf._presets import prioritized, uniform
+from fbuf._presets import prioritized, trajectory, uniform
 from fbuf._replay import Replay
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
@@ -33,6 +33,7 @@ __all__ = [
     "storages",
     "stores",
     "testing",
+    "trajectory",
     "uniform",
     "views",
     "writers",

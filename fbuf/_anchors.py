@@ -4,21 +4,27 @@ A view that looks at neighbours (frames behind, rewards ahead) cannot start anyw
 the oldest lose the frames behind them, a truncated row may have no next observation. Every row therefore carries a byte
 of flags, and a lane's last few rows are kept beside them (`tail`), so that a write decides at once which rows *open*
 (become anchors) and which *close*. Rows of a lane open in order of arrival and close in the same order, whatever the
-episodes, which is what lets `Uniform` keep a plain log of them.
+episodes, which is what lets samplers keep a plain log of them.
+
+Views differ in how rows open. Where a new row completes one anchor at most, a fixed number of rows back or at the start of
+its episode, only that is looked at (`Rule.prompt`), so that windows of any length cost the same. Where the end of an
+episode completes many at once, the last `ahead` rows are looked at again.
 
 Finding episodes again at every sample (as torchrl's slice sampler does) was rejected: it is O(C).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _ring
-from fbuf._config import component, state
+from fbuf._config import state
 from fbuf._pin import pin
-from fbuf._typing import Change, Geometry, Ring, View
+from fbuf._typing import Change, Geometry, Ring, Rule, View
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
@@ -29,31 +35,21 @@ RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 NO_PRIORITY = -1.0
 
 
-@component
-class Rule:
-    """What decides which rows are anchors: two views with one rule can share a state."""
-
-    back: int
-    ahead: int
-    reset_rows: bool
-    cut_ends: bool
-
-
-def rule(view: View) -> Rule:
-    """The rule of a view."""
-    return Rule(view.back, view.ahead, view.reset_rows, view.cut_ends)
-
-
 @state
 class Anchors:
     """Flags of all rows, and each lane's last `W` rows again for the next write."""
 
     flags: jax.Array  # uint8[C] by slot
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: jax.Array  # float32[W, E], given to `extend`, negative where none was
-    pending: jax.Array  # int32[E], newest rows not decided yet, <= W
+    tail_priority: jax.Array | None  # float32[W, E], given to `extend`, negative where none was; None where prompt
+    pending: jax.Array | None  # int32[E], newest rows not decided yet, <= W; None where prompt
+    step: jax.Array | None  # int32[E], rows of the running episode so far (of the lane where windows cross ends)
+    episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
     count: jax.Array  # int32[E], rows that are open
     rule: Rule  # static: what they were decided by
+
+
+_LONG = 2**30  # rows; an episode this long is counted by remainders
 
 
 def has(flags: jax.Array, bit: int) -> jax.Array:
@@ -65,22 +61,25 @@ def _bit(condition: jax.Array, bit: int) -> jax.Array:
     return condition.astype(jnp.uint8) * jnp.uint8(bit)
 
 
-def width(view: View) -> int:
+def width(rule: Rule) -> int:
     """W, rows of the tail: as many as can be undecided, and the two that say whether an episode starts."""
-    return max(view.ahead, 2)
+    return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, view: View) -> Anchors:
+def init(geometry: Geometry, rule: Rule, by_episode: bool) -> Anchors:
     """No rows; the next row of every lane begins an episode."""
-    shape = (width(view), geometry.lanes)
-    before = jnp.uint8(RESET if view.reset_rows else END)
+    shape = (width(rule), geometry.lanes)
+    before = jnp.uint8(RESET if rule.reset_rows else END)
+    counts = rule.prompt or rule.stride > 1
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
-        tail_priority=jnp.full(shape, NO_PRIORITY, jnp.float32),
-        pending=jnp.zeros((geometry.lanes,), jnp.int32),
+        tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
+        pending=None if rule.prompt else jnp.zeros((geometry.lanes,), jnp.int32),
+        step=jnp.zeros((geometry.lanes,), jnp.int32) if counts else None,
+        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if by_episode else None,
         count=jnp.zeros((geometry.lanes,), jnp.int32),
-        rule=rule(view),
+        rule=rule,
     )
 
 
@@ -131,14 +130,14 @@ def extend(
       The anchors, what opened and closed, and the token.
     """
     lanes, length = geometry
-    num, tail_rows = end.shape[0], width(view)
+    rule = anchors.rule
+    num, tail_rows = end.shape[0], width(rule)
     whole = jnp.int32(length)
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     end, terminated, given = _compact(keep, end, terminated, given)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
 
-    flags = _row_flags(anchors.tail_flags, end, terminated, view.reset_rows)
-    given = jnp.concatenate([anchors.tail_priority, given])
+    flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
     index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
     available = jnp.int32(tail_rows) + count
     exists = index < available[None, :]
@@ -149,17 +148,25 @@ def extend(
     lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
     if retire is not None:
         lost, most = retire
-    behind = min(view.back, length)
+    behind = min(rule.back, length)
     oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
     context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
     near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
     around = _ring.by_age(ring, geometry, context)
-    token, (near_flags, around_flags) = pin(
-        token,
-        (
-            anchors.flags.at[near].get(mode="promise_in_bounds"),
-            anchors.flags.at[around].get(mode="promise_in_bounds"),
-        ),
+    age = index - jnp.int32(tail_rows) + size
+    stays = exists & (age >= lost[None, :])
+    step, step_after = _steps(anchors, flags, exists, count)
+    opened = None
+    if rule.prompt and num:
+        assert step is not None
+        new = flags[tail_rows:]
+        rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
+        anchor_age = age[tail_rows:] - rows_back
+        opens = opens & exists[tail_rows:] & (anchor_age >= lost[None, :])
+        opened = _Opened(_ring.by_age(ring, geometry, anchor_age), anchor_age, opens)
+    reads = (near, around) if opened is None else (near, around, opened.slot)
+    token, (near_flags, around_flags, *old) = pin(
+        token, tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
     )
     # The first `back` rows that stay have lost frames behind them, unless an episode starts in between.
     newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
@@ -178,39 +185,119 @@ def extend(
     near_age = jnp.broadcast_to(oldest, near.shape)
     closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | is_cut(near_age))
 
-    decided, drawable = view.decide(flags, available)
-    undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
-    age = index - jnp.int32(tail_rows) + size
-    stays = exists & (age >= lost[None, :])
-    opening = undecided_before & decided & drawable & stays & ~is_cut(age)
-
-    flags = (flags & jnp.uint8(0xFF - OPEN)) | _bit(opening, OPEN)
-    slot = _ring.by_age(ring, geometry, age)
-    nowhere = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape) + jnp.int32(geometry.capacity)
-    written = jnp.where(undecided_before & stays, slot, nowhere)
-    unset = closing if retire is not None else closing & (near_age >= lost[None, :])
-    closed_slot = jnp.where(unset, near, jnp.int32(slot.size + geometry.capacity) + _iota(near))
-    at = jnp.concatenate([written.reshape(-1), closed_slot.reshape(-1)]) + token
-    values = jnp.concatenate([flags.reshape(-1), (near_flags & jnp.uint8(0xFF - OPEN)).reshape(-1)])
-
+    episode, episode_after = _episodes(anchors, flags, count)
+    tail_priority, pending = None, None
     last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
-    waiting = undecided_before & exists & ~decided
+    if opened is not None:
+        flags = flags | _bit(_among_new(opened, size, flags.shape), OPEN)
+        older = opened.mask & (opened.age < size)
+        written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
+        written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
+        open_slot, open_mask = opened.slot, opened.mask
+        episode = None if episode is None else episode[tail_rows:]
+    elif rule.prompt:  # nothing is written
+        written = []
+        open_slot, open_mask = jnp.zeros((0, lanes), jnp.int32), jnp.zeros((0, lanes), bool)
+        episode = None if episode is None else episode[tail_rows:]
+    else:
+        assert anchors.tail_priority is not None and anchors.pending is not None
+        given = jnp.concatenate([anchors.tail_priority, given])
+        decided, drawable, source = view.decide(flags, available, index if step is None else step)
+        undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
+        open_mask = undecided_before & decided & drawable & stays & ~is_cut(age)
+        flags = flags | _bit(open_mask, OPEN)
+        written = [(undecided_before & stays, age, flags)]
+        open_slot = _ring.by_age(ring, geometry, age)
+        pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
+        tail_priority = jnp.take_along_axis(given, last, axis=0)
+        if source is not None:
+            given = jnp.take_along_axis(given, source, axis=0)
+
+    unset = closing if retire is not None else closing & (near_age >= lost[None, :])
+    written.append((unset, near_age, near_flags & jnp.uint8(0xFF - OPEN)))
     closed = jnp.sum(closing, axis=0, dtype=jnp.int32)
-    opened = jnp.sum(opening, axis=0, dtype=jnp.int32)
+    opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
     after = Anchors(
-        flags=anchors.flags.at[at].set(values, mode="drop", unique_indices=True),
+        flags=_set_flags(anchors.flags, ring, geometry, written, token),
         tail_flags=jnp.take_along_axis(flags, last, axis=0) & jnp.uint8(0xFF - OPEN),
-        tail_priority=jnp.take_along_axis(given, last, axis=0),
-        pending=jnp.sum(waiting, axis=0, dtype=jnp.int32),
-        count=anchors.count - closed + opened,
-        rule=anchors.rule,
+        tail_priority=tail_priority,
+        pending=pending,
+        step=step_after,
+        episode=episode_after,
+        count=anchors.count - closed + opening,
+        rule=rule,
     )
-    change = Change(open_slot=slot, open_mask=opening, priority=given, close_slot=near, close_mask=closing)
-    return after, change, token
+    return after, Change(open_slot, open_mask, episode, given, near, closing), token
 
 
-def _iota(like: jax.Array) -> jax.Array:
-    return jnp.arange(like.size, dtype=jnp.int32).reshape(like.shape)
+class _Opened(NamedTuple):
+    """Anchors that new rows opened promptly, one a row."""
+
+    slot: jax.Array  # int32[N, E]
+    age: jax.Array  # int32[N, E], before the write
+    mask: jax.Array  # bool[N, E]
+
+
+def _among_new(opened: _Opened, size: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """bool[W + N, E]: which of tail and new rows are new and open."""
+    num, lanes = opened.age.shape
+    at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
+    lane = jnp.broadcast_to(jnp.arange(lanes, dtype=jnp.int32)[None, :], at.shape)
+    new = jnp.zeros((num, lanes), bool).at[at, lane].max(opened.mask, mode="drop")
+    return jnp.concatenate([jnp.zeros((shape[0] - num, lanes), bool), new])
+
+
+def _steps(
+    anchors: Anchors, flags: jax.Array, exists: jax.Array, count: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """int32[W + N, E], rows of its episode before each row of tail and new (exact for those of the running episode and
+    later ones); and int32[E], rows of the running episode afterwards."""
+    if anchors.step is None:
+        return None, None
+    rule, tail_rows = anchors.rule, anchors.tail_flags.shape[0]
+    index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] - jnp.int32(tail_rows)
+    step, after = anchors.step[None, :] + index, anchors.step + count
+    if not rule.crosses and flags.shape[0] > tail_rows:
+        starts = has(flags, START) & exists & (index >= jnp.int32(0))
+        begun = lax.cummax(jnp.where(starts, index, jnp.int32(-1)), axis=0)
+        step = jnp.where(begun >= jnp.int32(0), index - begun, step)
+        after = jnp.where(begun[-1] >= jnp.int32(0), count - begun[-1], after)
+    return step, jnp.where(after >= jnp.int32(_LONG), after - unknown_step(anchors), after)
+
+
+def unknown_step(anchors: Anchors) -> jax.Array:
+    """int32[], what stands for the steps of an episode of which nobody knows where it began: longer than any window."""
+    stride = anchors.rule.stride
+    return jnp.int32(_LONG // 2 // stride * stride)
+
+
+def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+    """uint32[W + N, E], the number of each row's episode; and uint32[E], of the running one."""
+    if anchors.episode is None:
+        return None, None
+    begun = jnp.cumsum(has(flags, START), axis=0, dtype=jnp.uint32)
+    before = begun[anchors.tail_flags.shape[0] - 1]
+    first = anchors.episode - before
+    return first[None, :] + begun, first + begun[-1]
+
+
+def _set_flags(
+    flags: jax.Array,
+    ring: Ring,
+    geometry: Geometry,
+    written: list[tuple[jax.Array, jax.Array, jax.Array]],
+    token: jax.Array,
+) -> jax.Array:
+    """Writes bytes [A, E] of rows at `age` [A, E] where a mask says so; no row twice."""
+    at, values, first = [], [], geometry.capacity
+    for mask, age, value in written:
+        slot = _ring.by_age(ring, geometry, age)
+        nowhere = jnp.int32(first) + jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
+        at.append(jnp.where(mask, slot, nowhere).reshape(-1))
+        values.append(value.reshape(-1))
+        first += slot.size
+    index = jnp.concatenate(at) + token
+    return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
 def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None) -> Change:
@@ -220,6 +307,7 @@ def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None) -> Chang
     return Change(
         open_slot=slot,
         open_mask=keep,
+        open_episode=None,
         priority=given,
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),

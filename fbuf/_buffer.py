@@ -23,7 +23,7 @@ from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
-from fbuf._typing import Geometry, Growable, Sampler, Storage, View
+from fbuf._typing import Geometry, Growable, Rule, Sampler, Storage, View
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -101,6 +101,12 @@ class Buffer:
                 raise TypeError(
                     f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
                 )
+        if self.sampler.by_episode and (self.view.rule.crosses or not self.ends):
+            why = "its windows cross the ends of episodes" if self.ends else "nothing ends an episode"
+            fix = (
+                "Use boundary='stop' or 'mask'." if self.ends else "Name what does: Buffer(..., episode_end=('done',))."
+            )
+            raise ValueError(f"Buffer: {self.sampler!r} draws episodes, but with {self.view!r} {why}. {fix}")
         need = self.rows_seen
         if self.geometry.length < need:
             each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
@@ -123,12 +129,12 @@ class Buffer:
     @property
     def rows_seen(self) -> int:
         """Rows a lane needs for one anchor: those the view looks at."""
-        return 1 + self.view.back + self.view.ahead
+        return self.view.rule.rows
 
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
-        return self.view.back == 0 and self.view.ahead == 0
+        return self.view.rule == Rule() and not self.sampler.by_episode
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -226,18 +232,24 @@ class Buffer:
             return state
         return _verbs.extend(self, state, leaves, priority, mask, static=(full, len(lead)))[0]
 
-    def update_priority(self, state: BufferState, index: Index, td_error: Any) -> BufferState:
-        """Sets the priorities of drawn rows from their TD errors (magnitudes are used).
+    def update_priority(
+        self, state: BufferState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+    ) -> BufferState:
+        r"""Sets the priorities of drawn rows, or windows, from their TD errors (magnitudes are used).
 
         NaN and infinite errors, and indices that are out of range, stale or no longer drawable, are skipped one by one
         and counted in `stats`. Of several errors for one row the last counts.
 
         Args:
           index: `batch.index`, `[B]`.
-          td_error: float[B].
+          td_error: float[B]; or float[B, T], the errors of each window's rows, of which it gets
+            :math:`\eta \max_t |\delta_t| + (1 - \eta) \, \mathrm{mean}_t |\delta_t|` (Kapturowski et al. 2019, section 2.3).
+          mask: bool[B, T], which errors count: `batch.data["learning_mask"]`. A window of which none does, or one that
+            counts is not finite, is skipped as not finite. None: all do.
+          eta: In [0, 1]; a number or float[].
         Raises:
-          TypeError: the sampler has no priorities; `index` is no `Index`.
-          ValueError: shapes differ.
+          TypeError: the sampler has no priorities; `index` is no `Index`; `mask` is given for errors `[B]`.
+          ValueError: shapes differ; eta is no number from 0 to 1.
         Cost: O(B log C).
         """
         call = "Buffer.update_priority"
@@ -245,8 +257,17 @@ class Buffer:
         if not self.sampler.prioritized:
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
         index = _checked_index(call, index)
-        td_error = _errors.check_array(call, "td_error", td_error, index.slot.shape, "fi")
-        return _verbs.update_priority(self, state, index, td_error)[0]
+        if np.ndim(td_error) != 2:
+            if mask is not None:
+                raise TypeError(f"{call}: mask is given, but td_error is [B]; expected [B, T]. Leave mask out.")
+            td_error = _errors.check_array(call, "td_error", td_error, index.slot.shape, "fi")
+            return _verbs.update_priority(self, state, index, td_error, None, None)[0]
+        shape = (index.slot.shape[0], np.shape(td_error)[1])
+        td_error = _errors.check_array(call, "td_error", td_error, shape, "fi")
+        mask = jnp.ones(shape, bool) if mask is None else _errors.check_array(call, "mask", mask, shape, "b")
+        if np.shape(eta) != () or (isinstance(eta, (int, float, np.generic)) and not 0 <= float(eta) <= 1):
+            raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
+        return _verbs.update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree) -> BufferState:
         """Replaces some leaves of rows already there (stale indices are skipped and counted; the last of several wins).

@@ -6,8 +6,11 @@ order of arrival: anchors open and close in that order, so the log is a queue.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf import _ring
 from fbuf._config import state
@@ -67,6 +70,93 @@ def at(log: Log, geometry: Geometry, lane: jax.Array, rank: jax.Array) -> jax.Ar
     return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
 
+@state
+class EpisodeLog:
+    """The same, and where in it each episode's anchors begin. Episodes with anchors are numbered, modulo L."""
+
+    log: Log
+    number: jax.Array  # int32[C], of the episode of the anchor in each place of the log
+    begin: jax.Array  # int32[C], place of the first anchor of each episode of a lane, by number: number n in n * E + e
+    last: jax.Array  # int32[E], number of the newest episode
+    name: jax.Array  # uint32[E], what `Change.open_episode` calls it
+
+
+def init_episodes(geometry: Geometry) -> EpisodeLog:
+    """No anchors."""
+    return EpisodeLog(
+        log=init(geometry, dense=False),
+        number=jnp.zeros((geometry.capacity,), jnp.int32),
+        begin=jnp.zeros((geometry.capacity,), jnp.int32),
+        last=jnp.zeros((geometry.lanes,), jnp.int32),
+        name=jnp.zeros((geometry.lanes,), jnp.uint32),
+    )
+
+
+def follow_episodes(episodes: EpisodeLog, change: Change, geometry: Geometry, token: jax.Array) -> EpisodeLog:
+    """After a write."""
+    log, length = follow(episodes.log, change, geometry, token), jnp.int32(geometry.length)
+    mask, name = change.open_mask, change.open_episode
+    if name is None or not mask.shape[0]:
+        return dataclasses.replace(episodes, log=log)
+    index = jnp.arange(mask.shape[0], dtype=jnp.int32)[:, None]
+    newest = lax.cummax(jnp.where(mask, index, jnp.int32(-1)), axis=0)
+    before = jnp.concatenate([jnp.full((1, geometry.lanes), -1, jnp.int32), newest[:-1]])
+
+    def name_at(index: jax.Array) -> jax.Array:
+        known = jnp.take_along_axis(name, jnp.maximum(index, jnp.int32(0)), axis=0)
+        return jnp.where(index >= jnp.int32(0), known, episodes.name[None, :])
+
+    first = mask & (name != name_at(before))
+    number = (episodes.last[None, :] + jnp.cumsum(first, axis=0, dtype=jnp.int32)) % length
+    rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
+    opened = jnp.sum(mask, axis=0, dtype=jnp.int32)
+    place = ((log.head + log.count - opened)[None, :] + rank) % length
+    return EpisodeLog(
+        log=log,
+        number=_put(episodes.number, place, number, mask, geometry, token),
+        begin=_put(episodes.begin, number, place, first, geometry, token),
+        last=number[-1],
+        name=name_at(newest[-1:])[0],
+    )
+
+
+def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:
+    """No anchors any more."""
+    return dataclasses.replace(
+        episodes,
+        log=clear(episodes.log),
+        last=jnp.zeros_like(episodes.last),
+        name=jnp.zeros_like(episodes.name),
+    )
+
+
+def draw_episodes(episodes: EpisodeLog, key: jax.Array, batch_size: int, geometry: Geometry) -> tuple[jax.Array, ...]:
+    """Slots int32[B]: an episode of all that have anchors, then one of these; and the chance of each, float32[B].
+
+    Both are of no meaning where there are no anchors.
+    """
+    log, lanes, length = episodes.log, jnp.int32(geometry.lanes), jnp.int32(geometry.length)
+    every = jnp.arange(geometry.lanes, dtype=jnp.int32)
+    oldest = episodes.number.at[log.head * lanes + every].get(mode="promise_in_bounds")
+    count = jnp.where(log.count > jnp.int32(0), (episodes.last - oldest) % length + jnp.int32(1), jnp.int32(0))
+    total = jnp.sum(count, dtype=jnp.int32)
+    choose, within = jax.random.split(key)
+    lane, nth = lane_and_rank(count, below(choose, (batch_size,), total))
+    number, head = (oldest[lane] + nth) % length, log.head[lane]
+
+    def begin_of(number: jax.Array) -> jax.Array:
+        return episodes.begin.at[number % length * lanes + lane].get(mode="promise_in_bounds")
+
+    begin = jnp.where(nth == jnp.int32(0), head, begin_of(number))
+    is_last = nth == count[lane] - jnp.int32(1)
+    end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
+    size = (end - begin) % length
+    size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
+    slot = at(log, geometry, lane, (begin - head) % length + below(within, (batch_size,), size))
+    chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
+    return slot, chance
+
+
 def below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:
     """int32 uniform in [0, bound), from 64 random bits each; 0 where bound is 0.
 
@@ -115,7 +205,13 @@ def _append(
 ) -> jax.Array:
     """Writes slots int32[A, E] where `mask` to each lane's log, from place `end` int32[E] on."""
     rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
-    place = _ring.slot_at(geometry, (end[None, :] + rank) % jnp.int32(geometry.length))
-    nowhere = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape) + jnp.int32(geometry.capacity)
-    at = jnp.where(mask, place, nowhere).reshape(-1) + token
-    return log.at[at].set(slot.reshape(-1), mode="drop", unique_indices=True)
+    return _put(log, (end[None, :] + rank) % jnp.int32(geometry.length), slot, mask, geometry, token)
+
+
+def _put(
+    log: jax.Array, place: jax.Array, values: jax.Array, mask: jax.Array, geometry: Geometry, token: jax.Array
+) -> jax.Array:
+    """Writes int32[A, E] to each lane's places [A, E] where `mask`; none twice."""
+    nowhere = jnp.arange(values.size, dtype=jnp.int32).reshape(values.shape) + jnp.int32(geometry.capacity)
+    at = jnp.where(mask, _ring.slot_at(geometry, place), nowhere).reshape(-1) + token
+    return log.at[at].set(values.reshape(-1), mode="drop", unique_indices=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fbuf._buffer import Buffer
 from fbuf.samplers import Prioritized, Uniform
+from fbuf.views import Sequence
 
 
 def uniform(capacity: int, **parts: Any) -> Buffer:
@@ -49,3 +50,31 @@ def prioritized(
       0.7
     """
     return Buffer(capacity, sampler=Prioritized(alpha, beta, eps, normalize, stratified), **parts)
+
+
+def trajectory(
+    capacity: int,
+    length: int,
+    *,
+    burn_in: int = 0,
+    stride: int = 1,
+    boundary: str = "stop",
+    episode_end: tuple[str, ...] = ("terminated", "truncated"),
+    over: str = "anchors",
+    **parts: Any,
+) -> Buffer:
+    """`Buffer(capacity, view=Sequence(length, ...), sampler=Uniform(over), **parts)`: windows of successive rows.
+
+    Args:
+      capacity: C, rows held.
+      length, burn_in, stride, boundary, episode_end: Of `views.Sequence`.
+      over: Of `samplers.Uniform`: "anchors", every window alike, or "episodes", every episode.
+      **parts: `storage`, `lanes`, ... of `Buffer`; a `sampler` of your own replaces `over`.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.trajectory(10_000, length=16, lanes=4).view.length
+      16
+    """
+    view = Sequence(length, burn_in=burn_in, stride=stride, boundary=boundary, episode_end=episode_end)
+    return Buffer(capacity, view=view, **{"sampler": Uniform(over), **parts})

@@ -101,14 +101,14 @@ class Replay:
         self._raise("Replay.sample")
         return _convert(batch, to)
 
-    def update_priority(self, index: Index, td_error: Any) -> None:
+    def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
         """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
           ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set.
         """
-        index, td_error = _index(index), _array(td_error)
-        self._state = _update_priority(self.buffer, self._state, index, td_error)
+        index, td_error, mask = _index(index), _array(td_error), None if mask is None else _array(mask)
+        self._state = _update_priority(self.buffer, self._state, index, td_error, mask=mask, eta=eta)
         self._raise("Replay.update_priority")
 
     def update_rows(self, index: Index, fields: PyTree) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import jax
 import numpy as np
 
-from fbuf._config import state
+from fbuf._config import component, state
 from fbuf._tree import PyTree, Spec
 
 S = TypeVar("S")
@@ -55,12 +55,44 @@ class Draw:
     mask: jax.Array  # bool[B], False where there was nothing to draw
 
 
+@component
+class Rule:
+    """Which rows a view can draw, as far as `fbuf._anchors` must know. Two views with one rule can share a state.
+
+    Attributes:
+      kind: What the view adds to this in `decide` or `opens`, in a word.
+      back: Rows behind an anchor that must still be held, unless an episode began after them.
+      ahead: Rows ahead of an anchor that decide whether it can be drawn.
+      prompt: Each row that arrives opens one anchor at most, which `View.opens` names; if not, `View.decide` looks at the
+        last `ahead` rows again with every write.
+      stride: Anchors of an episode are so many rows apart.
+      crosses: Windows run on across the ends of episodes.
+      reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
+      cut_ends: The last row of a truncated episode can be drawn.
+    """
+
+    kind: str = "row"
+    back: int = 0
+    ahead: int = 0
+    prompt: bool = True
+    stride: int = 1
+    crosses: bool = False
+    reset_rows: bool = False
+    cut_ends: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of a lane that one anchor needs."""
+        return 1 + self.back + self.ahead
+
+
 @state
 class Change:
     """Which anchors one write opened and closed, in the order it happened: closings first."""
 
     open_slot: jax.Array  # int32[A, E], slots in time order
     open_mask: jax.Array  # bool[A, E]
+    open_episode: jax.Array | None  # uint32[A, E], counts the lane's episodes; None unless the sampler asks for it
     priority: jax.Array  # float32[A, E], negative: none was given
     close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and none is given up: what closes reopens
     close_mask: jax.Array  # bool[K, E]
@@ -233,6 +265,10 @@ class Sampler(Protocol):
     def prioritized(self) -> bool:
         """Whether `update` and priorities make sense."""
 
+    @property
+    def by_episode(self) -> bool:
+        """Whether it wants to know which anchors belong to one episode (`Change.open_episode`)."""
+
 
 class Window(NamedTuple):
     """What a view wants read for drawn anchors, and what it needs to remember until it is."""
@@ -246,20 +282,8 @@ class View(Protocol):
     """Says what a drawn anchor means: which rows around it, and what they become."""
 
     @property
-    def back(self) -> int:
-        """Rows behind an anchor that must still be held, unless an episode began after them."""
-
-    @property
-    def ahead(self) -> int:
-        """Rows ahead of an anchor that decide whether it can be drawn; 0 makes every row an anchor."""
-
-    @property
-    def cut_ends(self) -> bool:
-        """Whether the last row of a truncated episode can be drawn."""
-
-    @property
-    def reset_rows(self) -> bool:
-        """Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset)."""
+    def rule(self) -> Rule:
+        """Which rows can be drawn."""
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         """Leaves that end an episode, and the one among them that says it terminated."""
@@ -267,8 +291,22 @@ class View(Protocol):
     def check(self, spec: Spec) -> None:
         """Raises if rows lack what the view reads."""
 
-    def decide(self, flags: jax.Array, available: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors."""
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which anchor each new row of uint8[N, E] opens: how many rows back int32[N, E], and whether any.
+
+        `before` uint8[N, E] are the flags of the row before each.
+        `step` int32[N, E] counts the rows of its episode before it (with `crosses`, all of the lane); it is no longer
+        exact beyond 2^29, but for its remainder by `stride`. Only if `prompt`; the anchor's priority is that of the new row.
+        """
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors.
+
+        Also which of these rows brought an anchor's priority, int32[A, E]; None: the anchor itself. `step` is exact for
+        rows that were not settled before. Only if not `prompt`.
+        """
 
     def window(
         self,

@@ -37,7 +37,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     return BufferState(
         rows=rows,
         ring=buffer.writer.init(geometry),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode),
         sampler=buffer.sampler.init(geometry, buffer.dense),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
@@ -214,12 +214,29 @@ def _sample_core(
     return dataclasses.replace(state, sampler=sampler, token=token, counters=_count_up(state, **counts)), batch
 
 
+def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where that makes sense."""
+    finite = jnp.isfinite(error)
+    magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))
+    number = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    mean = jnp.sum(magnitude, axis=1) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    mixed = eta * jnp.max(magnitude, axis=1) + (jnp.float32(1) - eta) * mean
+    return mixed, jnp.all(finite | ~mask, axis=1) & (number > jnp.int32(0)) & jnp.isfinite(mixed)
+
+
 def _update_priority_core(
-    buffer: Buffer, state: BufferState, index: Index, td_error: jax.Array
+    buffer: Buffer,
+    state: BufferState,
+    index: Index,
+    td_error: jax.Array,
+    mask: jax.Array | None,
+    eta: jax.Array | None,
 ) -> tuple[BufferState, None]:
     geometry, token = buffer.geometry, state.token
     error = td_error.astype(jnp.float32)
     finite = jnp.isfinite(error)
+    if mask is not None and eta is not None:
+        error, finite = _mixture(error, mask, eta)
     masked, inside, fresh = _judge(buffer, state, index)
     drawable = fresh
     if state.anchors is not None:
@@ -315,7 +332,7 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
 
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
-    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view)
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode)
     return (
         dataclasses.replace(
             state,
@@ -356,7 +373,7 @@ def _convert_core(
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
         tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
-        if other.view.reset_rows:
+        if other.view.rule.reset_rows:
             keep = keep.at[0].set(keep[0] & ~full)
             first = first + full.astype(jnp.int32)
             unknown = (end | terminated)[0].astype(jnp.uint8) * jnp.uint8(_anchors.END)
@@ -366,6 +383,8 @@ def _convert_core(
             lap=state.ring.lap,
         )
         nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
+        if nothing.step is not None:
+            nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
         anchors, change, _ = _anchors.extend(
             nothing, other.view, geometry, before, end, terminated, None, keep, state.token
         )

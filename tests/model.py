@@ -4,7 +4,7 @@ Lanes are lists of all rows that ever arrived; which rows can be drawn, what a t
 worked out anew from those lists each time it is asked, in float64. Nothing is kept up to date, so nothing can get out of
 step: that is the difference from the code under test, and why a mirror of its incremental bookkeeping was rejected.
 
-Source: the documentation of `Buffer`, `views.Transition` and `samplers.Prioritized`.
+Source: the documentation of `Buffer`, of the views and of the samplers.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Row:
     terminated: bool = False
     start: bool = False
     reset: bool = False  # next-step autoreset: holds the final observation only
+    step: int = (
+        0  # rows of its episode before it (of its lane, where windows cross ends); after a conversion those known
+    )
+    unknown: bool = False  # may be a row after an end, or not
 
 
 class Model:
@@ -57,12 +61,16 @@ class Model:
         self.capacity, self.lane_count = buffer.capacity, buffer.lanes or 1
         self.length = self.capacity // self.lane_count
         self.view, self.sampler = buffer.view, buffer.sampler
-        self.transitions = type(self.view).__name__ == "Transition"
+        self.kind = type(self.view).__name__
+        self.transitions = self.kind == "Transition"
+        self.windows = self.kind in ("Sequence", "Episode")
         self.prioritized = type(self.sampler).__name__ == "Prioritized"
-        self.next_step = self.transitions and self.view.autoreset == "next_step"
+        self.next_step = self.kind != "Row" and self.view.autoreset == "next_step"
         ends = tuple(buffer.episode_end)
         if self.transitions:
             ends += tuple(n for n in (self.view.terminated, self.view.truncated) if n is not None)
+        if self.windows:
+            ends += self.view.episode_end
         self.ends = ends
         self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -115,6 +123,9 @@ class Model:
             row.start = not row.reset and (before is None or before.reset)
         else:
             row.start = before is None or before.end
+        if before is not None:
+            crosses = self.kind == "Sequence" and self.view.boundary == "cross"
+            row.step = 0 if row.start and not crosses else before.step + 1
 
     def _follow(self, before: set[int]) -> None:
         """Rows that are drawable now and were not `before` get their first priority."""
@@ -126,7 +137,8 @@ class Model:
         largest = self.max_priority
         for row in now:
             if row.name not in before:
-                given = largest if row.given is None else row.given
+                told = self._completed_by(row).given
+                given = largest if told is None else told
                 self.leaf[row.name] = self._leaf(given)
                 self.max_priority = max(self.max_priority, given)
 
@@ -182,11 +194,14 @@ class Model:
         model.names, model.by_index, model.ticket = self.names, self.by_index, self.ticket
         for lane in range(self.lane_count):
             held = [dataclasses.replace(row, given=None) for row in self.held(lane)]
+            full = len(held) == self.length
             for before, row in zip([None, *held], held, strict=False):
                 model._place_in_episode(row, before)
-            if len(held) == self.length:
-                held[0].start = False
-                held[0].reset = model.next_step  # it may be one
+                if before is None and full:
+                    row.start = False
+                    row.step = -1 if model.next_step else 0
+            if full:
+                held[0].reset = held[0].unknown = model.next_step  # it may be one
             model.history[lane] = held
         model._follow(set())
         return model
@@ -233,7 +248,9 @@ class Model:
     def anchors(self) -> list[Row]:
         """Rows a draw may land on."""
         rows = [row for lane in range(self.lane_count) for row in self.held(lane)]
-        return [row for row in rows if self._drawable(row)] if self.transitions else rows
+        if self.kind == "Row":
+            return rows
+        return [row for row in rows if (self._drawable(row) if self.transitions else self._window(row) is not None)]
 
     def _after(self, row: Row, steps: int) -> Row | None:
         """The row `steps` later in the lane, if it has come."""
@@ -265,8 +282,101 @@ class Model:
                 return step > 0
         return self._after(row, view.n_step) is not None
 
+    def _window(self, row: Row) -> list[Row | None] | None:
+        """The rows of the window or episode that a row stands for, None past its ends; None: it cannot be drawn."""
+        view = self.view
+        if row.unknown:
+            return None
+        if self.kind == "Episode":
+            return self._whole(row) if row.start else None
+        offsets = [(k - view.at) * view.dilation for k in range(view.length)]
+        if row.step % view.stride:
+            return None
+        if view.boundary == "mask":
+            if row.reset:
+                return None
+            rows = {0: row}
+            for direction in (-1, 1):
+                offset = 0
+                while offset != (offsets[0] if direction < 0 else offsets[-1]):
+                    if rows[offset].start if direction < 0 else self._is_last(rows[offset]):
+                        break
+                    here = self._after(row, offset + direction)
+                    if here is None or here.unknown or here.number < self.held(row.lane)[0].number:
+                        return None
+                    offset += direction
+                    rows[offset] = here
+            return [rows.get(offset) for offset in offsets]
+        rows = {0: row}
+        for offset in range(1, offsets[-1] + 1):
+            here = self._after(row, offset)
+            if here is None or (here.start and view.boundary == "stop"):
+                return None
+            rows[offset] = here
+        if view.boundary == "stop" and any(r.reset for offset, r in rows.items() if offset in (0, *range(offsets[-1]))):
+            return None  # nothing comes after a reset row, nor is it a window of its own
+        return [rows[offset] for offset in offsets]
+
+    def _is_last(self, row: Row) -> bool:
+        """Whether its episode has no row after it."""
+        return row.reset if self.next_step else row.end
+
+    def _whole(self, row: Row) -> list[Row | None] | None:
+        """An episode from its first row on."""
+        rows: list[Row | None] = []
+        here: Row | None = row
+        while here is not None and len(rows) < self.view.max_length:
+            rows.append(here)
+            if self._is_last(here):
+                return rows + [None] * (self.view.max_length - len(rows))
+            here = self._after(here, 1)
+        return rows if self.view.longer == "cut" and len(rows) == self.view.max_length else None
+
+    def _completed_by(self, row: Row) -> Row:
+        """The row that brought an anchor's priority."""
+        if not self.windows:
+            return row
+        window = self._window(row)
+        assert window is not None
+        if self.kind == "Sequence" and self.view.boundary == "mask":  # its last row may lie between two of the window
+            here = row
+            for _ in range((self.view.length - 1 - self.view.at) * self.view.dilation):
+                if self._is_last(here):
+                    break
+                here = self._row_after(here, 1)
+            return here
+        return [r for r in window if r is not None][-1]
+
+    def _in_window(self, row: Row) -> Fields:
+        """What a sample holds for a window."""
+        view, window = self.view, self._window(row)
+        assert window is not None
+        there = np.array([r is not None for r in window])
+        first, learn = np.zeros(len(window), bool), np.zeros(len(window), bool)
+        apart = view.dilation if self.kind == "Sequence" else 1
+        burn_in, bootstrap = (view.burn_in, view.bootstrap) if self.kind == "Sequence" else (0, 0)
+        for k, here in enumerate(window):
+            if here is None:
+                continue
+            since = [self._after(here, -i) for i in range(apart if k else 1)]
+            first[k] = any(r is not None and r.start for r in since)
+            learn[k] = burn_in <= k < len(window) - bootstrap and not here.reset
+        blank = {n: np.zeros(shape, dtype) for n, (shape, dtype) in self.fields.items()}
+        leaves = {n: np.stack([blank[n] if r is None else r.fields[n] for r in window]) for n in self.fields}
+        return leaves | {"mask": there, "is_first": first, "learning_mask": learn}
+
+    def episode_of(self, row: Row) -> int:
+        """A name for a row's episode: the oldest number known of it."""
+        here = row
+        while not here.start and (behind := self._after(here, -1)) is not None:
+            here = behind
+        return here.number
+
     def probability(self, row: Row) -> float:
         """Chance of a drawable row in one draw."""
+        if getattr(self.sampler, "over", "") == "episodes":
+            episodes = [(r.lane, self.episode_of(r)) for r in self.anchors()]
+            return 1 / len(set(episodes)) / episodes.count((row.lane, self.episode_of(row)))
         if not self.prioritized:
             return 1 / len(self.anchors())
         mass = sum(self.leaf.values())
@@ -289,6 +399,8 @@ class Model:
 
     def content(self, row: Row) -> Fields:
         """What a sample holds for this anchor, by name; rewards in float64."""
+        if self.windows:
+            return self._in_window(row)
         return self.transition(row) if self.transitions else dict(row.fields)
 
     def transition(self, row: Row) -> Fields:

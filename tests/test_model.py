@@ -36,7 +36,7 @@ FIELDS = {
 BATCH = 12
 SOME = 3  # rows a lane of an ordinary write
 
-Transition = fbuf.views.Transition
+Episode, Sequence, Transition = fbuf.views.Episode, fbuf.views.Sequence, fbuf.views.Transition
 VIEWS = {
     "row": fbuf.views.Row(),
     "one step": Transition(),
@@ -50,9 +50,23 @@ VIEWS = {
     "next step": Transition(autoreset="next_step"),
     "next step, stack": Transition(n_step=3, stack=3, autoreset="next_step", pad="repeat"),
     "other ends": Transition(n_step=2, truncated=None),
+    "sequence": Sequence(3),
+    "sequence, 1": Sequence(1, autoreset="next_step"),
+    "sequence, stride": Sequence(4, burn_in=1, bootstrap=1, stride=2, autoreset="next_step"),
+    "sequence, dilation": Sequence(3, dilation=2, stride=3),
+    "cross": Sequence(4, boundary="cross", stride=3),
+    "cross, dilation": Sequence(3, burn_in=1, boundary="cross", dilation=2, autoreset="next_step"),
+    "mask": Sequence(4, boundary="mask"),
+    "mask, stride": Sequence(3, boundary="mask", stride=2, bootstrap=1, autoreset="next_step"),
+    "mask, left": Sequence(4, boundary="mask", at=3, episode_end=("truncated",)),
+    "mask, both": Sequence(3, boundary="mask", at=1, dilation=2, autoreset="next_step"),
+    "episode": Episode(4),
+    "episode, cut": Episode(3, longer="cut"),
+    "episode, next step": Episode(5, longer="cut", autoreset="next_step"),
 }
 SAMPLERS = {
     "uniform": fbuf.samplers.Uniform(),
+    "episodes": fbuf.samplers.Uniform(over="episodes"),
     "batch": fbuf.samplers.Prioritized(),
     "buffer": fbuf.samplers.Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="buffer"),
     "none": fbuf.samplers.Prioritized(alpha=0.5, normalize=None, stratified=False),
@@ -68,14 +82,14 @@ FORMS = ("eager", "jit", "donated")
 
 def make(view: str, sampler: str, storage: str, lanes: int | None) -> fbuf.Buffer:
     """A buffer of few rows, a number that no power of two divides."""
-    length = max(7, 1 + VIEWS[view].back + VIEWS[view].ahead)
+    length = max(7, VIEWS[view].rule.rows)
     return fbuf.Buffer(
         capacity=length * (lanes or 1),
         storage=STORAGES[storage],
         sampler=SAMPLERS[sampler],
         view=VIEWS[view],
         lanes=lanes,
-        episode_end=("truncated",) if view == "other ends" else (),
+        episode_end=("truncated",) if view in ("other ends", "row") else (),
     )
 
 
@@ -406,8 +420,8 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
     slots = set(np.flatnonzero(flags & _anchors.OPEN).tolist())
     if not buffer.sampler.prioritized:
         lanes, length = buffer.geometry
-        log, head = np.asarray(state.sampler.slot), np.asarray(state.sampler.head)
-        count = np.asarray(state.sampler.count)
+        queue = state.sampler.log if buffer.sampler.by_episode else state.sampler
+        log, head, count = np.asarray(queue.slot), np.asarray(queue.head), np.asarray(queue.count)
         logged = [int(log[(head[e] + i) % length * lanes + e]) for e in range(lanes) for i in range(count[e])]
         assert len(logged) == len(set(logged)) and set(logged) == slots
     return slots
@@ -431,8 +445,25 @@ CASES = [
     ("next step, stack", "batch", "host", 3, "donated"),
     ("other ends", "uniform", "device", None, "donated"),
     ("stack, steps", "batch", "deduplicated", 3, "donated"),
+    ("sequence, stride", "episodes", "device", 3, "donated"),
+    ("cross", "batch", "device", None, "donated"),
+    ("mask, both", "batch", "device", 3, "jit"),
+    ("episode, cut", "uniform", "device", None, "donated"),
 ]
 SLOW_CASES = [
+    ("row", "episodes", "device", 3, "donated"),
+    ("sequence", "batch", "compressed", 3, "donated"),
+    ("sequence, 1", "uniform", "device", None, "jit"),
+    ("sequence, stride", "buffer", "host", None, "eager"),
+    ("sequence, dilation", "uniform", "deduplicated", 3, "donated"),
+    ("cross, dilation", "none", "device", 3, "jit"),
+    ("mask", "episodes", "device", None, "donated"),
+    ("mask, stride", "uniform", "compressed", 3, "jit"),
+    ("mask, stride", "episodes", "device", 3, "eager"),
+    ("mask, left", "batch", "device", 3, "donated"),
+    ("episode", "episodes", "deduplicated", 3, "jit"),
+    ("episode, next step", "batch", "device", 3, "donated"),
+    ("stack, steps", "episodes", "device", 3, "donated"),
     ("row", "uniform", "device", None, "eager"),
     ("row", "none", "compressed", None, "jit"),
     ("row", "uniform", "host", 3, "donated"),
@@ -472,6 +503,10 @@ CONVERSIONS = [
     ("next step", "uniform", "row", "buffer", "compressed", 3),
     ("final", "uniform", "next step", "uniform", "device", None),
     ("final", "buffer", "stack, steps", "uniform", "deduplicated", 3),
+    ("row", "uniform", "sequence, stride", "episodes", "device", 3),
+    ("sequence", "uniform", "episode, next step", "uniform", "device", None),
+    ("episode", "uniform", "mask, both", "batch", "device", 3),
+    ("mask", "batch", "cross", "uniform", "compressed", None),
 ]
 
 

@@ -91,6 +91,10 @@ class Prioritized:
     def prioritized(self) -> bool:
         return True
 
+    @property
+    def by_episode(self) -> bool:
+        return False
+
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity
         low = _sumtree.init(capacity, jnp.inf) if self.normalize == "buffer" else jnp.zeros((0,), jnp.float32)

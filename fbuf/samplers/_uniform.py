@@ -1,7 +1,8 @@
-"""`Uniform`: every anchor alike, with replacement; O(1) a draw.
+"""`Uniform`: every anchor alike, or every episode, with replacement; O(1) a draw.
 
 Where every row is an anchor nothing is stored. Otherwise a log of 4 bytes a row, kept as rows arrive (see
-`fbuf._population`). Rejection from all rows was not taken: its time is unbounded, and a fixed number of tries is biased.
+`fbuf._population`), and 8 more where episodes are drawn. Rejection from all rows was not taken: its time is unbounded, and a
+fixed number of tries is biased.
 """
 
 from __future__ import annotations
@@ -14,21 +15,33 @@ import jax.numpy as jnp
 
 from fbuf import _population
 from fbuf._config import component
-from fbuf._population import Log
+from fbuf._population import EpisodeLog, Log
 from fbuf._typing import Change, Draw, Geometry, Population
 
 
 @component
 class Uniform:
-    """Draws every anchor with the same probability, with replacement.
+    """Draws every anchor with the same probability, or every episode, with replacement.
 
-    Cost: O(1) a draw and an anchor that opens or closes; 4 bytes a row where the view looks at neighbours, else none.
+    Attributes:
+      over: "anchors": all are alike, so that an episode is drawn from as often as it is long. "episodes": an episode with
+        anchors first, all alike, then one of its anchors, all alike (what torchrl's slice sampler does): a row of a short
+        episode is drawn more often than one of a long episode. What has been overwritten of an episode does not count.
+
+    Cost: O(1) a draw and an anchor that opens or closes. "anchors": 4 bytes a row where the view looks at neighbours,
+    else none; "episodes": 13 bytes a row.
 
     Example:
       >>> import fbuf
       >>> fbuf.Buffer(capacity=1000).sampler
       Uniform()
     """
+
+    over: str = "anchors"
+
+    def __post_init__(self) -> None:
+        if self.over not in ("anchors", "episodes"):
+            raise ValueError(f'Uniform: over is {self.over!r}; expected "anchors" or "episodes".')
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -42,28 +55,39 @@ class Uniform:
     def prioritized(self) -> bool:
         return False
 
-    def init(self, geometry: Geometry, dense: bool) -> Log:
-        return _population.init(geometry, dense)
+    @property
+    def by_episode(self) -> bool:
+        return self.over == "episodes"
 
-    def change(self, sampler: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
+    def init(self, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
+        return _population.init_episodes(geometry) if self.by_episode else _population.init(geometry, dense)
+
+    def change(
+        self, sampler: Log | EpisodeLog, change: Change, geometry: Geometry, token: jax.Array
+    ) -> Log | EpisodeLog:
+        if isinstance(sampler, EpisodeLog):
+            return _population.follow_episodes(sampler, change, geometry, token)
         return _population.follow(sampler, change, geometry, token)
 
     def draw(
         self,
-        sampler: Log,
+        sampler: Log | EpisodeLog,
         key: jax.Array,
         batch_size: int,
         population: Population,
         options: Mapping[str, jax.Array],
         token: jax.Array,
-    ) -> tuple[Log, Draw]:
+    ) -> tuple[Log | EpisodeLog, Draw]:
         del options, token
         geometry = population.geometry
         total = jnp.sum(population.available, dtype=jnp.int32)
-        nth = _population.below(key, (batch_size,), total)
-        slot = _population.nth(sampler, population.ring, geometry, nth)
+        if isinstance(sampler, EpisodeLog):
+            slot, chance = _population.draw_episodes(sampler, key, batch_size, geometry)
+        else:
+            nth = _population.below(key, (batch_size,), total)
+            slot = _population.nth(sampler, population.ring, geometry, nth)
+            chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
             probability=jnp.where(mask, chance, jnp.float32(0)),
@@ -73,19 +97,19 @@ class Uniform:
 
     def update(
         self,
-        sampler: Log,
+        sampler: Log | EpisodeLog,
         slot: jax.Array,
         error: jax.Array,
         geometry: Geometry,
         token: jax.Array,
-    ) -> Log:
+    ) -> Log | EpisodeLog:
         return sampler
 
-    def set(self, sampler: Log, **numbers: Any) -> Log:
+    def set(self, sampler: Log | EpisodeLog, **numbers: Any) -> Log | EpisodeLog:
         return sampler
 
-    def clear(self, sampler: Log, geometry: Geometry, dense: bool) -> Log:
-        return _population.clear(sampler)
+    def clear(self, sampler: Log | EpisodeLog, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
+        return _population.clear_episodes(sampler) if isinstance(sampler, EpisodeLog) else _population.clear(sampler)
 
-    def stats(self, sampler: Log) -> dict[str, jax.Array]:
+    def stats(self, sampler: Log | EpisodeLog) -> dict[str, jax.Array]:
         return {}

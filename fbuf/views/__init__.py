@@ -1,6 +1,8 @@
-"""What a drawn anchor means: `Row` (the row itself), `Transition` (stack, n-step return, next observation)."""
+"""What a drawn anchor means; `fbuf._typing.View` says what a view is."""
 
+from fbuf.views._episode import Episode
 from fbuf.views._row import Row
+from fbuf.views._sequence import Sequence
 from fbuf.views._transition import Transition
 
-__all__ = ["Row", "Transition"]
+__all__ = ["Episode", "Row", "Sequence", "Transition"]

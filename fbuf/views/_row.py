@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
-from fbuf._typing import Geometry, Read, Window
+from fbuf._typing import Geometry, Read, Rule, Window
 
 
 @component
@@ -24,20 +24,8 @@ class Row:
     """
 
     @property
-    def back(self) -> int:
-        return 0
-
-    @property
-    def ahead(self) -> int:
-        return 0
-
-    @property
-    def cut_ends(self) -> bool:
-        return True
-
-    @property
-    def reset_rows(self) -> bool:
-        return False
+    def rule(self) -> Rule:
+        return Rule("row")
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return (), None
@@ -45,9 +33,13 @@ class Row:
     def check(self, spec: Spec) -> None:
         """Any rows will do."""
 
-    def decide(self, flags: jax.Array, available: jax.Array) -> tuple[jax.Array, jax.Array]:
-        every = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] < available[None, :]
-        return every, every
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros_like(step), jnp.ones(step.shape, bool)
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        raise NotImplementedError("Row is prompt")
 
     def window(
         self,

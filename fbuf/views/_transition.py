@@ -35,7 +35,8 @@ from fbuf import _ring
 from fbuf._anchors import END, RESET, START, TERMINATED, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, expand, name_of
-from fbuf._typing import Geometry, Read, Window
+from fbuf._typing import Geometry, Read, Rule, Window
+from fbuf.views._leaves import place, subtree, under
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 
@@ -116,19 +117,14 @@ class Transition:
 
     @property
     def back(self) -> int:
+        """Frames behind an anchor's own."""
         return (self.stack or 1) - 1
 
     @property
-    def ahead(self) -> int:
-        return self.n_step
-
-    @property
-    def cut_ends(self) -> bool:
-        return self.final_observation is not None or self.reset_rows
-
-    @property
-    def reset_rows(self) -> bool:
-        return self.autoreset == "next_step"
+    def rule(self) -> Rule:
+        resets = self.autoreset == "next_step"
+        cut_ends = self.final_observation is not None or resets
+        return Rule("steps", self.back, self.n_step, prompt=False, reset_rows=resets, cut_ends=cut_ends)
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         ends = (self.terminated,) + ((self.truncated,) if self.truncated is not None else ())
@@ -139,7 +135,7 @@ class Transition:
         for field in fields:
             name = getattr(self, field)
             single = field in ("reward", "terminated", "truncated")  # no subtree
-            if name is not None and not (name in spec if single else _under(name, spec)):
+            if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward", "terminated") else ", or None if there is none"
                 raise ValueError(
                     f"Transition: {field} is '{name}', but rows have {', '.join(spec)}. "
@@ -152,8 +148,8 @@ class Transition:
                     f"Cast with x.astype(bool)."
                 )
         if self.final_observation is not None:
-            now = {n.removeprefix(self.observation): spec[n] for n in _under(self.observation, spec)}
-            last = {n.removeprefix(self.final_observation): spec[n] for n in _under(self.final_observation, spec)}
+            now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
+            last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
             if now != last:
                 raise ValueError(
                     f"Transition: '{self.final_observation}' is {last}; expected what '{self.observation}' is: {now}."
@@ -165,7 +161,13 @@ class Transition:
                     f"({', '.join(MADE)}). Rename the leaf."
                 )
 
-    def decide(self, flags: jax.Array, available: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        raise NotImplementedError("Transition is not prompt")
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        del step
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
         end = has(flags, END)
         never = jnp.int32(2**30)
@@ -173,7 +175,7 @@ class Transition:
         terminated = has(flags, TERMINATED)
         at_end = end
         needs_next = jnp.zeros_like(end)
-        if self.reset_rows:
+        if self.rule.reset_rows:
             # a truncated end is complete only with the row that holds its final observation
             next_cut = lax.cummin(jnp.where(end & ~terminated, index, never), axis=0, reverse=True)
             needs_next = next_cut == next_end
@@ -184,9 +186,9 @@ class Transition:
         reset = has(flags, RESET)
         decided = (index < exist) & (by_end | by_row | reset)
         drawable = ~reset
-        if not self.cut_ends:
+        if not self.rule.cut_ends:
             drawable = drawable & ~(at_end & ~terminated)
-        return decided, drawable
+        return decided, drawable, None
 
     def window(
         self,
@@ -215,15 +217,15 @@ class Transition:
             jnp.where(has(near[:, : back + 1], START), offset[:, : back + 1], jnp.int32(-back - steps - 1)),
             axis=1,
         )
-        counts_last = terminated | jnp.bool_(self.cut_ends)
+        counts_last = terminated | jnp.bool_(self.rule.cut_ends)
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
         # the row whose observation comes last in `next_obs`
         reach = jnp.where(
-            ended & ~jnp.bool_(self.reset_rows),
+            ended & ~jnp.bool_(self.rule.reset_rows),
             end_at,
             jnp.where(ended, end_at + 1, jnp.int32(steps)),
         )
-        if self.reset_rows:  # a terminated end is drawn before its reset row may have come
+        if self.rule.reset_rows:  # a terminated end is drawn before its reset row may have come
             reach = jnp.where(terminated, end_at, reach)
 
         def slots_of(frames: jax.Array) -> jax.Array:
@@ -255,24 +257,24 @@ class Transition:
                 jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :], (slot.shape[0], back + steps + 1)
             )
             pool = slots_of(frames)
-        observation = _under(self.observation, spec)
+        observation = under(self.observation, spec)
         reads = [Read(n, obs_slot, pool, jnp.zeros_like(reach)) for n in observation]
         reads += [Read(n, next_slot, pool, reach) for n in observation]
         if final is not None and self.final_observation is not None:
-            reads += [Read(n, final) for n in _under(self.final_observation, spec)]
+            reads += [Read(n, final) for n in under(self.final_observation, spec)]
         counted = mask[:, None] & (ahead < rewards[:, None])
         reward_slot = jnp.where(counted, _ring.shift(geometry, safe[:, None], ahead), nowhere)
         reads.append(Read(self.reward, reward_slot))
         here = jnp.where(mask, slot, nowhere)
         if self.action is not None:
-            reads += [Read(n, here) for n in _under(self.action, spec)]
+            reads += [Read(n, here) for n in under(self.action, spec)]
         reads += [Read(n, here) for n in self._others(spec)]
         return Window(tuple(reads), (mask, rewards, ended, terminated))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         mask, rewards, ended, terminated = window.context
         rest = iter(arrays)
-        names = _under(self.observation, spec)
+        names = under(self.observation, spec)
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -294,14 +296,14 @@ class Transition:
             powers.at[rewards].get(mode="promise_in_bounds"),
             jnp.zeros((), reward.dtype),
         )
-        data = {"obs": _subtree(structure, spec, self.observation, obs)}
+        data = {"obs": subtree(structure, spec, self.observation, obs)}
         if self.action is not None:
-            actions = {n: next(rest) for n in _under(self.action, spec)}
-            data["action"] = _subtree(structure, spec, self.action, actions)
+            actions = {n: next(rest) for n in under(self.action, spec)}
+            data["action"] = subtree(structure, spec, self.action, actions)
         data |= {"reward": total, "discount": discount}
-        data["next_obs"] = _subtree(structure, spec, self.observation, next_obs)
+        data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
         for name in self._others(spec):
-            _place(data, name.split("/"), next(rest))
+            place(data, name.split("/"), next(rest))
         return data
 
     def _others(self, spec: Spec) -> list[str]:
@@ -309,25 +311,3 @@ class Transition:
         used = [self.observation, self.reward]
         used += [n for n in (self.action, self.final_observation) if n is not None]
         return [n for n in spec if not any(n == u or n.startswith(u + "/") for u in used)]
-
-
-def _under(name: str, spec: Spec) -> list[str]:
-    """The leaf `name`, or the leaves below it."""
-    return [n for n in spec if n == name or n.startswith(name + "/")]
-
-
-def _subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
-    """`leaves` in the structure they have below `name` in a row."""
-    if name in leaves:
-        return leaves[name]
-    rows = structure.unflatten([leaves.get(n) for n in spec])
-    for part in name.split("/"):
-        rows = rows[part] if isinstance(rows, dict) else rows[int(part)] if part.isdigit() else getattr(rows, part)
-    return rows
-
-
-def _place(data: dict[str, Any], path: list[str], leaf: jax.Array) -> None:
-    """Puts a leaf into nested dicts."""
-    for part in path[:-1]:
-        data = data.setdefault(part, {})
-    data[path[-1]] = leaf

@@ -1,0 +1,56 @@
+"""Leaves of rows by name, for views that make a batch out of some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf._tree import PyTree, Spec
+
+
+def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
+    """Raises unless every leaf that ends an episode is there, and boolean."""
+    for name in names:
+        if name not in spec:
+            raise ValueError(
+                f"{view}: episode_end names '{name}', but rows have {', '.join(spec)}. Name the leaves that end an episode: "
+                f"{view}(..., episode_end=('done',)), or episode_end=() if there are no episodes."
+            )
+        if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
+            raise TypeError(
+                f"{view}: leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] a row. "
+                f"Cast with x.astype(bool)."
+            )
+
+
+def check_free(view: str, made: tuple[str, ...], spec: Spec) -> None:
+    """Raises where rows have a leaf of a name that the view gives to what it makes."""
+    for name in spec:
+        if name.split("/")[0] in made:
+            raise ValueError(
+                f"{view}: rows have a leaf '{name}', a name this view makes itself ({', '.join(made)}). Rename the leaf."
+            )
+
+
+def under(name: str, spec: Spec) -> list[str]:
+    """The leaf `name`, or the leaves below it."""
+    return [n for n in spec if n == name or n.startswith(name + "/")]
+
+
+def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
+    """`leaves` in the structure they have below `name` in a row."""
+    if name in leaves:
+        return leaves[name]
+    rows = structure.unflatten([leaves.get(n) for n in spec])
+    for part in name.split("/"):
+        rows = rows[part] if isinstance(rows, dict) else rows[int(part)] if part.isdigit() else getattr(rows, part)
+    return rows
+
+
+def place(data: dict[str, Any], path: list[str], leaf: jax.Array) -> None:
+    """Puts a leaf into nested dicts."""
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+    data[path[-1]] = leaf
