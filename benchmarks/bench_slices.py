@@ -7,8 +7,8 @@
   on and nothing was written since. It draws over episodes; ours is measured over windows and over episodes. Expected: 5x its
   cached speed and 15x its uncached.
 
-All sides are one call from Python, as a training loop without a jitted step makes it: ours (which hands a new state back, and is
-donated the old one) and flashbax's jitted. Adding is measured in a scan, a row at a time in a full ring.
+All sides are one call from Python, as a training loop without a jitted step makes it: ours (which hands a new state back,
+and is donated the old one) and flashbax's jitted. Adding is measured in a scan, a row at a time in a full ring.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Buffer:
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`.
-      sampler: How anchors are drawn: `samplers.Uniform()`, `Prioritized(...)`.
-      view: What a drawn anchor means: `views.Row()`, `Transition(...)`.
+      sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Prioritized(...)`.
+      view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`.
       writer: Which slots new rows take: `writers.Ring()`.
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
@@ -242,7 +242,8 @@ class Buffer:
 
         Args:
           index: `batch.index`, `[B]`.
-          td_error: float[B]; or float[B, T], the errors of each window's rows, of which it gets
+          td_error: float[B]; or, where the view makes windows, float[B, T], the errors of each one's rows (those of the
+            burn-in may be missing), of which it gets
             :math:`\eta \max_t |\delta_t| + (1 - \eta) \, \mathrm{mean}_t |\delta_t|` (Kapturowski et al. 2019, section 2.3).
           mask: bool[B, T], which errors count: `batch.data["learning_mask"]`. A window of which none does, or one that
             counts is not finite, is skipped as not finite. None: all do.
@@ -257,9 +258,12 @@ class Buffer:
         if not self.sampler.prioritized:
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
         index = _checked_index(call, index)
-        if np.ndim(td_error) != 2:
+        if np.ndim(td_error) != 2 or not 1 <= np.shape(td_error)[1] <= self.view.rule.window:
             if mask is not None:
-                raise TypeError(f"{call}: mask is given, but td_error is [B]; expected [B, T]. Leave mask out.")
+                raise TypeError(
+                    f"{call}: mask is given, but td_error has shape {list(np.shape(td_error))}; expected [B, T] of a view "
+                    f"with windows of T rows. Leave mask out."
+                )
             td_error = _errors.check_array(call, "td_error", td_error, index.slot.shape, "fi")
             return _verbs.update_priority(self, state, index, td_error, None, None)[0]
         shape = (index.slot.shape[0], np.shape(td_error)[1])

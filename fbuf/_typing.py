@@ -69,6 +69,7 @@ class Rule:
       crosses: Windows run on across the ends of episodes.
       reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: The last row of a truncated episode can be drawn.
+      window: T, rows of a batch's windows `[B, T, ...]`; 0: it has none.
     """
 
     kind: str = "row"
@@ -79,6 +80,7 @@ class Rule:
     crosses: bool = False
     reset_rows: bool = False
     cut_ends: bool = True
+    window: int = 0
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_extend, bench_sample
+from benchmarks import (
+    bench_compression,
+    bench_deduplicated,
+    bench_dispatch,
+    bench_epoch,
+    bench_extend,
+    bench_sample,
+    bench_slices,
+)
 from benchmarks._harness import Absent, load_peer, table
 
 ABSENT = Absent("peer", "left out by the test")
@@ -323,3 +331,22 @@ def test_dispatch_growth_and_times(flashbax):
         f"{verb}, {way}" for verb in ("extend", "sample", "update_priority") for way in ("eager", "jitted")
     ]
     assert all((r["peer"] == "absent") == isinstance(flashbax, Absent) for r in report)
+
+
+def test_epoch_reports():
+    report = bench_epoch.compare(2000, rounds=2, judged=False)
+    assert [r["case"].rsplit(", ", 1)[1] for r in report] == ["in a scan", "dispatched"]
+    report = bench_epoch.growth((256, 512), 4, rounds=2, lanes=(1, 8))
+    assert [r["target"] for r in report] == ["<= 0.05"] * 2
+
+
+def test_epoch_would_notice_rows_drawn_twice():
+    with pytest.raises(AssertionError, match="not every slot once"):
+        bench_epoch.check(jnp.asarray([0, 1, 1, 3]), 4)
+
+
+def test_slices_report():
+    with jax.numpy_rank_promotion("allow"):  # flashbax needs it
+        report = bench_slices.measure_draw(2000, rounds=2)
+    assert [r["target"] for r in report] == [">= 1.0", ">= 5", ">= 15"]
+    assert bench_slices.measure_add(fbuf.views.Sequence(4), (256, 512), rounds=2, steps=8)["target"] == "<= 0.05"

@@ -377,8 +377,10 @@ def test_errors_of_windows_are_checked() -> None:
         buffer.update_priority(state, index, np.ones((7, 4)))
     with pytest.raises(ValueError, match=r"mask has shape \[8\]; expected \[8, 4\]"):
         buffer.update_priority(state, index, np.ones((8, 4)), mask=np.ones(8, bool))
-    with pytest.raises(TypeError, match=r"mask is given, but td_error is \[B\]; expected \[B, T\]"):
+    with pytest.raises(TypeError, match=r"mask is given, but td_error has shape \[8\]; expected \[B, T\]"):
         buffer.update_priority(state, index, np.ones(8), mask=np.ones(8, bool))
+    with pytest.raises(ValueError, match=r"td_error has shape \[8, 5\]; expected \[8\]"):
+        buffer.update_priority(state, index, np.ones((8, 5)))
     with pytest.raises(ValueError, match=r"eta is 2; expected one number from 0 to 1"):
         buffer.update_priority(state, index, np.ones((8, 4)), eta=2)
     with pytest.raises(ValueError, match="made by another buffer"):

@@ -123,6 +123,10 @@ class Epoch:
     def prioritized(self) -> bool:
         return False
 
+    @property
+    def by_episode(self) -> bool:
+        return False
+
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
         lanes = (geometry.lanes,)
         turn = Turn(

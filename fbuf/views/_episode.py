@@ -72,7 +72,9 @@ class Episode:
 
     @property
     def rule(self) -> Rule:
-        return Rule(f"episode-{self.longer}", ahead=self.max_length - 1, reset_rows=self.autoreset == "next_step")
+        length = self.max_length
+        resets = self.autoreset == "next_step"
+        return Rule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
 
     @property
     def _last_bit(self) -> int:

@@ -119,6 +119,7 @@ class Sequence:
             stride=self.stride,
             crosses=self.boundary == "cross",
             reset_rows=self.autoreset == "next_step",
+            window=self.length,
         )
 
     @property
