@@ -40,7 +40,7 @@ class Buffer:
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`.
-      sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Prioritized(...)`.
+      sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`.
       writer: Which slots new rows take: `writers.Ring()`.
       lanes: E, parallel environments whose rows come side by side; None for a single stream.

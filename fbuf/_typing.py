@@ -252,8 +252,11 @@ class Sampler(Protocol):
     def clear(self, sampler: Any, geometry: Geometry, dense: bool) -> Any:
         """The state after all rows are forgotten; annealed numbers stay."""
 
+    def available(self, sampler: Any, count: jax.Array) -> jax.Array:
+        """int32[], how many of the `count` int32[] anchors may be drawn; from scalars of the state only."""
+
     def stats(self, sampler: Any) -> dict[str, jax.Array]:
-        """Scalars worth logging."""
+        """Scalars worth logging, from scalars of the state only."""
 
     @property
     def numbers(self) -> tuple[str, ...]:

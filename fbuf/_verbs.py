@@ -398,7 +398,8 @@ def _may_have_lost_rows(buffer: Buffer, state: BufferState) -> jax.Array:
 
 
 def _can_sample_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, jax.Array]:
-    return state, jnp.sum(count(state), dtype=jnp.int32) > jnp.int32(0)
+    anchors = jnp.sum(count(state), dtype=jnp.int32)
+    return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
 
 
 def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:

@@ -625,7 +625,16 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
 def test_views_and_storages_are_values_too() -> None:
     storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64))
     views = (Row(), Transition(), fbuf.views.Sequence(3), fbuf.views.Episode(4))
-    for part in (*views, Uniform(), Uniform("episodes"), Prioritized(), *storages, fbuf.writers.Ring()):
+    for part in (
+        *views,
+        Uniform(),
+        Uniform("episodes"),
+        fbuf.samplers.Epoch(),
+        fbuf.samplers.Consume(3),
+        Prioritized(),
+        *storages,
+        fbuf.writers.Ring(),
+    ):
         again = pickle.loads(pickle.dumps(part))
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
         assert jax.tree.leaves(part) == []

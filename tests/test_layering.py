@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_host"),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable", "_host.callback"),  # on arrays; host
-    ("_anchors", "_population"),
+    ("_anchors", "_population", "_roster"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
     ("_verbs", "_checked", "testing", "torch"),

@@ -214,6 +214,9 @@ class Epoch:
         turn = dataclasses.replace(sampler.turn, start=none, closed=none, taken=jnp.zeros((), jnp.int32))
         return EpochState(log=_population.clear(sampler.log), held=none, turn=turn)
 
+    def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
+        return count
+
     def stats(self, sampler: EpochState) -> dict[str, jax.Array]:
         turn = sampler.turn
         return {"epoch": turn.begun, "epoch_left": _size(turn) - turn.taken}

@@ -194,6 +194,9 @@ class Prioritized:
         annealed = {name: getattr(sampler, name) for name in self.numbers}
         return dataclasses.replace(self.init(geometry, dense), **annealed)
 
+    def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
+        return count
+
     def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:
         # scalars of the state only: reading the tree here would make a later write in the same step copy it
         return {

@@ -111,5 +111,8 @@ class Uniform:
     def clear(self, sampler: Log | EpisodeLog, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
         return _population.clear_episodes(sampler) if isinstance(sampler, EpisodeLog) else _population.clear(sampler)
 
+    def available(self, sampler: Log | EpisodeLog, count: jax.Array) -> jax.Array:
+        return count
+
     def stats(self, sampler: Log | EpisodeLog) -> dict[str, jax.Array]:
         return {}

@@ -1,0 +1,138 @@
+"""Every storage with every sampler, view and writer: the same batches, or an error that says why it makes no sense.
+
+What a batch holds is shown elsewhere (`tests/test_model.py`); here that parts which know nothing of one another go together.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host
+from fbuf.views import Episode, Row, Sequence, Transition
+
+STORAGES = {
+    "Device": Device(),
+    "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
+    "Compressed": Compressed(keys=("obs",)),
+    "Host": Host(keys=("obs",)),
+}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Uniform(over='episodes')": Uniform(over="episodes"),
+    "Epoch": Epoch(),
+    "Consume": Consume(2),
+    "Prioritized": Prioritized(),
+}
+VIEWS = {
+    "Row": Row(),
+    "Transition": Transition(n_step=2, stack=3),
+    "Sequence('stop')": Sequence(4, stride=2),
+    "Sequence('mask')": Sequence(4, boundary="mask", at=1),
+    "Sequence('cross')": Sequence(4, boundary="cross"),
+    "Episode": Episode(6),
+}
+WRITERS = {"Ring": fbuf.writers.Ring()}
+REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
+DEFAULT = {
+    ("Epoch", "Sequence('mask')"),
+    ("Consume", "Episode"),
+}
+LANES, BATCH = 2, 6
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
+    "action": jax.ShapeDtypeStruct((), np.int32),
+    "reward": jax.ShapeDtypeStruct((), np.float32),
+    "terminated": jax.ShapeDtypeStruct((), np.bool_),
+    "truncated": jax.ShapeDtypeStruct((), np.bool_),
+}
+
+
+def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    shape = (count, LANES)
+    return {
+        "obs": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
+        "action": rng.integers(0, 9, shape).astype(np.int32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.15,
+        "truncated": rng.random(shape) < 0.1,
+    }
+
+
+def make(storage: str, sampler: str, view: str) -> fbuf.Buffer:
+    return fbuf.Buffer(
+        40,
+        lanes=LANES,
+        storage=STORAGES[storage],
+        sampler=SAMPLERS[sampler],
+        view=VIEWS[view],
+        writer=WRITERS["Ring"],
+        episode_end=("terminated", "truncated"),
+    )
+
+
+@functools.cache
+def batches(storage: str, sampler: str, view: str) -> list[Any]:
+    """What a few steps draw: the ring goes round, priorities change."""
+    buffer = make(storage, sampler, view)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
+        if buffer.sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
+        return state, (batch.data, batch.mask, batch.index.slot, batch.probability, batch.weight)
+
+    state, rng, out = buffer.init(EXAMPLE), np.random.default_rng(0), []
+    for i in range(8):
+        state, drawn = step(state, rows_of(rng, 5), jax.random.key(i))
+        out.append(jax.device_get(drawn))
+    stats = jax.device_get(buffer.stats(state))
+    assert not any(stats[name] for name in stats if name.startswith(("refused", "expired", "retired")))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("sampler", "view"),
+    [
+        pytest.param(s, v, marks=() if (s, v) in DEFAULT else pytest.mark.slow)
+        for s in SAMPLERS
+        for v in VIEWS
+        if (s, v) not in REFUSED
+    ],
+)
+def test_storages_do_not_matter(sampler: str, view: str) -> None:
+    reference = batches("Device", sampler, view)
+    assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH
+    for storage in STORAGES:
+        other = batches(storage, sampler, view)
+        for one, two in zip(reference, other, strict=True):
+            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
+            assert all(jax.tree.leaves(same)), storage
+
+
+@pytest.mark.parametrize("pair", REFUSED)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_makes_no_sense_is_refused(storage: str, pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=REFUSED[pair]):
+        make(storage, *pair)
+
+
+def test_nobody_is_missing() -> None:
+    """A new part belongs into this table."""
+    for package, known in (
+        (fbuf.storages, STORAGES),
+        (fbuf.samplers, SAMPLERS),
+        (fbuf.views, VIEWS),
+        (fbuf.writers, WRITERS),
+    ):
+        parts = {n for n in package.__all__ if hasattr(getattr(package, n), "to_config") or n[0].isupper()}
+        parts = {n for n in parts if not n.endswith("State") and n not in ("Zstd", "Blocks", "Codec")}
+        assert parts == {name.split("(")[0] for name in known}, package.__name__
