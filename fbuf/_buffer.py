@@ -107,7 +107,7 @@ class Buffer:
                 "Use boundary='stop' or 'mask'." if self.ends else "Name what does: Buffer(..., episode_end=('done',))."
             )
             raise ValueError(f"Buffer: {self.sampler!r} draws episodes, but with {self.view!r} {why}. {fix}")
-        need = self.rows_seen
+        need = self.view.rule.rows
         if self.geometry.length < need:
             each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
             raise ValueError(
@@ -127,9 +127,9 @@ class Buffer:
         return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
 
     @property
-    def rows_seen(self) -> int:
-        """Rows a lane needs for one anchor: those the view looks at."""
-        return self.view.rule.rows
+    def rule(self) -> Rule:
+        """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
+        return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
 
     @property
     def dense(self) -> bool:
@@ -245,12 +245,13 @@ class Buffer:
           td_error: float[B]; or, where the view makes windows, float[B, T], the errors of each one's rows (those of the
             burn-in may be missing), of which it gets
             :math:`\eta \max_t |\delta_t| + (1 - \eta) \, \mathrm{mean}_t |\delta_t|` (Kapturowski et al. 2019, section 2.3).
-          mask: bool[B, T], which errors count: `batch.data["learning_mask"]`. A window of which none does, or one that
-            counts is not finite, is skipped as not finite. None: all do.
+          mask: bool[B, T], which errors count: `batch.data["learning_mask"]` (cut like the errors, where those of the
+            burn-in are missing). A window of which none does gets 0; one of which an error that counts is not finite is
+            skipped. None: all do, those of rows that are not there included.
           eta: In [0, 1]; a number or float[].
         Raises:
-          TypeError: the sampler has no priorities; `index` is no `Index`; `mask` is given for errors `[B]`.
-          ValueError: shapes differ; eta is no number from 0 to 1.
+          TypeError: the sampler has no priorities; `index` is no `Index`.
+          ValueError: shapes differ; `mask` is given for errors `[B]`; eta is no number from 0 to 1.
         Cost: O(B log C).
         """
         call = "Buffer.update_priority"
@@ -258,19 +259,20 @@ class Buffer:
         if not self.sampler.prioritized:
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
         index = _checked_index(call, index)
-        if np.ndim(td_error) != 2 or not 1 <= np.shape(td_error)[1] <= self.view.rule.window:
-            if mask is not None:
-                raise TypeError(
-                    f"{call}: mask is given, but td_error has shape {list(np.shape(td_error))}; expected [B, T] of a view "
-                    f"with windows of T rows. Leave mask out."
+        check_eta(call, eta)
+        window = self.view.rule.window
+        if np.ndim(td_error) != 2 or not 1 <= np.shape(td_error)[1] <= window:
+            if mask is not None or (window and np.ndim(td_error) == 2):
+                most = f"[B] without mask, or [B, T] with T up to {window}" if window else "[B] without mask"
+                raise ValueError(
+                    f"{call}: td_error has shape {list(np.shape(td_error))}; expected {most}: {self.view!r} makes "
+                    f"{f'windows of {window} rows' if window else 'no windows'}."
                 )
             td_error = _errors.check_array(call, "td_error", td_error, index.slot.shape, "fi")
             return _verbs.update_priority(self, state, index, td_error, None, None)[0]
         shape = (index.slot.shape[0], np.shape(td_error)[1])
         td_error = _errors.check_array(call, "td_error", td_error, shape, "fi")
         mask = jnp.ones(shape, bool) if mask is None else _errors.check_array(call, "mask", mask, shape, "b")
-        if np.shape(eta) != () or (isinstance(eta, (int, float, np.generic)) and not 0 <= float(eta) <= 1):
-            raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
         return _verbs.update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree) -> BufferState:
@@ -529,6 +531,18 @@ def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> A
     state = jax.eval_shape(functools.partial(_verbs.empty_state, buffer), rows)
     leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
     return leaves, None if state.anchors is None else state.anchors.rule
+
+
+def check_eta(call: str, eta: Any) -> None:
+    """Raises unless `eta` is a number from 0 to 1, as far as its value is known."""
+    if isinstance(eta, jax.core.Tracer) and eta.shape == ():
+        return
+    if (
+        not isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array))
+        or np.shape(eta)
+        or not 0 <= float(eta) <= 1
+    ):
+        raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
 
 
 def _methods(protocol: Any) -> list[str]:

@@ -57,8 +57,10 @@ def trajectory(
     length: int,
     *,
     burn_in: int = 0,
+    bootstrap: int = 0,
     stride: int = 1,
     boundary: str = "stop",
+    autoreset: str = "same_step",
     episode_end: tuple[str, ...] = ("terminated", "truncated"),
     over: str = "anchors",
     **parts: Any,
@@ -67,7 +69,7 @@ def trajectory(
 
     Args:
       capacity: C, rows held.
-      length, burn_in, stride, boundary, episode_end: Of `views.Sequence`.
+      length, burn_in, bootstrap, stride, boundary, autoreset, episode_end: Of `views.Sequence`.
       over: Of `samplers.Uniform`: "anchors", every window alike, or "episodes", every episode.
       **parts: `storage`, `lanes`, ... of `Buffer`; a `sampler` of your own replaces `over`.
 
@@ -76,5 +78,13 @@ def trajectory(
       >>> fbuf.trajectory(10_000, length=16, lanes=4).view.length
       16
     """
-    view = Sequence(length, burn_in=burn_in, stride=stride, boundary=boundary, episode_end=episode_end)
+    view = Sequence(
+        length,
+        burn_in=burn_in,
+        bootstrap=bootstrap,
+        stride=stride,
+        boundary=boundary,
+        autoreset=autoreset,
+        episode_end=episode_end,
+    )
     return Buffer(capacity, view=view, **{"sampler": Uniform(over), **parts})

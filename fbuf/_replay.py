@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _errors
-from fbuf._buffer import Buffer
+from fbuf._buffer import Buffer, check_eta
 from fbuf._checked import raise_for
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
@@ -107,6 +107,7 @@ class Replay:
         Raises:
           ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set.
         """
+        check_eta("Replay.update_priority", eta)
         index, td_error, mask = _index(index), _array(td_error), None if mask is None else _array(mask)
         self._state = _update_priority(self.buffer, self._state, index, td_error, mask=mask, eta=eta)
         self._raise("Replay.update_priority")

@@ -70,6 +70,7 @@ class Rule:
       reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: The last row of a truncated episode can be drawn.
       window: T, rows of a batch's windows `[B, T, ...]`; 0: it has none.
+      ends: Leaves that end an episode, and `terminated` the one that says it did so for good; the buffer fills them in.
     """
 
     kind: str = "row"
@@ -81,6 +82,8 @@ class Rule:
     reset_rows: bool = False
     cut_ends: bool = True
     window: int = 0
+    ends: tuple[str, ...] = ()
+    terminated: str | None = None
 
     @property
     def rows(self) -> int:
@@ -186,11 +189,11 @@ class Storage(Protocol):
 class Growable(Protocol):
     """What a storage has besides if its room for rows can run out, and be enlarged."""
 
-    def surplus(self, rows: Any, num: int) -> jax.Array | None:
-        """int32[], how many of its oldest rows each lane gives up before `num` more come, at most 2 * num; None: never any."""
+    def crowded(self, rows: Any, more: jax.Array) -> jax.Array | None:
+        """bool[], whether old rows are to be given up before `more` int32[] come; None: never."""
 
     def drop(self, rows: Any, slot: jax.Array, token: jax.Array) -> tuple[Any, jax.Array]:
-        """Lets go of the rows in slots int32[A, E], before anything is written; slot C is skipped. Only after a `surplus`."""
+        """Lets go of the rows in slots int32[A, E], before anything is written; slot C is skipped. Only where `crowded`."""
 
     def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
         """Scalars worth logging, from scalars of the state only; `held` int32[] rows are in the buffer."""

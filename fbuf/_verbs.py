@@ -37,7 +37,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     return BufferState(
         rows=rows,
         ring=buffer.writer.init(geometry),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler.by_episode),
         sampler=buffer.sampler.init(geometry, buffer.dense),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
@@ -131,28 +131,32 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
     storage: Growable = buffer.storage
     skipped = max(shape[0] - geometry.length, 0) if mask is None else 0
     num = shape[0] - skipped
-    surplus = storage.surplus(state.rows, num)
-    if surplus is None:
-        return state
     most = min(2 * num, geometry.length)
     brought = jnp.full((geometry.lanes,), num, jnp.int32)
     if mask is not None:
         mask = mask.reshape(shape)
-        brought = jnp.sum(mask, axis=0, dtype=jnp.int32)
+        brought = jnp.minimum(jnp.sum(mask, axis=0, dtype=jnp.int32), jnp.int32(geometry.length))
+    crowded = storage.crowded(state.rows, jnp.sum(brought, dtype=jnp.int32))
+    if crowded is None:
+        return state
     overwritten = buffer.writer.place(state.ring, geometry, num, mask, skipped).slot
 
-    def given_up(surplus: jax.Array, ring: Ring) -> jax.Array:
+    # The newest rows stay: some of them may not be decided yet.
+    rule = buffer.view.rule
+    stay = jnp.int32(1 if rule.prompt else rule.rows)
+
+    def given_up(crowded: jax.Array, ring: Ring) -> jax.Array:
         """int32[E], oldest rows of each lane that go."""
-        # The newest rows stay: some of them may not be decided yet.
-        spare = jnp.maximum(ring.size - jnp.int32(buffer.rows_seen), jnp.int32(0))
-        count = jnp.minimum(jnp.minimum(jnp.minimum(surplus, jnp.int32(2) * brought), jnp.int32(most)), spare)
+        spare = jnp.maximum(ring.size - stay, jnp.int32(0))
+        count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
+        count = jnp.where(crowded, count, jnp.int32(0))
         oldest = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
         return jnp.where((oldest == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
 
     def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
         _, state = carry
         rows, token = storage.drop(state.rows, overwritten, state.token)
-        still = storage.surplus(rows, num)
+        still = storage.crowded(rows, jnp.sum(brought, dtype=jnp.int32))
         assert still is not None
         count = given_up(still, state.ring)
         age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
@@ -175,7 +179,7 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         return jnp.zeros_like(count), state
 
     # Once or not at all, as a loop: a branch would copy the counts of the blocks.
-    start = (given_up(surplus, state.ring), state)
+    start = (given_up(crowded, state.ring), state)
     return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, start)[1]
 
 
@@ -215,13 +219,17 @@ def _sample_core(
 
 
 def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where that makes sense."""
+    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where those are finite.
+
+    0 where none counts: a window with nothing to learn from, which would else keep the priority of a new one for ever.
+    """
     finite = jnp.isfinite(error)
     magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))
     number = jnp.sum(mask, axis=1, dtype=jnp.int32)
     mean = jnp.sum(magnitude, axis=1) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
-    mixed = eta * jnp.max(magnitude, axis=1) + (jnp.float32(1) - eta) * mean
-    return mixed, jnp.all(finite | ~mask, axis=1) & (number > jnp.int32(0)) & jnp.isfinite(mixed)
+    share = jnp.clip(eta, jnp.float32(0), jnp.float32(1))
+    mixed = share * jnp.max(magnitude, axis=1) + (jnp.float32(1) - share) * mean
+    return mixed, jnp.all(finite | ~mask, axis=1) & jnp.isfinite(mixed)
 
 
 def _update_priority_core(
@@ -332,7 +340,7 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
 
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
-    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.view.rule, buffer.sampler.by_episode)
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler.by_episode)
     return (
         dataclasses.replace(
             state,

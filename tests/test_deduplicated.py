@@ -1531,6 +1531,21 @@ def test_a_table_that_holds_all_rows_gives_up_none(number: int, view: Any) -> No
     assert float(stats["blocks_load"]) > 0.9
 
 
+def test_writes_of_nothing_are_no_news() -> None:
+    """A write that is masked throughout changes nothing of what is foreseen; one that is padded counts what it brings."""
+    buffer = fbuf.Buffer(2000, storage=Deduplicated(keys=("obs",), block=(8, 8), blocks=2048))
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for number, brought, between in ((160, 160, True), (512, 8, False)):
+        state = buffer.init(OBS)
+        for i in range(30 if between else 200):
+            state = extend(state, noise_rows(number, seed=i), mask=np.arange(number) < brought)
+            if between:
+                state = extend(state, noise_rows(number), mask=np.zeros(number, bool))
+        stats = buffer.stats(state)
+        assert int(stats["refused_rows"]) == 0 and int(stats["retired_rows"]) > 0
+        assert 0.55 < float(stats["blocks_load"]) < 0.96, (number, stats)
+
+
 def test_converted_after_a_clear_it_is_device() -> None:
     """Neither a clear nor rows given up are taken for each other."""
     fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False}

@@ -283,13 +283,12 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     magnitude = np.where(mask, np.abs(np.where(mask, error, 0)), 0)
     number = np.maximum(mask.sum(axis=1), 1)
     want = 0.7 * magnitude.max(axis=1) + 0.3 * magnitude.sum(axis=1) / number
-    old = np.ones(8)
-    fine = [i for i in range(8) if i not in (3, 4)]
+    assert want[3] == 0
     from fbuf import _sumtree
 
     got = _sumtree.get(after.sampler.tree, jnp.arange(8), 20)
-    np.testing.assert_allclose(got, np.where(np.isin(np.arange(8), fine), want, old), rtol=1e-6)
-    assert int(buffer.stats(after)["refused_nonfinite"]) == 2
+    np.testing.assert_allclose(got, np.where(np.arange(8) == 4, 1, want), rtol=1e-6)
+    assert int(buffer.stats(after)["refused_nonfinite"]) == 1
     plain = buffer.update_priority(state, index, np.abs(error[:, 1:2]))
     assert int(buffer.stats(plain)["refused_nonfinite"]) == 1
     replay = fbuf.Replay(buffer, EXAMPLE)
@@ -317,6 +316,43 @@ def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() 
         assert {int(i): float(leaves[i]) for i in np.flatnonzero(leaves)} == anchors, view
 
 
+def test_windows_with_nothing_to_learn_do_not_take_over() -> None:
+    """They lose the priority of new ones like all others, and are nobody's error."""
+    view = Sequence(8, burn_in=4, boundary="mask")
+    buffer, state = filled(view, [20] * 30, 600, Prioritized())
+
+    @jax.jit
+    def step(state: Any, key: jax.Array) -> Any:
+        state, batch = buffer.sample(state, key, 64)
+        learn = batch.data["learning_mask"]
+        state = buffer.update_priority(state, batch.index, jnp.full(learn.shape, 0.01), mask=learn)
+        return state, jnp.mean(~jnp.any(learn, axis=1))
+
+    shares = []
+    for i in range(100):
+        state, share = step(state, jax.random.key(i))
+        shares.append(float(share))
+    assert np.mean(shares[-20:]) < np.mean(shares[:5]) and int(buffer.stats(state)["refused_nonfinite"]) == 0
+
+
+def test_episodes_of_one_row() -> None:
+    rows = rows_of([2, 3, 3]) | {"terminated": np.isin(np.arange(8), (1, 4))}
+    for longest in (1, 2):
+        buffer = fbuf.Buffer(20, view=Episode(longest, longer="cut", autoreset="next_step"))
+        state = buffer.extend(buffer.init(EXAMPLE), rows)
+        ids = np.asarray(buffer.peek(state, jax.random.key(0), 100).data["id"])
+        assert set(ids[:, 0].tolist()) == {0, 3, 6}
+
+
+def test_leaves_keep_their_structure() -> None:
+    rows = rows_of([5, 5]) | {"carry": (np.zeros((10, 2)), {"h": [np.ones(10)]})}
+    buffer = fbuf.Buffer(10, view=Sequence(3))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.peek(state, jax.random.key(0), 4).data
+    assert jax.tree.structure(data["carry"]) == jax.tree.structure(rows["carry"])
+    assert data["carry"][1]["h"][0].shape == (4, 3)
+
+
 # -------------------------------------------------------------------------------------------- what goes wrong
 
 WRONG = [
@@ -330,6 +366,9 @@ WRONG = [
     (lambda: Sequence(4, boundary="mask", at=4), ValueError, r"at is 4"),
     (lambda: Sequence(4, autoreset="never"), ValueError, r"autoreset is 'never'"),
     (lambda: Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
+    (lambda: Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
+    (lambda: Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
+    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one array without a name"),
     (lambda: Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0), ValueError, r"max_length is 0"),
     (lambda: Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
@@ -377,12 +416,23 @@ def test_errors_of_windows_are_checked() -> None:
         buffer.update_priority(state, index, np.ones((7, 4)))
     with pytest.raises(ValueError, match=r"mask has shape \[8\]; expected \[8, 4\]"):
         buffer.update_priority(state, index, np.ones((8, 4)), mask=np.ones(8, bool))
-    with pytest.raises(TypeError, match=r"mask is given, but td_error has shape \[8\]; expected \[B, T\]"):
+    with pytest.raises(
+        ValueError, match=r"td_error has shape \[8\]; expected \[B\] without mask, or \[B, T\] with T up to 4"
+    ):
         buffer.update_priority(state, index, np.ones(8), mask=np.ones(8, bool))
-    with pytest.raises(ValueError, match=r"td_error has shape \[8, 5\]; expected \[8\]"):
+    with pytest.raises(ValueError, match=r"td_error has shape \[8, 5\]; expected .* makes windows of 4 rows"):
         buffer.update_priority(state, index, np.ones((8, 5)))
     with pytest.raises(ValueError, match=r"eta is 2; expected one number from 0 to 1"):
         buffer.update_priority(state, index, np.ones((8, 4)), eta=2)
+    for eta in (-1, None, "a", np.array(2.0), jnp.float32(7), [0.5]):
+        for errors in (np.ones(8), np.ones((8, 4))):
+            with pytest.raises(ValueError, match="expected one number from 0 to 1"):
+                buffer.update_priority(state, index, errors, eta=eta)
+    row, held = filled(Row(), [20], 20, Prioritized())
+    with pytest.raises(ValueError, match=r"expected \[B\] without mask: Row\(\) makes no windows"):
+        row.update_priority(held, index, np.ones((8, 4)), mask=np.ones((8, 4), bool))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(buffer, view=Sequence(4, episode_end=("truncated",))).peek(state, jax.random.key(0), 8)
     with pytest.raises(ValueError, match="made by another buffer"):
         dataclasses.replace(buffer, view=Sequence(5)).peek(state, jax.random.key(0), 8)
     with pytest.raises(ValueError, match="made by another buffer"):

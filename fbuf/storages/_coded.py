@@ -117,8 +117,9 @@ def write(
 
     (rows, _), (no_room, added) = _over(some, (rows, token), num * lanes, size)
     growth = jnp.sum(added, axis=0, dtype=jnp.uint32).astype(jnp.float32)
-    number = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
-    growth = jnp.ceil(growth * (jnp.float32(PER_ROWS) / number)).astype(jnp.uint32)
+    number = jnp.sum(kept, dtype=jnp.int32)
+    each = jnp.float32(PER_ROWS) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    growth = jnp.where(number > jnp.int32(0), jnp.ceil(growth * each).astype(jnp.uint32), rows.growth)
     return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
 
 

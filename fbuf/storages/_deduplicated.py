@@ -220,15 +220,12 @@ class Deduplicated:
 
     # ----------------------------------------------------------------------------------------------- writing
 
-    def surplus(self, rows: DeduplicatedRows, num: int) -> jax.Array | None:
+    def crowded(self, rows: DeduplicatedRows, more: jax.Array) -> jax.Array | None:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
-        now = rows.live.astype(jnp.float32)
-        growth = rows.growth.astype(jnp.float32)
-        lanes = next(iter(rows.last.values())).shape[0]
-        full = now + growth * jnp.float32(num * lanes / _coded.PER_ROWS) > jnp.float32(FULL) * places
-        return jnp.any(full).astype(jnp.int32) * jnp.int32(2 * num)
+        growth = rows.growth.astype(jnp.float32) * (more.astype(jnp.float32) / jnp.float32(_coded.PER_ROWS))
+        return jnp.any(rows.live.astype(jnp.float32) + growth > jnp.float32(FULL) * places)
 
     def drop(self, rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
         return _coded.drop(rows, slot, token)

@@ -15,16 +15,14 @@ from jax import lax
 from fbuf import _ring
 from fbuf._anchors import END, RESET, has
 from fbuf._config import component
-from fbuf._tree import PyTree, Spec, name_of
+from fbuf._tree import PyTree, Spec
 from fbuf._typing import Geometry, Read, Rule, Window
-from fbuf.views._leaves import check_ends, check_free, place
-
-MADE = ("mask", "is_first", "learning_mask")
+from fbuf.views._leaves import MADE, check_autoreset, check_ends, check_free, checked_ends, whole_rows
 
 
 @component
 class Episode:
-    """Batches are whole episodes: leaves `[B, T, ...]`, T = max_length, every episode as likely as every other.
+    """Batches are whole episodes: leaves `[B, T, ...]`, T = max_length; with `Uniform` every episode is as likely as any.
 
     `batch.data` is a dict with every leaf of the rows under its own name, and
 
@@ -33,7 +31,7 @@ class Episode:
     * `learning_mask` bool[B, T]: `mask` without reset rows.
 
     Attributes:
-      max_length: T, rows of the longest episode that is drawn.
+      max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
       longer: What becomes of longer ones: "skip", they are never drawn; "cut", they are drawn as their first T rows.
       episode_end: Names of the boolean leaves of which any ends an episode.
       autoreset: "same_step": the row after an end is the first of the next episode; "next_step" (Gymnasium's default
@@ -59,16 +57,10 @@ class Episode:
             raise ValueError(f"Episode: max_length is {self.max_length!r}; expected an int >= 1.")
         if self.longer not in ("skip", "cut"):
             raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
-        if self.autoreset not in ("same_step", "next_step"):
-            raise ValueError(f'Episode: autoreset is {self.autoreset!r}; expected "same_step" or "next_step".')
-        if isinstance(self.episode_end, str):
-            raise TypeError(
-                f"Episode: episode_end is {self.episode_end!r}; expected a tuple. "
-                f"Write episode_end=({self.episode_end!r},)."
-            )
+        check_autoreset("Episode", self.autoreset)
+        object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
         if not self.episode_end:
             raise ValueError("Episode: episode_end is (); expected at least one name, as nothing else ends an episode.")
-        object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
 
     @property
     def rule(self) -> Rule:
@@ -93,7 +85,7 @@ class Episode:
         opens = has(flags, self._last_bit) & (room > jnp.int32(0))
         if self.longer == "cut":
             opens = opens | (room == jnp.int32(1))
-        return step, opens & ~has(before, RESET)
+        return step, opens & ~(has(flags, RESET) & has(before, RESET))
 
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array
@@ -120,7 +112,5 @@ class Episode:
         return Window(reads, (there, first, there & ~has(near, RESET)))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        data: dict[str, Any] = {}
-        for name, leaf in zip(spec, arrays, strict=True):
-            place(data, name.split("/"), leaf)
+        data = whole_rows(structure, spec, arrays)
         return data | dict(zip(MADE, window.context, strict=True))

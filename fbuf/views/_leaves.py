@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fbuf._tree import PyTree, Spec
+from fbuf._tree import PyTree, Spec, name_of
+
+MADE = ("mask", "is_first", "learning_mask")
+"""What views of windows add to the leaves of rows."""
 
 
 def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
@@ -16,7 +20,7 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
         if name not in spec:
             raise ValueError(
                 f"{view}: episode_end names '{name}', but rows have {', '.join(spec)}. Name the leaves that end an episode: "
-                f"{view}(..., episode_end=('done',)), or episode_end=() if there are no episodes."
+                f"{view}(..., episode_end=('done',))."
             )
         if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
             raise TypeError(
@@ -25,8 +29,30 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
             )
 
 
+def check_autoreset(view: str, autoreset: str) -> None:
+    """Raises unless it is one of the two."""
+    if autoreset not in ("same_step", "next_step"):
+        raise ValueError(f'{view}: autoreset is {autoreset!r}; expected "same_step" or "next_step".')
+
+
+def checked_ends(view: str, names: Any) -> tuple[str, ...]:
+    """Names of leaves that end an episode."""
+    if not isinstance(names, (tuple, list)):
+        fix = f" Write episode_end=({names!r},)." if isinstance(names, str) else ""
+        raise TypeError(f"{view}: episode_end is {names!r}; expected a tuple of names.{fix}")
+    return tuple(name_of(name) for name in names)
+
+
+def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array]) -> dict[str, Any]:
+    """Every leaf of the rows, in the structure they have there below the topmost names."""
+    leaves = dict(zip(spec, arrays, strict=True))
+    return {top: subtree(structure, spec, top, leaves) for top in dict.fromkeys(name.split("/")[0] for name in spec)}
+
+
 def check_free(view: str, made: tuple[str, ...], spec: Spec) -> None:
     """Raises where rows have a leaf of a name that the view gives to what it makes."""
+    if list(spec) == [""]:
+        raise TypeError(f"{view}: rows are one array without a name; expected a dict of leaves. Write {{'obs': x}}.")
     for name in spec:
         if name.split("/")[0] in made:
             raise ValueError(

@@ -20,11 +20,9 @@ from jax import lax
 from fbuf import _ring
 from fbuf._anchors import END, RESET, START, has
 from fbuf._config import component
-from fbuf._tree import PyTree, Spec, name_of
+from fbuf._tree import PyTree, Spec
 from fbuf._typing import Geometry, Read, Rule, Window
-from fbuf.views._leaves import check_ends, check_free, place
-
-MADE = ("mask", "is_first", "learning_mask")
+from fbuf.views._leaves import MADE, check_autoreset, check_ends, check_free, checked_ends, whole_rows
 
 
 @component
@@ -42,20 +40,21 @@ class Sequence:
       length: T >= 1, rows of a window; burn-in and bootstrap rows are among them.
       burn_in: First rows of a window, which only warm a recurrent state up.
       bootstrap: Last rows of a window, which only give the values that others bootstrap from.
-      stride: An episode's windows begin so many rows apart, from its first row on (with "cross": a lane's).
+      stride: An episode's anchors are so many rows apart, from its first row on (with "cross": a lane's).
       dilation: Rows of a window are so many apart.
       boundary: At an episode's end: "stop", windows lie within one episode, and those of episodes too short for one are
         not drawn; "mask", a window of every row, cut at the ends of its episode; "cross", windows run on across ends.
       at: With "mask": where in its window the anchor lies. 0: windows begin at a row and are cut on the right, down to
-        one row; length - 1: they end at a row and are cut on the left; between: on either side, down to at + 1 rows at
-        the end of an episode and length - at at its beginning.
+        one row; length - 1: they end at a row and are cut on the left; between: on either side. Of episodes of T rows and
+        more, windows have at least at + 1 rows at the end and length - at at the beginning.
       episode_end: Names of the boolean leaves of which any ends an episode; `()`: there are no episodes.
       autoreset: "same_step": the row after an end is the first of the next episode; "next_step" (Gymnasium's default
         vector mode): the row after an end still belongs to the episode; it holds the final observation.
 
     A priority given to `extend` with the row that completes a window becomes the window's.
 
-    Cost: reads B T rows; one anchor at most for each row added ("mask": the last T rows are looked at again).
+    Cost: reads B T rows ("mask" and "cross" look at B T dilation flags); one anchor at most for each row added ("mask": as
+    many of the last rows as lie ahead of an anchor are looked at again).
 
     Example:
       >>> import fbuf
@@ -78,6 +77,8 @@ class Sequence:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"Sequence: {name} is {value!r}; expected an int >= {least}.")
+        if self.stride >= 2**29:
+            raise ValueError(f"Sequence: stride is {self.stride}; expected less than 2^29 (rows are counted in int32).")
         if self.burn_in + self.bootstrap >= self.length:
             least = self.burn_in + self.bootstrap + 1
             raise ValueError(
@@ -90,14 +91,8 @@ class Sequence:
             raise ValueError(
                 f"Sequence: at is {self.at}; expected 0, or with boundary='mask' less than length={self.length}."
             )
-        if self.autoreset not in ("same_step", "next_step"):
-            raise ValueError(f'Sequence: autoreset is {self.autoreset!r}; expected "same_step" or "next_step".')
-        if isinstance(self.episode_end, str):
-            raise TypeError(
-                f"Sequence: episode_end is {self.episode_end!r}; expected a tuple. "
-                f"Write episode_end=({self.episode_end!r},)."
-            )
-        object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
+        check_autoreset("Sequence", self.autoreset)
+        object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
 
     @property
     def back(self) -> int:
@@ -196,7 +191,5 @@ class Sequence:
         return Window(reads, (there, first & there, learn & there & ~reset))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        data: dict[str, Any] = {}
-        for name, leaf in zip(spec, arrays, strict=True):
-            place(data, name.split("/"), leaf)
+        data = whole_rows(structure, spec, arrays)
         return data | dict(zip(MADE, window.context, strict=True))
