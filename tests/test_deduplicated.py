@@ -139,7 +139,7 @@ class Trial:
         kept = np.ones(number.shape, bool) if mask is None else mask
         refused, retired = (self.counters() - counted).tolist()
         # A lane gives up twice what it brings, but not the newest that the view looks at, nor so that its oldest lies first.
-        spare = np.maximum(size - self.buffer.rows_seen, 0)
+        spare = np.maximum(size - self.buffer.view.rule.rows, 0)
         given_up = np.minimum(np.minimum(2 * kept.sum(axis=0), self.length), spare)
         given_up -= ((first + given_up) % self.length == 0) & (given_up > 0)
         assert retired in (0, given_up.sum())
@@ -717,7 +717,7 @@ def test_after_retirement_the_buffer_is_one_of_only_the_newest_rows(sampler: str
     trial, history = full_trial("retire", sampler, view)
     buffer = trial.buffer
     held = trial.sizes()
-    assert (held == held[0]).all() and buffer.rows_seen <= held[0] < trial.length
+    assert (held == held[0]).all() and buffer.view.rule.rows <= held[0] < trial.length
     assert trial.counters()[1] > 0 and not trial.refused
     twin, state = device_twin(trial, history, int(held.sum()))
     ours, theirs = jax.device_get(buffer.rows(trial.state)), jax.device_get(twin.rows(state))
