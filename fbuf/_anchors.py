@@ -24,7 +24,7 @@ from jax import lax
 from fbuf import _ring
 from fbuf._config import state
 from fbuf._pin import pin
-from fbuf._typing import Change, Geometry, Ring, Rule, View
+from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, View
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
@@ -43,7 +43,9 @@ class Anchors:
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
     tail_priority: jax.Array | None  # float32[W, E], given to `extend`, negative where none was; None where prompt
     pending: jax.Array | None  # int32[E], newest rows not decided yet, <= W; None where prompt
-    step: jax.Array | None  # int32[E], rows of the running episode so far (of the lane where windows cross ends)
+    step: (
+        jax.Array | None
+    )  # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
     count: jax.Array  # int32[E], rows that are open
     rule: Rule  # static: what they were decided by
@@ -157,8 +159,8 @@ def extend(
     stays = exists & (age >= lost[None, :])
     step, step_after = _steps(anchors, flags, exists, count)
     opened = None
-    if rule.prompt and num:
-        assert step is not None
+    if rule.prompt:
+        assert step is not None and isinstance(view, Prompt)
         new = flags[tail_rows:]
         rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
         anchor_age = age[tail_rows:] - rows_back
@@ -195,12 +197,8 @@ def extend(
         written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
         open_slot, open_mask = opened.slot, opened.mask
         episode = None if episode is None else episode[tail_rows:]
-    elif rule.prompt:  # nothing is written
-        written = []
-        open_slot, open_mask = jnp.zeros((0, lanes), jnp.int32), jnp.zeros((0, lanes), bool)
-        episode = None if episode is None else episode[tail_rows:]
     else:
-        assert anchors.tail_priority is not None and anchors.pending is not None
+        assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
         given = jnp.concatenate([anchors.tail_priority, given])
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
@@ -257,7 +255,7 @@ def _steps(
     rule, tail_rows = anchors.rule, anchors.tail_flags.shape[0]
     index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] - jnp.int32(tail_rows)
     step, after = anchors.step[None, :] + index, anchors.step + count
-    if not rule.crosses and flags.shape[0] > tail_rows:
+    if not rule.crosses:
         starts = has(flags, START) & exists & (index >= jnp.int32(0))
         begun = lax.cummax(jnp.where(starts, index, jnp.int32(-1)), axis=0)
         step = jnp.where(begun >= jnp.int32(0), index - begun, step)

@@ -23,7 +23,7 @@ from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
-from fbuf._typing import Geometry, Growable, Rule, Sampler, Storage, View
+from fbuf._typing import Deciding, Geometry, Growable, Prompt, Rule, Sampler, Storage, View
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -90,6 +90,7 @@ class Buffer:
             ("storage", self.storage, Storage),
             ("sampler", self.sampler, Sampler),
             ("view", self.view, View),
+            ("view", self.view, Prompt if getattr(getattr(self.view, "rule", None), "prompt", True) else Deciding),
             ("writer", self.writer, RingWriter),
         ):
             if isinstance(value, type):
@@ -439,7 +440,8 @@ class Buffer:
         """The same rows as a state of `other`, a buffer with another sampler or view.
 
         Rows are shared, not copied: donate at most one of the two states. Priorities start anew. What came before the
-        oldest row of a full lane is unknown, so its first rows may not be drawable where they were before.
+        oldest row of a full lane is unknown, so its first rows may not be drawable where they were before, and windows with a
+        stride begin at that row.
 
         Raises:
           ValueError: `other` has another capacity, lanes, storage or writer, or names a leaf that rows do not have.

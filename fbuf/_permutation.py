@@ -24,6 +24,8 @@ from jax import lax
 from fbuf._pin import any_of
 
 ROUNDS = 6
+SHUFFLED = 1024
+"""Up to so many things samplers shuffle, so that every order is possible; of more, those that a key names."""
 
 
 def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:

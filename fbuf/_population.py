@@ -58,14 +58,15 @@ def clear(log: Log) -> Log:
 
 def nth(log: Log, ring: Ring, geometry: Geometry, nth: jax.Array) -> jax.Array:
     """Slots of the `nth` int32[B] anchors of all: lanes one after another, a lane's oldest first."""
+    lane, rank = lane_and_rank(ring.size if log.dense else log.count, nth)
+    return at(log, ring, geometry, lane, rank)
+
+
+def at(log: Log, ring: Ring, geometry: Geometry, lane: jax.Array, rank: jax.Array) -> jax.Array:
+    """Slots of anchors by lane and rank in it, 0 the oldest."""
     if log.dense:
-        return nth_held(ring, geometry, nth)
-    lane, rank = lane_and_rank(log.count, nth)
-    return at(log, geometry, lane, rank)
-
-
-def at(log: Log, geometry: Geometry, lane: jax.Array, rank: jax.Array) -> jax.Array:
-    """Slots of anchors by lane and rank in it, 0 the oldest; of a log that is not empty by design."""
+        position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
+        return position * jnp.int32(geometry.lanes) + lane
     place = (log.head[lane] + rank) % jnp.int32(geometry.length)
     return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
@@ -130,7 +131,9 @@ def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:
     )
 
 
-def draw_episodes(episodes: EpisodeLog, key: jax.Array, batch_size: int, geometry: Geometry) -> tuple[jax.Array, ...]:
+def draw_episodes(
+    episodes: EpisodeLog, key: jax.Array, batch_size: int, ring: Ring, geometry: Geometry
+) -> tuple[jax.Array, ...]:
     """Slots int32[B]: an episode of all that have anchors, then one of these; and the chance of each, float32[B].
 
     Both are of no meaning where there are no anchors.
@@ -152,7 +155,7 @@ def draw_episodes(episodes: EpisodeLog, key: jax.Array, batch_size: int, geometr
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
     size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
-    slot = at(log, geometry, lane, (begin - head) % length + below(within, (batch_size,), size))
+    slot = at(log, ring, geometry, lane, (begin - head) % length + below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 
@@ -186,13 +189,6 @@ def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Arra
     lane = jnp.searchsorted(end, nth, side="right").astype(jnp.int32)
     lane = jnp.minimum(lane, jnp.int32(count.shape[0] - 1))
     return lane, nth - (end[lane] - count[lane])
-
-
-def nth_held(ring: Ring, geometry: Geometry, nth: jax.Array) -> jax.Array:
-    """Slot of the `nth` row of all held."""
-    lane, rank = lane_and_rank(ring.size, nth)
-    position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
-    return position * jnp.int32(geometry.lanes) + lane
 
 
 def _append(

@@ -14,9 +14,6 @@ from fbuf import _permutation
 from fbuf._config import state
 from fbuf._pin import pin
 
-SHUFFLED = 1024
-"""Of up to so many every part is drawn alike; of more, one that a keyed permutation names."""
-
 
 @state
 class Roster:
@@ -48,8 +45,8 @@ def add(roster: Roster, slot: jax.Array, mask: jax.Array, token: jax.Array) -> R
     rank = jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
     place = roster.number + rank
     return Roster(
-        slot=_put(roster.slot, place, slot, mask, token),
-        place=_put(roster.place, slot, place, mask, token),
+        slot=put(roster.slot, place, slot, mask, token),
+        place=put(roster.place, slot, place, mask, token),
         number=jnp.minimum(roster.number + jnp.sum(mask, dtype=jnp.int32), jnp.int32(capacity)),
     )
 
@@ -76,15 +73,15 @@ def strike(roster: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) 
     slots = jnp.concatenate([gone, moved])
     at = jnp.concatenate([jnp.full((size,), -1, jnp.int32), holes])
     return Roster(
-        slot=_put(roster.slot, holes, moved, moves, token),
-        place=_put(roster.place, slots, at, jnp.concatenate([mask, moves]), token),
+        slot=put(roster.slot, holes, moved, moves, token),
+        place=put(roster.place, slots, at, jnp.concatenate([mask, moves]), token),
         number=left,
     )
 
 
 def draw(roster: Roster, key: jax.Array, batch_size: int) -> jax.Array:
     """int32[B], different places, in random order; of those beyond `number` places there is nothing to be had."""
-    few = min(SHUFFLED, roster.slot.shape[0])
+    few = min(_permutation.SHUFFLED, roster.slot.shape[0])
     bits = jax.random.bits(key, (2 + few,), jnp.uint32)
 
     def shuffled(number: jax.Array) -> jax.Array:
@@ -94,9 +91,9 @@ def draw(roster: Roster, key: jax.Array, batch_size: int) -> jax.Array:
     def permuted(number: jax.Array) -> jax.Array:
         return _permutation.permute(bits[:2], jnp.arange(batch_size, dtype=jnp.int32), number)
 
-    if roster.slot.shape[0] <= SHUFFLED:
+    if roster.slot.shape[0] <= _permutation.SHUFFLED:
         return shuffled(roster.number)
-    return lax.cond(roster.number <= jnp.int32(SHUFFLED), shuffled, permuted, roster.number)
+    return lax.cond(roster.number <= jnp.int32(_permutation.SHUFFLED), shuffled, permuted, roster.number)
 
 
 def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:
@@ -106,6 +103,7 @@ def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:
     return jnp.zeros((size,), jnp.int32).at[at].set(values, mode="drop", unique_indices=True)
 
 
-def _put(array: jax.Array, at: jax.Array, values: jax.Array, mask: jax.Array, token: jax.Array) -> jax.Array:
+def put(array: jax.Array, at: jax.Array, values: jax.Array, mask: jax.Array, token: jax.Array) -> jax.Array:
+    """Writes int32[A] where `mask`; no place twice."""
     nowhere = jnp.int32(array.shape[0]) + jnp.arange(at.shape[0], dtype=jnp.int32)
     return array.at[jnp.where(mask, at, nowhere) + token].set(values, mode="drop", unique_indices=True)

@@ -63,7 +63,7 @@ class Rule:
       kind: What the view adds to this in `decide` or `opens`, in a word.
       back: Rows behind an anchor that must still be held, unless an episode began after them.
       ahead: Rows ahead of an anchor that decide whether it can be drawn.
-      prompt: Each row that arrives opens one anchor at most, which `View.opens` names; if not, `View.decide` looks at the
+      prompt: Each row that arrives opens one anchor at most, which `Prompt.opens` names; if not, `Deciding.decide` looks at the
         last `ahead` rows again with every write.
       stride: Anchors of an episode are so many rows apart.
       crosses: Windows run on across the ends of episodes.
@@ -299,23 +299,6 @@ class View(Protocol):
     def check(self, spec: Spec) -> None:
         """Raises if rows lack what the view reads."""
 
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which anchor each new row of uint8[N, E] opens: how many rows back int32[N, E], and whether any.
-
-        `before` uint8[N, E] are the flags of the row before each.
-        `step` int32[N, E] counts the rows of its episode before it (with `crosses`, all of the lane); it is no longer
-        exact beyond 2^29, but for its remainder by `stride`. Only if `prompt`; the anchor's priority is that of the new row.
-        """
-
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors.
-
-        Also which of these rows brought an anchor's priority, int32[A, E]; None: the anchor itself. `step` is exact for
-        rows that were not settled before. Only if not `prompt`.
-        """
-
     def window(
         self,
         spec: Spec,
@@ -328,3 +311,30 @@ class View(Protocol):
 
     def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         """The batch, leaves `[B, ...]`."""
+
+
+@runtime_checkable
+class Prompt(Protocol):
+    """What a view has besides if its rule is `prompt`."""
+
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which anchor each new row of uint8[N, E] opens: how many rows back int32[N, E], and whether any.
+
+        `before` uint8[N, E] are the flags of the row before each. `step` int32[N, E] counts the rows of its episode before
+        it (with `crosses`, all of the lane); beyond 2^29 only its remainder by `stride` is exact. The anchor's priority is
+        that of the new row.
+        """
+
+
+@runtime_checkable
+class Deciding(Protocol):
+    """What a view has besides if its rule is not `prompt`."""
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors.
+
+        Also which of these rows brought an anchor's priority, int32[A, E]; None: the anchor itself. `step` int32[A, E] is
+        that of `Prompt.opens`, exact for rows that were not settled before; where `stride` is 1 it means nothing.
+        """

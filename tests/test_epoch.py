@@ -19,9 +19,8 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _anchors
+from fbuf import _anchors, _permutation
 from fbuf.samplers import Epoch
-from fbuf.samplers import _epoch as epoch_module
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
 from tests.model import Model
@@ -201,7 +200,7 @@ def test_more_programs(shuffle, drop_last, view, lanes):
 )
 def test_programs_with_keyed_orders(monkeypatch, sampler, view, lanes):
     """As if true shuffles ended at 5 anchors: small buffers then cross over again and again."""
-    monkeypatch.setattr(epoch_module, "_SHUFFLED", 5)
+    monkeypatch.setattr(_permutation, "SHUFFLED", 5)
     for seed in range(3):
         # A length that no other test has: verbs compiled for it know the other line.
         Trial(buffer_of(sampler, view, lanes, length=12), seed).run(80, (5, 13))

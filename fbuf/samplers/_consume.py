@@ -125,10 +125,7 @@ class Consume:
     def _set_left(
         self, left: jax.Array, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
     ) -> jax.Array:
-        if self.times == 1:
-            return left
-        nowhere = jnp.int32(left.shape[0]) + jnp.arange(slot.shape[0], dtype=jnp.int32)
-        return left.at[jnp.where(mask, slot, nowhere) + token].set(value, mode="drop", unique_indices=True)
+        return left if self.times == 1 else _roster.put(left, slot, value, mask, token)
 
     def update(
         self, sampler: ConsumeState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array

@@ -28,8 +28,6 @@ from fbuf._pin import any_of
 from fbuf._population import Log
 from fbuf._typing import Change, Draw, Geometry, Population
 
-_SHUFFLED = 1024  # up to so many anchors every order is possible
-
 
 @state
 class Turn:
@@ -135,7 +133,7 @@ class Epoch:
             taken=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.uint32),
             key=jnp.zeros((2 if self.shuffle else 0,), jnp.uint32),
-            order=jnp.zeros((min(geometry.capacity, _SHUFFLED) if self.shuffle else 0,), jnp.int32),
+            order=jnp.zeros((min(geometry.capacity, _permutation.SHUFFLED) if self.shuffle else 0,), jnp.int32),
         )
         return EpochState(log=_population.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
 
@@ -187,12 +185,7 @@ class Epoch:
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
         lane, number = _population.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
-        if sampler.log.dense:
-            ring = population.ring
-            position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
-            slot = position * jnp.int32(geometry.lanes) + lane
-        else:
-            slot = _population.at(sampler.log, geometry, lane, rank)
+        slot = _population.at(sampler.log, population.ring, geometry, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         return dataclasses.replace(sampler, turn=turn), Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -229,7 +222,7 @@ class Epoch:
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
                 name, total = bits[:2], jnp.sum(held, dtype=jnp.int32)
-                few = begins & (total <= jnp.int32(_SHUFFLED))
+                few = begins & (total <= jnp.int32(_permutation.SHUFFLED))
 
                 def shuffled(order: jax.Array) -> jax.Array:
                     return jnp.where(few, _permutation.shuffled(bits[2:], total), order)
@@ -273,10 +266,10 @@ class Epoch:
         if not self.shuffle:
             return place
         few = turn.order.at[jnp.clip(place, 0, turn.order.shape[0] - 1)].get(mode="promise_in_bounds")
-        if geometry.capacity <= _SHUFFLED:
+        if geometry.capacity <= _permutation.SHUFFLED:
             return few
         many = _permutation.permute(turn.key, place, size)
-        return jnp.where(size <= jnp.int32(_SHUFFLED), few, many)
+        return jnp.where(size <= jnp.int32(_permutation.SHUFFLED), few, many)
 
 
 def _size(turn: Turn) -> jax.Array:

@@ -147,7 +147,8 @@ class Prioritized:
         def alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
             nth = _population.below(jax.random.fold_in(key, 1), (batch_size,), total)
             if population.flags is None:
-                return _population.nth_held(population.ring, geometry, nth), jnp.ones_like(leaf)
+                every = _population.init(geometry, dense=True)
+                return _population.nth(every, population.ring, geometry, nth), jnp.ones_like(leaf)
             wanted = some & flat
             return _anchors.nth_open(population.flags, geometry, nth, wanted), jnp.ones_like(leaf)
 

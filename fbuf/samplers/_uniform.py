@@ -82,7 +82,7 @@ class Uniform:
         geometry = population.geometry
         total = jnp.sum(population.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeLog):
-            slot, chance = _population.draw_episodes(sampler, key, batch_size, geometry)
+            slot, chance = _population.draw_episodes(sampler, key, batch_size, population.ring, geometry)
         else:
             nth = _population.below(key, (batch_size,), total)
             slot = _population.nth(sampler, population.ring, geometry, nth)

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _ring
-from fbuf._anchors import END, RESET, has
+from fbuf._anchors import RESET, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
 from fbuf._typing import Geometry, Read, Rule, Window
-from fbuf.views._leaves import MADE, check_autoreset, check_ends, check_free, checked_ends, whole_rows
+from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
 @component
@@ -68,29 +68,18 @@ class Episode:
         resets = self.autoreset == "next_step"
         return Rule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
 
-    @property
-    def _last_bit(self) -> int:
-        """Says of a row that it is the last of its episode."""
-        return RESET if self.autoreset == "next_step" else END
-
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
 
     def check(self, spec: Spec) -> None:
-        check_ends("Episode", self.episode_end, spec)
-        check_free("Episode", MADE, spec)
+        check_window_rows("Episode", self.episode_end, spec)
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         room = jnp.int32(self.max_length) - step
-        opens = has(flags, self._last_bit) & (room > jnp.int32(0))
+        opens = has(flags, last_bit(self.autoreset)) & (room > jnp.int32(0))
         if self.longer == "cut":
             opens = opens | (room == jnp.int32(1))
         return step, opens & ~(has(flags, RESET) & has(before, RESET))
-
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        raise NotImplementedError("Episode is prompt")
 
     def window(
         self,
@@ -104,7 +93,7 @@ class Episode:
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = _ring.shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
         near = flags.at[slots].get(mode="promise_in_bounds")
-        ends = lax.associative_scan(jnp.logical_or, has(near, self._last_bit), axis=1)
+        ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
         there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
         first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
         slots = jnp.where(there, slots, jnp.int32(geometry.capacity))
@@ -112,5 +101,4 @@ class Episode:
         return Window(reads, (there, first, there & ~has(near, RESET)))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        data = whole_rows(structure, spec, arrays)
-        return data | dict(zip(MADE, window.context, strict=True))
+        return whole_rows(structure, spec, arrays, window.context)

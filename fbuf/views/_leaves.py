@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fbuf._anchors import END, RESET
 from fbuf._tree import PyTree, Spec, name_of
 
 MADE = ("mask", "is_first", "learning_mask")
@@ -22,11 +24,16 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
                 f"{view}: episode_end names '{name}', but rows have {', '.join(spec)}. Name the leaves that end an episode: "
                 f"{view}(..., episode_end=('done',))."
             )
-        if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-            raise TypeError(
-                f"{view}: leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] a row. "
-                f"Cast with x.astype(bool)."
-            )
+        check_flag(view, name, spec)
+
+
+def check_flag(view: str, name: str, spec: Spec) -> None:
+    """Raises unless the leaf is one boolean a row."""
+    if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
+        raise TypeError(
+            f"{view}: leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] a row. "
+            f"Cast with x.astype(bool)."
+        )
 
 
 def check_autoreset(view: str, autoreset: str) -> None:
@@ -43,17 +50,28 @@ def checked_ends(view: str, names: Any) -> tuple[str, ...]:
     return tuple(name_of(name) for name in names)
 
 
-def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array]) -> dict[str, Any]:
-    """Every leaf of the rows, in the structure they have there below the topmost names."""
-    leaves = dict(zip(spec, arrays, strict=True))
-    return {top: subtree(structure, spec, top, leaves) for top in dict.fromkeys(name.split("/")[0] for name in spec)}
+def last_bit(autoreset: str) -> int:
+    """The flag that says of a row that it is the last of its episode."""
+    return RESET if autoreset == "next_step" else END
 
 
-def check_free(view: str, made: tuple[str, ...], spec: Spec) -> None:
-    """Raises where rows have a leaf of a name that the view gives to what it makes."""
+def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array], masks: Several[jax.Array]) -> dict[str, Any]:
+    """Every leaf of the rows, in the structure they have there below the topmost names, and the masks `MADE`."""
+    leaves, tops = dict(zip(spec, arrays, strict=True)), dict.fromkeys(name.split("/")[0] for name in spec)
+    return {top: subtree(structure, spec, top, leaves) for top in tops} | dict(zip(MADE, masks, strict=True))
+
+
+def check_window_rows(view: str, ends: tuple[str, ...], spec: Spec) -> None:
+    """Raises unless windows can be made of such rows."""
+    check_ends(view, ends, spec)
     if list(spec) == [""]:
         raise TypeError(f"{view}: rows are one array without a name; expected a dict of leaves. Write {{'obs': x}}.")
-    for name in spec:
+    check_free(view, MADE, spec)
+
+
+def check_free(view: str, made: tuple[str, ...], names: Iterable[str]) -> None:
+    """Raises where rows have a leaf of a name that the view gives to what it makes."""
+    for name in names:
         if name.split("/")[0] in made:
             raise ValueError(
                 f"{view}: rows have a leaf '{name}', a name this view makes itself ({', '.join(made)}). Rename the leaf."

@@ -36,11 +36,6 @@ class Row:
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros_like(step), jnp.ones(step.shape, bool)
 
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        raise NotImplementedError("Row is prompt")
-
     def window(
         self,
         spec: Spec,

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _ring
-from fbuf._anchors import END, RESET, START, has
+from fbuf._anchors import RESET, START, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
 from fbuf._typing import Geometry, Read, Rule, Window
-from fbuf.views._leaves import MADE, check_autoreset, check_ends, check_free, checked_ends, whole_rows
+from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
 @component
@@ -117,17 +117,11 @@ class Sequence:
             window=self.length,
         )
 
-    @property
-    def _last_bit(self) -> int:
-        """Says of a row that it is the last of its episode."""
-        return RESET if self.autoreset == "next_step" else END
-
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
 
     def check(self, spec: Spec) -> None:
-        check_ends("Sequence", self.episode_end, spec)
-        check_free("Sequence", MADE, spec)
+        check_window_rows("Sequence", self.episode_end, spec)
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         first = step - jnp.int32(self.ahead)
@@ -140,7 +134,7 @@ class Sequence:
         self, flags: jax.Array, available: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
-        last = jnp.where(has(flags, self._last_bit), index, jnp.int32(2**30))
+        last = jnp.where(has(flags, last_bit(self.autoreset)), index, jnp.int32(2**30))
         # the row that completes the window: its last, or that of the episode
         by = jnp.minimum(lax.cummin(last, axis=0, reverse=True), index + jnp.int32(self.ahead))
         drawable = (step % jnp.int32(self.stride) == jnp.int32(0)) & ~has(flags, RESET)
@@ -159,9 +153,8 @@ class Sequence:
         safe = jnp.where(mask, slot, jnp.int32(0))
         offset = jnp.arange(number, dtype=jnp.int32)[None, :] * jnp.int32(apart) - jnp.int32(self.back)
         slots = _ring.shift(geometry, safe[:, None], offset)
-        if (
-            self.boundary == "stop"
-        ):  # nothing but the first row can begin an episode, nothing but the last be a reset row
+        if self.boundary == "stop":
+            # Nothing but the first row can begin an episode, nothing but the last be a reset row.
             near = flags.at[slots[:, jnp.array([0, -1])]].get(mode="promise_in_bounds")
             within = jnp.ones(slots.shape, bool)
             first = jnp.zeros(slots.shape, bool).at[:, 0].set(has(near[:, 0], START))
@@ -173,7 +166,7 @@ class Sequence:
             if self.boundary == "mask":
                 behind = has(near[:, 1 : self.back + 1], START)
                 began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
-                ends = has(near[:, self.back : -1], self._last_bit)
+                ends = has(near[:, self.back : -1], last_bit(self.autoreset))
                 ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
                 within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
             starts = has(near, START) & within
@@ -191,5 +184,4 @@ class Sequence:
         return Window(reads, (there, first & there, learn & there & ~reset))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        data = whole_rows(structure, spec, arrays)
-        return data | dict(zip(MADE, window.context, strict=True))
+        return whole_rows(structure, spec, arrays, window.context)

@@ -36,7 +36,7 @@ from fbuf._anchors import END, RESET, START, TERMINATED, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, expand, name_of
 from fbuf._typing import Geometry, Read, Rule, Window
-from fbuf.views._leaves import place, subtree, under
+from fbuf.views._leaves import check_flag, check_free, place, subtree, under
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 
@@ -142,11 +142,7 @@ class Transition:
                     f"Name the leaf: Transition({field}=...){optional}."
                 )
         for name in self.episode_fields()[0]:
-            if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-                raise TypeError(
-                    f"Transition: leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] a row. "
-                    f"Cast with x.astype(bool)."
-                )
+            check_flag("Transition", name, spec)
         if self.final_observation is not None:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
@@ -154,15 +150,7 @@ class Transition:
                 raise ValueError(
                     f"Transition: '{self.final_observation}' is {last}; expected what '{self.observation}' is: {now}."
                 )
-        for name in self._others(spec):
-            if name.split("/")[0] in MADE:
-                raise ValueError(
-                    f"Transition: rows have a leaf '{name}', a name this view makes itself "
-                    f"({', '.join(MADE)}). Rename the leaf."
-                )
-
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        raise NotImplementedError("Transition is not prompt")
+        check_free("Transition", MADE, self._others(spec))
 
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array
