@@ -24,7 +24,7 @@ from jax import lax
 from fbuf import _ring
 from fbuf._config import state
 from fbuf._pin import pin
-from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, View
+from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, Sampler, Starts, View
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
@@ -47,6 +47,8 @@ class Anchors:
         jax.Array | None
     )  # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
+    tail_stamp: jax.Array | None  # int32[W, E]; None where prompt, or unless the sampler asks for stamps
+    starts: Starts | None  # None unless the view asks for them
     count: jax.Array  # int32[E], rows that are open
     rule: Rule  # static: what they were decided by
 
@@ -68,7 +70,7 @@ def width(rule: Rule) -> int:
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, rule: Rule, by_episode: bool) -> Anchors:
+def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
     """No rows; the next row of every lane begins an episode."""
     shape = (width(rule), geometry.lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
@@ -79,7 +81,9 @@ def init(geometry: Geometry, rule: Rule, by_episode: bool) -> Anchors:
         tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
         pending=None if rule.prompt else jnp.zeros((geometry.lanes,), jnp.int32),
         step=jnp.zeros((geometry.lanes,), jnp.int32) if counts else None,
-        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if by_episode else None,
+        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if sampler.by_episode else None,
+        tail_stamp=None if rule.prompt or sampler.stamp is None else jnp.zeros(shape, jnp.int32),
+        starts=_no_starts(geometry) if rule.spans else None,
         count=jnp.zeros((geometry.lanes,), jnp.int32),
         rule=rule,
     )
@@ -116,6 +120,7 @@ def extend(
     end: jax.Array,
     terminated: jax.Array,
     priority: jax.Array | None,
+    stamp: jax.Array | None,
     keep: jax.Array | None,
     token: jax.Array,
     retire: tuple[jax.Array, int] | None = None,
@@ -126,6 +131,7 @@ def extend(
       ring: As it was before the write.
       end, terminated: bool[N, E].
       priority: float32[N, E], or None.
+      stamp: int32[N, E], or None.
       keep: bool[N, E], or None for all.
       retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
     Returns:
@@ -137,6 +143,7 @@ def extend(
     whole = jnp.int32(length)
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     end, terminated, given = _compact(keep, end, terminated, given)
+    (stamp,) = (None,) if stamp is None else _compact(keep, stamp)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
 
     flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
@@ -188,7 +195,7 @@ def extend(
     closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | is_cut(near_age))
 
     episode, episode_after = _episodes(anchors, flags, count)
-    tail_priority, pending = None, None
+    tail_priority, pending, tail_stamp = None, None, None
     last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
     if opened is not None:
         flags = flags | _bit(_among_new(opened, size, flags.shape), OPEN)
@@ -200,6 +207,10 @@ def extend(
     else:
         assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
         given = jnp.concatenate([anchors.tail_priority, given])
+        if anchors.tail_stamp is not None:
+            none = anchors.tail_stamp[:0]
+            stamp = jnp.concatenate([anchors.tail_stamp, none if stamp is None else stamp])
+            tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
         open_mask = undecided_before & decided & drawable & stays & ~is_cut(age)
@@ -210,6 +221,13 @@ def extend(
         tail_priority = jnp.take_along_axis(given, last, axis=0)
         if source is not None:
             given = jnp.take_along_axis(given, source, axis=0)
+            stamp = None if stamp is None else jnp.take_along_axis(stamp, source, axis=0)
+
+    starts = anchors.starts
+    if starts is not None:
+        gone = has(near_flags, START) & (near_age < size) & (near_age < lost[None, :])
+        new = has(flags, START) & stays & (index >= jnp.int32(tail_rows))
+        starts = _follow_starts(starts, geometry, ring, gone, new, age, token)
 
     unset = closing if retire is not None else closing & (near_age >= lost[None, :])
     written.append((unset, near_age, near_flags & jnp.uint8(0xFF - OPEN)))
@@ -222,10 +240,12 @@ def extend(
         pending=pending,
         step=step_after,
         episode=episode_after,
+        tail_stamp=tail_stamp,
+        starts=starts,
         count=anchors.count - closed + opening,
         rule=rule,
     )
-    return after, Change(open_slot, open_mask, episode, given, near, closing), token
+    return after, Change(open_slot, open_mask, episode, stamp, given, near, closing), token
 
 
 class _Opened(NamedTuple):
@@ -279,6 +299,61 @@ def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax
     return first[None, :] + begun, first + begun[-1]
 
 
+def _no_starts(geometry: Geometry) -> Starts:
+    lanes = (geometry.lanes,)
+    return Starts(
+        position=jnp.zeros((geometry.capacity,), jnp.int32),
+        head=jnp.zeros(lanes, jnp.int32),
+        count=jnp.zeros(lanes, jnp.int32),
+    )
+
+
+def _follow_starts(
+    starts: Starts, geometry: Geometry, ring: Ring, gone: jax.Array, new: jax.Array, age: jax.Array, token: jax.Array
+) -> Starts:
+    """Without the first rows that are `gone` bool[K, E], and with those that are `new` bool[A, E], at `age` int32[A, E]."""
+    length = jnp.int32(geometry.length)
+    lost = jnp.sum(gone, axis=0, dtype=jnp.int32)
+    head, count = (starts.head + lost) % length, starts.count - lost
+    entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - jnp.int32(1)
+    nowhere = jnp.int32(geometry.capacity) + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
+    at = jnp.where(new, _ring.slot_at(geometry, entry % length), nowhere).reshape(-1) + token
+    value = ((ring.cursor - ring.size)[None, :] + age) % length
+    return Starts(
+        position=starts.position.at[at].set(value.reshape(-1), mode="drop", unique_indices=True),
+        head=head,
+        count=count + jnp.sum(new, axis=0, dtype=jnp.int32),
+    )
+
+
+def episode_around(
+    starts: Starts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Ages int32[B] of the first and the last row held of the episode that each row at `age` int32[B] of `lane` belongs to.
+
+    The row after an end that holds the final observation (`Rule.reset_rows`) is the last of its episode. O(log L), by
+    halving, whatever the episodes' lengths.
+    """
+    length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
+    count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
+
+    def age_of(entry: jax.Array) -> jax.Array:
+        place = (starts.head[lane] + entry) % length * lanes + lane
+        return (starts.position.at[place].get(mode="promise_in_bounds") - oldest) % length
+
+    # The first entry later than the row, in [low, high].
+    low, high = jnp.zeros_like(age), count
+    for _ in range(geometry.length.bit_length()):
+        middle = (low + high) // jnp.int32(2)
+        open_still = low < high
+        later = age_of(middle) > age
+        high = jnp.where(open_still & later, middle, high)
+        low = jnp.where(open_still & ~later, middle + jnp.int32(1), low)
+    first = jnp.where(low > jnp.int32(0), age_of(jnp.maximum(low - jnp.int32(1), jnp.int32(0))), jnp.int32(0))
+    last = jnp.where(low < count, age_of(low), ring.size[lane]) - jnp.int32(1)
+    return first, last
+
+
 def _set_flags(
     flags: jax.Array,
     ring: Ring,
@@ -298,7 +373,7 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None) -> Change:
+def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None) -> Change:
     """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     none = slot[:0]
@@ -306,6 +381,7 @@ def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None) -> Chang
         open_slot=slot,
         open_mask=keep,
         open_episode=None,
+        open_stamp=stamp,
         priority=given,
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -162,8 +163,19 @@ class Buffer:
         return spec
 
     def _check_fields(self, call: str, spec: Spec) -> None:
-        """Rows have what the view reads and what ends episodes."""
+        """Rows have what the view reads, what ends episodes and what the sampler goes by."""
         self.view.check(spec)
+        stamp = self.sampler.stamp
+        if stamp is not None:
+            if stamp not in spec:
+                raise ValueError(
+                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', but rows have {', '.join(spec)}. Use one of those."
+                )
+            if not jnp.issubdtype(spec[stamp].dtype, jnp.integer) or spec[stamp].shape != ():
+                raise TypeError(
+                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', which is {spec[stamp].dtype}"
+                    f"{list(spec[stamp].shape)}; expected an integer [] a row. Cast with x.astype(jnp.int32)."
+                )
         for name in self.episode_end:
             if name not in spec:
                 raise ValueError(
@@ -295,11 +307,10 @@ class Buffer:
         if unknown or not given:
             what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
             raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec))}': x}}.")
-        for name in self.ends:
+        for name in (*self.ends, self.sampler.stamp):
             if name in given:
-                raise ValueError(
-                    f"{call}: leaf '{name}' says where episodes end, and cannot change afterwards. Leave it out."
-                )
+                what = "says where episodes end" if name in self.ends else f"is what {self.sampler!r} goes by"
+                raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
         part = {n: spec[n] for n in given}
         leaves = _errors.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
         return _verbs.update_rows(self, state, index, leaves)[0]
@@ -509,8 +520,8 @@ class Buffer:
                 f"for another sampler or view of the same rows buffer.convert(other, state)."
             )
 
-    def _check_numbers(self, call: str, known: tuple[str, ...], numbers: dict[str, Any]) -> dict[str, jax.Array]:
-        """Numbers by name as float32[]; where their values are known, finite and >= 0."""
+    def _check_numbers(self, call: str, known: Mapping[str, Any], numbers: dict[str, Any]) -> dict[str, jax.Array]:
+        """Numbers by name, as arrays of their dtype; where their values are known, finite and >= 0."""
         checked = {}
         for name, value in numbers.items():
             if name not in known:
@@ -521,7 +532,12 @@ class Buffer:
                 raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
             if isinstance(value, (int, float, np.generic, np.ndarray)) and not 0 <= float(value) < float("inf"):
                 raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
-            checked[name] = jnp.asarray(value, jnp.float32)
+            if np.issubdtype(known[name], np.integer):
+                if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+                    raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
+                if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
+                    raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
+            checked[name] = jnp.asarray(value, known[name])
         return checked
 
 

@@ -99,15 +99,7 @@ def follow_episodes(episodes: EpisodeLog, change: Change, geometry: Geometry, to
     mask, name = change.open_mask, change.open_episode
     if name is None or not mask.shape[0]:
         return dataclasses.replace(episodes, log=log)
-    index = jnp.arange(mask.shape[0], dtype=jnp.int32)[:, None]
-    newest = lax.cummax(jnp.where(mask, index, jnp.int32(-1)), axis=0)
-    before = jnp.concatenate([jnp.full((1, geometry.lanes), -1, jnp.int32), newest[:-1]])
-
-    def name_at(index: jax.Array) -> jax.Array:
-        known = jnp.take_along_axis(name, jnp.maximum(index, jnp.int32(0)), axis=0)
-        return jnp.where(index >= jnp.int32(0), known, episodes.name[None, :])
-
-    first = mask & (name != name_at(before))
+    first, latest = differs(name, mask, episodes.name)
     number = (episodes.last[None, :] + jnp.cumsum(first, axis=0, dtype=jnp.int32)) % length
     rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
     opened = jnp.sum(mask, axis=0, dtype=jnp.int32)
@@ -117,8 +109,35 @@ def follow_episodes(episodes: EpisodeLog, change: Change, geometry: Geometry, to
         number=_put(episodes.number, place, number, mask, geometry, token),
         begin=_put(episodes.begin, number, place, first, geometry, token),
         last=number[-1],
-        name=name_at(newest[-1:])[0],
+        name=latest,
     )
+
+
+def differs(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which of the anchors that open (`mask` bool[A, E]) has another name [A, E] than the one before it in its lane.
+
+    `latest` [E] is the name of the one before the first; also what it is afterwards. A is at least 1.
+    """
+    index = jnp.arange(mask.shape[0], dtype=jnp.int32)[:, None]
+    newest = lax.cummax(jnp.where(mask, index, jnp.int32(-1)), axis=0)
+    before = jnp.concatenate([jnp.full((1, mask.shape[1]), -1, jnp.int32), newest[:-1]])
+
+    def name_at(index: jax.Array) -> jax.Array:
+        known = jnp.take_along_axis(name, jnp.maximum(index, jnp.int32(0)), axis=0)
+        return jnp.where(index >= jnp.int32(0), known, latest[None, :])
+
+    return mask & (name != name_at(before)), name_at(newest[-1:])[0]
+
+
+def closed(held: jax.Array, change: Change, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
+    """Anchors int32[E] of the `held` int32[E] that are left when some have closed, the oldest; and how many have.
+
+    Where every row is an anchor, only those written are told: they overwrite the oldest once the lane is full.
+    """
+    given_up = jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
+    opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
+    overwritten = jnp.maximum(opened - (jnp.int32(geometry.length) - held + given_up), jnp.int32(0))
+    return held - given_up - overwritten, given_up + overwritten
 
 
 def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:

@@ -70,6 +70,7 @@ class Rule:
       reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: The last row of a truncated episode can be drawn.
       window: T, rows of a batch's windows `[B, T, ...]`; 0: it has none.
+      spans: The view asks where episodes begin and end (`Population.starts`).
       ends: Leaves that end an episode, and `terminated` the one that says it did so for good; the buffer fills them in.
     """
 
@@ -82,6 +83,7 @@ class Rule:
     reset_rows: bool = False
     cut_ends: bool = True
     window: int = 0
+    spans: bool = False
     ends: tuple[str, ...] = ()
     terminated: str | None = None
 
@@ -98,6 +100,7 @@ class Change:
     open_slot: jax.Array  # int32[A, E], slots in time order
     open_mask: jax.Array  # bool[A, E]
     open_episode: jax.Array | None  # uint32[A, E], counts the lane's episodes; None unless the sampler asks for it
+    open_stamp: jax.Array | None  # int32[A, E], what the leaf `Sampler.stamp` said; None unless the sampler asks for it
     priority: jax.Array  # float32[A, E], negative: none was given
     close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and none is given up: what closes reopens
     close_mask: jax.Array  # bool[K, E]
@@ -114,13 +117,23 @@ class Read(NamedTuple):
     start: jax.Array | None = None  # int32[B]; a storage for which rows are dear reads the pool once
 
 
+@state
+class Starts:
+    """Where the episodes of each lane begin, oldest first, as far as those rows are held."""
+
+    position: jax.Array  # int32[C], of first rows in the lane's ring; entry n of lane e in n * E + e
+    head: jax.Array  # int32[E], entry of the oldest
+    count: jax.Array  # int32[E]
+
+
 class Population(NamedTuple):
-    """What a sampler may know of the anchors when it draws."""
+    """What a sampler may know of the anchors when it draws, and a view when it looks around them."""
 
     geometry: Geometry
     ring: Ring
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._anchors`; None where every row held is an anchor
+    starts: Starts | None = None  # None unless the view's rule asks for them
 
 
 @runtime_checkable
@@ -262,12 +275,12 @@ class Sampler(Protocol):
         """Scalars worth logging, from scalars of the state only."""
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names `set` takes."""
+    def numbers(self) -> Mapping[str, Any]:
+        """Names `set` takes, and the dtype of each: float32 or int32."""
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Names `draw` takes, for one call."""
+    def options(self) -> Mapping[str, Any]:
+        """Names `draw` takes, for one call, and the dtype of each."""
 
     @property
     def prioritized(self) -> bool:
@@ -276,6 +289,10 @@ class Sampler(Protocol):
     @property
     def by_episode(self) -> bool:
         """Whether it wants to know which anchors belong to one episode (`Change.open_episode`)."""
+
+    @property
+    def stamp(self) -> str | None:
+        """Name of an integer leaf it wants to know of each anchor (`Change.open_stamp`)."""
 
 
 class Window(NamedTuple):
@@ -302,12 +319,12 @@ class View(Protocol):
     def window(
         self,
         spec: Spec,
-        geometry: Geometry,
-        flags: jax.Array | None,
+        population: Population,
         slot: jax.Array,
         mask: jax.Array,
+        key: jax.Array,
     ) -> Window:
-        """What to read for anchors int32[B]."""
+        """What to read for anchors int32[B]; `key` is for views that choose."""
 
     def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         """The batch, leaves `[B, ...]`."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from fbuf._buffer import Buffer
 
 
+_VIEW = 0x7669  # what tells a view's random numbers from the sampler's
+
+
 def count(state: BufferState) -> jax.Array:
     """int32[E], anchors of each lane."""
     return state.ring.size if state.anchors is None else state.anchors.count
@@ -37,7 +40,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     return BufferState(
         rows=rows,
         ring=buffer.writer.init(geometry),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler.by_episode),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler),
         sampler=buffer.sampler.init(geometry, buffer.dense),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
@@ -55,6 +58,12 @@ def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]
         end = end | leaves[name].reshape(shape)
     terminated = buffer.view.episode_fields()[1]
     return end, jnp.zeros(shape, bool) if terminated is None else leaves[terminated].reshape(shape)
+
+
+def _stamp(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
+    """int32, what the sampler wants to know of each row."""
+    name = buffer.sampler.stamp
+    return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
 
 
 def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
@@ -86,6 +95,7 @@ def _extend_core(
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
         counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
     end, terminated = _ending(buffer, leaves, (num, geometry.lanes))
+    stamp = _stamp(buffer, leaves, (num, geometry.lanes))
 
     # Of more rows than a lane holds only the newest are touched.
     skipped = max(num - geometry.length, 0) if mask is None else 0
@@ -96,10 +106,10 @@ def _extend_core(
         anchors = None
         all_kept = jnp.ones(place.slot.shape, bool) if keep is None else keep
         given = None if priority is None else priority[skipped:]
-        change = _anchors.dense(place.slot, all_kept, given)
+        change = _anchors.dense(place.slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
         anchors, change, token = _anchors.extend(
-            state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, mask, token
+            state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
         )
     rows, no_room = buffer.storage.write(state.rows, place.slot, kept, keep, token)
     if no_room is not None:
@@ -169,7 +179,7 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         else:
             none = jnp.zeros((0, geometry.lanes), bool)
             anchors, change, token = _anchors.extend(
-                state.anchors, buffer.view, geometry, state.ring, none, none, None, None, token, (count, most)
+                state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
             )
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
@@ -194,10 +204,9 @@ def _sample_core(
     buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     spec, structure = buffer.storage.spec(state.rows)
-    population = _population(buffer, state)
-    sampler, draw = buffer.sampler.draw(state.sampler, key, batch_size, population, options, state.token)
-    flags = None if state.anchors is None else state.anchors.flags
-    window = buffer.view.window(spec, buffer.geometry, flags, draw.slot, draw.mask)
+    held = population(buffer, state)
+    sampler, draw = buffer.sampler.draw(state.sampler, key, batch_size, held, options, state.token)
+    window = buffer.view.window(spec, held, draw.slot, draw.mask, jax.random.fold_in(key, _VIEW))
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     token, (arrays, ok, draw, context) = pin(state.token, (arrays, ok, draw, window.context))
     data = buffer.view.assemble(spec, structure, arrays, window._replace(context=context))
@@ -293,9 +302,12 @@ def _update_rows_core(
     return dataclasses.replace(state, rows=rows, counters=counters), None
 
 
-def _population(buffer: Buffer, state: BufferState) -> Population:
-    flags = None if state.anchors is None else state.anchors.flags
-    return Population(buffer.geometry, state.ring, count(state), flags)
+def population(buffer: Buffer, state: BufferState) -> Population:
+    """What samplers and views may know when they draw."""
+    anchors = state.anchors
+    if anchors is None:
+        return Population(buffer.geometry, state.ring, count(state), None)
+    return Population(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts)
 
 
 def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
@@ -340,7 +352,7 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
 
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
-    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler.by_episode)
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler)
     return (
         dataclasses.replace(
             state,
@@ -372,11 +384,14 @@ def _convert_core(
     keep = age < state.ring.size[None, :]
     slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     empty = empty_state(other, state.rows)
+    names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
+    values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
+    leaves = dict(zip(names, values, strict=True))
+    stamp = _stamp(other, leaves, keep.shape)
     if other.dense:
-        anchors, change = None, _anchors.dense(slot, keep, None)
+        anchors, change = None, _anchors.dense(slot, keep, None, stamp)
     else:
-        ends, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in other.ends])
-        end, terminated = _ending(other, dict(zip(other.ends, ends, strict=True)), keep.shape)
+        end, terminated = _ending(other, leaves, keep.shape)
         assert empty.anchors is not None
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
@@ -394,7 +409,7 @@ def _convert_core(
         if nothing.step is not None:
             nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
         anchors, change, _ = _anchors.extend(
-            nothing, other.view, geometry, before, end, terminated, None, keep, state.token
+            nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
         )
     return state, (anchors, other.sampler.change(empty.sampler, change, geometry, state.token))
 

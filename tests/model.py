@@ -65,6 +65,13 @@ class Model:
         self.transitions = self.kind == "Transition"
         self.windows = self.kind in ("Sequence", "Episode")
         self.prioritized = type(self.sampler).__name__ == "Prioritized"
+        self.ages = type(self.sampler).__name__ == "Staleness"
+        self.run: dict[
+            int, tuple[int, int]
+        ] = {}  # of the anchor with this name: number of its run in the lane, and its stamp
+        self.latest: dict[int, tuple[int, int]] = {}  # of the lane's newest anchor
+        self.came: dict[int, int] = {}  # anchors that opened in the lane, ever
+        self.version = 0
         self.next_step = self.kind != "Row" and self.view.autoreset == "next_step"
         ends = tuple(buffer.episode_end)
         if self.transitions:
@@ -88,6 +95,7 @@ class Model:
         other.history = [[dataclasses.replace(r) for r in rows] for rows in self.history]
         other.counters, other.leaf = dict(self.counters), dict(self.leaf)
         other.numbers = dict(self.numbers)
+        other.run, other.latest, other.came = dict(self.run), dict(self.latest), dict(self.came)
         return other
 
     # ------------------------------------------------------------------------------------------- writing
@@ -130,6 +138,10 @@ class Model:
     def _follow(self, before: set[int]) -> None:
         """Rows that are drawable now and were not `before` get their first priority."""
         now = self.anchors()
+        if self.ages:
+            for row in now:
+                if row.name not in before:
+                    self._stamp(row)
         if not self.prioritized:
             return
         for name in before - {row.name for row in now}:
@@ -141,6 +153,34 @@ class Model:
                 given = largest if told is None else told
                 self.leaf[row.name] = self._leaf(given)
                 self.max_priority = max(self.max_priority, given)
+
+    def _stamp(self, row: Row) -> None:
+        """The run that a new anchor belongs to."""
+        run, stamp = self.latest.get(row.lane, (0, 0))
+        came = self.came[row.lane] = self.came.get(row.lane, 0) + 1
+        if self.sampler.version is None:
+            run = stamp = (came - 1) // self.sampler.unit
+        else:
+            said = int(self._completed_by(row).fields[self.sampler.version])
+            run, stamp = run + (said != stamp), said
+            self.version = max(self.version, said)
+        self.run[row.name] = self.latest[row.lane] = (run, stamp)
+
+    def staleness_weight(self, row: Row) -> float:
+        """What an anchor counts for; 0 where it is too stale, or of a run long forgotten."""
+        sampler, (run, stamp), (newest, now) = self.sampler, self.run[row.name], self.latest[row.lane]
+        staleness = max((now if sampler.version is None else self.version) - stamp, 0)
+        remembered = sampler.runs or (sampler.maximum + 1 if sampler.version is None else max(64, sampler.maximum + 1))
+        if staleness > sampler.maximum or newest - run >= remembered:
+            return 0.0
+        if sampler.decay == "inverse":
+            return 1 / (1 + staleness)
+        return 2 ** -(staleness / sampler.half_life) if sampler.decay == "exponential" else 1.0
+
+    def chosen_from(self) -> list[Row]:
+        """Anchors that the sampler would draw."""
+        anchors = self.anchors()
+        return [row for row in anchors if self.staleness_weight(row) > 0] if self.ages else anchors
 
     def _leaf(self, priority: float) -> float:
         leaf = (np.float64(priority) + self.numbers["eps"]) ** self.numbers["alpha"]
@@ -182,9 +222,13 @@ class Model:
         """No rows; annealed numbers and counters stay."""
         self.history = [[] for _ in range(self.lane_count)]
         self.leaf, self.max_priority = {}, 1.0
+        self.run, self.latest, self.came = {}, {}, {}
 
     def set(self, **numbers: float) -> None:
         """For leaves written from now on."""
+        if self.ages:
+            self.version = int(numbers["version"])
+            return
         self.numbers.update({n: float(np.float32(x)) for n, x in numbers.items()})
 
     def convert(self, other: Any) -> Model:
@@ -377,6 +421,8 @@ class Model:
         if getattr(self.sampler, "over", "") == "episodes":
             episodes = [(r.lane, self.episode_of(r)) for r in self.anchors()]
             return 1 / len(set(episodes)) / episodes.count((row.lane, self.episode_of(row)))
+        if self.ages:
+            return self.staleness_weight(row) / sum(map(self.staleness_weight, self.anchors()))
         if not self.prioritized:
             return 1 / len(self.anchors())
         mass = sum(self.leaf.values())

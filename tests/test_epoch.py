@@ -564,4 +564,4 @@ def test_arguments_must_be_bools(name, value):
 def test_it_is_a_value():
     assert Epoch() == Epoch(shuffle=True) != Epoch(drop_last=True)
     assert repr(Epoch(drop_last=True)) == "Epoch(drop_last=True)"
-    assert (Epoch().numbers, Epoch().options, Epoch().prioritized) == ((), (), False)
+    assert (Epoch().numbers, Epoch().options, Epoch().prioritized) == ({}, {}, False)

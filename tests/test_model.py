@@ -70,6 +70,10 @@ SAMPLERS = {
     "batch": fbuf.samplers.Prioritized(),
     "buffer": fbuf.samplers.Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="buffer"),
     "none": fbuf.samplers.Prioritized(alpha=0.5, normalize=None, stratified=False),
+    "versions": fbuf.samplers.Staleness(4, version="action", runs=5),
+    "versions, all": fbuf.samplers.Staleness(20, version="action", decay="exponential", half_life=2),
+    "ages": fbuf.samplers.Staleness(3, decay="none"),
+    "ages, lots": fbuf.samplers.Staleness(2, unit=2, decay="exponential", half_life=0.5),
 }
 STORAGES = {
     "device": fbuf.storages.Device(),
@@ -241,10 +245,14 @@ class Trial:
         self.state = self.verbs.clear(self.state)
 
     def set(self, rng: np.random.Generator) -> None:
+        numbers: dict[str, Any] = {}
         if self.model.prioritized:
-            numbers = {"alpha": float(rng.uniform(0, 1)), "beta": float(rng.uniform(0, 1))}
+            numbers = {"alpha": np.float32(rng.uniform(0, 1)), "beta": np.float32(rng.uniform(0, 1))}
+        elif "version" in self.buffer.sampler.numbers:
+            numbers = {"version": np.int32(rng.integers(0, 9))}
+        if numbers:
             self.model.set(**numbers)
-            self.state = self.verbs.set(self.state, {n: jnp.float32(x) for n, x in numbers.items()})
+            self.state = self.verbs.set(self.state, {n: jnp.asarray(x) for n, x in numbers.items()})
 
     def scan(self, rng: np.random.Generator) -> None:
         """Three training steps in one program."""
@@ -284,7 +292,7 @@ class Trial:
     def compare_batch(self, batch: Any, beta: float | None = None) -> None:
         """Every row of a batch is what its anchor stands for."""
         model = self.model
-        data, anchors = flat(batch.data), {row.name for row in model.anchors()}
+        data, anchors = flat(batch.data), {row.name for row in model.chosen_from()}
         mask = np.asarray(batch.mask)
         probability, weight = np.asarray(batch.probability), np.asarray(batch.weight)
         self.trace.append((data, mask, probability, weight, np.asarray(batch.index.slot)))
@@ -329,7 +337,7 @@ class Trial:
         stats = {n: np.asarray(x).item() for n, x in buffer.stats(state).items()}
         assert stats["size"] == model.size and stats["drawable"] == len(anchors)
         assert {n: stats[n] for n in model.counters} == model.counters
-        assert bool(buffer.can_sample(state)) == bool(anchors)
+        assert bool(buffer.can_sample(state)) == bool(model.chosen_from())
         assert drawable_slots(buffer, state) in (anchors, None)
         if model.prioritized:
             expected = np.zeros(model.capacity)
@@ -420,7 +428,7 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
     slots = set(np.flatnonzero(flags & _anchors.OPEN).tolist())
     if not buffer.sampler.prioritized:
         lanes, length = buffer.geometry
-        queue = state.sampler.log if buffer.sampler.by_episode else state.sampler
+        queue = getattr(state.sampler, "log", state.sampler)
         log, head, count = np.asarray(queue.slot), np.asarray(queue.head), np.asarray(queue.count)
         logged = [int(log[(head[e] + i) % length * lanes + e]) for e in range(lanes) for i in range(count[e])]
         assert len(logged) == len(set(logged)) and set(logged) == slots
@@ -449,8 +457,15 @@ CASES = [
     ("cross", "batch", "device", None, "donated"),
     ("mask, both", "batch", "device", 3, "jit"),
     ("episode, cut", "uniform", "device", None, "donated"),
+    ("row", "versions", "device", 3, "donated"),
 ]
 SLOW_CASES = [
+    ("row", "ages, lots", "device", 3, "jit"),
+    ("stack, steps", "versions, all", "device", 3, "donated"),
+    ("next step, stack", "versions", "compressed", None, "donated"),
+    ("sequence, stride", "ages", "device", 3, "eager"),
+    ("mask, both", "versions", "device", None, "donated"),
+    ("episode", "versions, all", "host", 3, "jit"),
     ("row", "episodes", "device", 3, "donated"),
     ("sequence", "batch", "compressed", 3, "donated"),
     ("sequence, 1", "uniform", "device", None, "jit"),
@@ -507,6 +522,8 @@ CONVERSIONS = [
     ("sequence", "uniform", "episode, next step", "uniform", "device", None),
     ("episode", "uniform", "mask, both", "batch", "device", 3),
     ("mask", "batch", "cross", "uniform", "compressed", None),
+    ("episode", "uniform", "stack, steps", "versions", "device", 3),
+    ("row", "batch", "row", "versions, all", "host", None),
 ]
 
 

@@ -1,8 +1,19 @@
-"""Which anchors a batch is drawn from: `Uniform`, `Epoch`, `Consume`, `Prioritized`."""
+"""Which anchors a batch is drawn from: `Uniform`, `Epoch`, `Consume`, `Prioritized`, `Staleness`."""
 
 from fbuf.samplers._consume import Consume, ConsumeState
 from fbuf.samplers._epoch import Epoch, EpochState
 from fbuf.samplers._prioritized import Prioritized, PrioritizedState
+from fbuf.samplers._staleness import Staleness, StalenessState
 from fbuf.samplers._uniform import Uniform
 
-__all__ = ["Consume", "ConsumeState", "Epoch", "EpochState", "Prioritized", "PrioritizedState", "Uniform"]
+__all__ = [
+    "Consume",
+    "ConsumeState",
+    "Epoch",
+    "EpochState",
+    "Prioritized",
+    "PrioritizedState",
+    "Staleness",
+    "StalenessState",
+    "Uniform",
+]

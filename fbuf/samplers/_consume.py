@@ -59,12 +59,12 @@ class Consume:
             raise ValueError(f"Consume: times is {self.times!r}; expected an int >= 1.")
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        return ()
+    def numbers(self) -> Mapping[str, Any]:
+        return {}
 
     @property
-    def options(self) -> tuple[str, ...]:
-        return ()
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def prioritized(self) -> bool:
@@ -73,6 +73,10 @@ class Consume:
     @property
     def by_episode(self) -> bool:
         return False
+
+    @property
+    def stamp(self) -> str | None:
+        return None
 
     def init(self, geometry: Geometry, dense: bool) -> ConsumeState:
         size = 0 if self.times == 1 else geometry.capacity

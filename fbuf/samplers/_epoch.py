@@ -110,12 +110,12 @@ class Epoch:
                 raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        return ()
+    def numbers(self) -> Mapping[str, Any]:
+        return {}
 
     @property
-    def options(self) -> tuple[str, ...]:
-        return ()
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def prioritized(self) -> bool:
@@ -124,6 +124,10 @@ class Epoch:
     @property
     def by_episode(self) -> bool:
         return False
+
+    @property
+    def stamp(self) -> str | None:
+        return None
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
         lanes = (geometry.lanes,)
@@ -138,16 +142,12 @@ class Epoch:
         return EpochState(log=_population.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
 
     def change(self, sampler: EpochState, change: Change, geometry: Geometry, token: jax.Array) -> EpochState:
-        given_up = jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
-        opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
-        held = sampler.held - given_up
-        # Where every row is an anchor, only those written are told: they overwrite the oldest once the lane is full.
-        overwritten = jnp.maximum(opened - (jnp.int32(geometry.length) - held), jnp.int32(0))
+        held, closed = _population.closed(sampler.held, change, geometry)
         turn = sampler.turn
-        lost = jnp.minimum(given_up + overwritten, turn.start - turn.closed)
+        lost = jnp.minimum(closed, turn.start - turn.closed)
         return EpochState(
             log=_population.follow(sampler.log, change, geometry, token),
-            held=held - overwritten + opened,
+            held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
             turn=dataclasses.replace(turn, closed=turn.closed + lost),
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf import _anchors, _population, _sumtree
@@ -80,12 +81,12 @@ class Prioritized:
             raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        return ("alpha", "beta", "eps")
+    def numbers(self) -> Mapping[str, Any]:
+        return dict.fromkeys(("alpha", "beta", "eps"), np.float32)
 
     @property
-    def options(self) -> tuple[str, ...]:
-        return ("beta",)
+    def options(self) -> Mapping[str, Any]:
+        return {"beta": np.float32}
 
     @property
     def prioritized(self) -> bool:
@@ -94,6 +95,10 @@ class Prioritized:
     @property
     def by_episode(self) -> bool:
         return False
+
+    @property
+    def stamp(self) -> str | None:
+        return None
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity

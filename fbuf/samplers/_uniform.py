@@ -44,12 +44,12 @@ class Uniform:
             raise ValueError(f'Uniform: over is {self.over!r}; expected "anchors" or "episodes".')
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        return ()
+    def numbers(self) -> Mapping[str, Any]:
+        return {}
 
     @property
-    def options(self) -> tuple[str, ...]:
-        return ()
+    def options(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def prioritized(self) -> bool:
@@ -58,6 +58,10 @@ class Uniform:
     @property
     def by_episode(self) -> bool:
         return self.over == "episodes"
+
+    @property
+    def stamp(self) -> str | None:
+        return None
 
     def init(self, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
         return _population.init_episodes(geometry) if self.by_episode else _population.init(geometry, dense)

@@ -16,7 +16,7 @@ from fbuf import _ring
 from fbuf._anchors import RESET, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
-from fbuf._typing import Geometry, Read, Rule, Window
+from fbuf._typing import Population, Read, Rule, Window
 from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
@@ -84,11 +84,12 @@ class Episode:
     def window(
         self,
         spec: Spec,
-        geometry: Geometry,
-        flags: jax.Array | None,
+        population: Population,
         slot: jax.Array,
         mask: jax.Array,
+        key: jax.Array,
     ) -> Window:
+        geometry, flags = population.geometry, population.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = _ring.shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])

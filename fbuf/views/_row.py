@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
-from fbuf._typing import Geometry, Read, Rule, Window
+from fbuf._typing import Population, Read, Rule, Window
 
 
 @component
@@ -39,10 +39,10 @@ class Row:
     def window(
         self,
         spec: Spec,
-        geometry: Geometry,
-        flags: jax.Array | None,
+        population: Population,
         slot: jax.Array,
         mask: jax.Array,
+        key: jax.Array,
     ) -> Window:
         return Window(tuple(Read(name, slot) for name in spec), None)
 

@@ -21,7 +21,7 @@ from fbuf import _ring
 from fbuf._anchors import RESET, START, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec
-from fbuf._typing import Geometry, Read, Rule, Window
+from fbuf._typing import Population, Read, Rule, Window
 from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
@@ -143,11 +143,12 @@ class Sequence:
     def window(
         self,
         spec: Spec,
-        geometry: Geometry,
-        flags: jax.Array | None,
+        population: Population,
         slot: jax.Array,
         mask: jax.Array,
+        key: jax.Array,
     ) -> Window:
+        geometry, flags = population.geometry, population.flags
         assert flags is not None
         number, apart = self.length, self.dilation
         safe = jnp.where(mask, slot, jnp.int32(0))

@@ -35,7 +35,7 @@ from fbuf import _ring
 from fbuf._anchors import END, RESET, START, TERMINATED, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, expand, name_of
-from fbuf._typing import Geometry, Read, Rule, Window
+from fbuf._typing import Population, Read, Rule, Window
 from fbuf.views._leaves import check_flag, check_free, place, subtree, under
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
@@ -181,11 +181,12 @@ class Transition:
     def window(
         self,
         spec: Spec,
-        geometry: Geometry,
-        flags: jax.Array | None,
+        population: Population,
         slot: jax.Array,
         mask: jax.Array,
+        key: jax.Array,
     ) -> Window:
+        geometry, flags = population.geometry, population.flags
         assert flags is not None
         steps, back, nowhere = self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))
