@@ -41,8 +41,10 @@ class Buffer:
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`.
-      sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`.
-      view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`.
+      sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
+        `Staleness(...)`.
+      view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
+        `Hindsight(...)`.
       writer: Which slots new rows take: `writers.Ring()`.
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.

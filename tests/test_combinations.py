@@ -6,6 +6,8 @@ What a batch holds is shown elsewhere (`tests/test_model.py`); here that parts w
 from __future__ import annotations
 
 import functools
+import itertools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +16,15 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
-from fbuf.views import Episode, Row, Sequence, Transition
+from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
+
+
+def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+    """A reward."""
+    return -(achieved != goal).astype(jnp.float32)
+
 
 STORAGES = {
     "Device": Device(),
@@ -30,6 +38,8 @@ SAMPLERS = {
     "Epoch": Epoch(),
     "Consume": Consume(2),
     "Prioritized": Prioritized(),
+    "Staleness(version=...)": Staleness(6, version="action"),
+    "Staleness": Staleness(4, unit=3),
 }
 VIEWS = {
     "Row": Row(),
@@ -38,17 +48,21 @@ VIEWS = {
     "Sequence('mask')": Sequence(4, boundary="mask", at=1),
     "Sequence('cross')": Sequence(4, boundary="cross"),
     "Episode": Episode(6),
+    "Hindsight": Hindsight(Transition(n_step=2, stack=3), missed, goal="goal", achieved="reached"),
 }
 WRITERS = {"Ring": fbuf.writers.Ring()}
 REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
 DEFAULT = {
     ("Epoch", "Sequence('mask')"),
     ("Consume", "Episode"),
+    ("Staleness", "Hindsight"),
 }
 LANES, BATCH = 2, 6
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
     "action": jax.ShapeDtypeStruct((), np.int32),
+    "goal": jax.ShapeDtypeStruct((), np.int32),
+    "reached": jax.ShapeDtypeStruct((), np.int32),
     "reward": jax.ShapeDtypeStruct((), np.float32),
     "terminated": jax.ShapeDtypeStruct((), np.bool_),
     "truncated": jax.ShapeDtypeStruct((), np.bool_),
@@ -60,6 +74,8 @@ def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     return {
         "obs": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
         "action": rng.integers(0, 9, shape).astype(np.int32),
+        "goal": rng.integers(0, 9, shape).astype(np.int32),
+        "reached": rng.integers(0, 9, shape).astype(np.int32),
         "reward": rng.normal(size=shape).astype(np.float32),
         "terminated": rng.random(shape) < 0.15,
         "truncated": rng.random(shape) < 0.1,
@@ -123,6 +139,21 @@ def test_storages_do_not_matter(sampler: str, view: str) -> None:
 def test_what_makes_no_sense_is_refused(storage: str, pair: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=REFUSED[pair]):
         make(storage, *pair)
+
+
+def test_the_readme_shows_what_goes_together() -> None:
+    lines = (Path(fbuf.__file__).parent.parent / "README.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| | `Row` |"))
+    heads = [cell.replace("`", "").strip() for cell in lines[start].split("|")[2:-1]]
+    table = {}
+    for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :]):
+        name, *cells = (cell.replace("`", "").replace('"', "'").strip() for cell in line.split("|")[1:-1])
+        table |= {(name.removesuffix("()"), head): cell for head, cell in zip(heads, cells, strict=True)}
+    for sampler, view in itertools.product(SAMPLERS, VIEWS):
+        boundary = view.partition("'")[2].rstrip("')")
+        head = next(h for h in heads if h.startswith(view.split("(")[0]) and (not boundary or boundary in h))
+        cell = table[sampler.replace("(version=...)", ""), head]
+        assert cell.split(":")[0].split(",")[0] == ("refused" if (sampler, view) in REFUSED else "yes")
 
 
 def test_nobody_is_missing() -> None:

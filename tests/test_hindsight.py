@@ -306,6 +306,26 @@ def test_steps_are_in_place(storage: Any) -> None:
     assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
 
 
+def test_final_goals_over_the_end_of_the_ring() -> None:
+    """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
+    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
+    buffer = fbuf.Buffer(10, view=view)
+    number = jnp.arange(14)
+    rows = {
+        "obs": {"desired_goal": jnp.full(14, -1.0), "achieved_goal": number.astype(jnp.float32)},
+        "action": number,
+        "reward": jnp.zeros(14),
+        "terminated": number == 8,
+        "truncated": jnp.zeros(14, bool),
+    }
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+    for part in (slice(0, 8), slice(8, 14)):
+        state = buffer.extend(state, jax.tree.map(lambda x, part=part: x[part], rows))
+    data = buffer.peek(state, jax.random.key(0), 512).data
+    goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
+    assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
+
+
 def test_an_episode_far_longer_than_the_ring() -> None:
     """Nothing is known of where it began; goals are of rows still held."""
     view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)

@@ -117,6 +117,14 @@ def test_terminated_wins_over_truncated():
     assert drawn(Transition(), rows)[2] == (2, 2, 0, 2)
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_only_what_terminated_is_terminal(n_step):
+    """torchrl's MultiStep took every row for terminal with one step, and the last of unfinished data with more."""
+    found = drawn(Transition(n_step=n_step, gamma=0.5), rows_of([1, 2, 4, 8, 16, 32], "--t---"))
+    terminal = {o for o, (_, _, discount, _) in found.items() if discount == 0}
+    assert terminal == ({4} if n_step == 1 else {1, 2, 4}) and max(found) == (16 if n_step == 1 else 4)
+
+
 @pytest.mark.parametrize(("pad", "before"), [("zero", 0), ("repeat", 4)])
 def test_stacks_stop_at_the_first_frame_of_the_episode(pad, before):
     view = Transition(stack=3, gamma=0.5, pad=pad)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _anchors, _population, _sumtree
+from fbuf import _anchors, _permutation, _population, _sumtree
 from fbuf._config import component, state
 from fbuf._typing import Change, Draw, Geometry, Population
 
@@ -49,7 +49,8 @@ class Prioritized:
       eps: Added to every magnitude, so that nothing is lost for ever.
       normalize: Weights are divided by the largest in the "batch", the largest possible in the "buffer" (one more tree),
         or not at all (None).
-      stratified: One draw from each of B equal shares of the total (less variance), or independent draws.
+      stratified: One draw from each of B equal shares of the total (less variance), or independent draws. Either way in
+        random order, so that a part of a batch (of each device, or of a minibatch) is as good as any other.
 
     New rows get the largest priority seen so far, 1.0 at first, unless `extend(..., priority=...)` gives one. If every
     leaf is 0, all anchors are alike.
@@ -147,6 +148,10 @@ class Prioritized:
         mass = _sumtree.root(sampler.tree)
         some = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         slot, leaf = _sumtree.draw(sampler.tree, key, batch_size, geometry.capacity, stratified=self.stratified)
+        if self.stratified:  # one share after another: half a batch would be the older half of the buffer
+            name = jax.random.bits(jax.random.fold_in(key, 2), (2,), jnp.uint32)
+            order = _permutation.permute(name, jnp.arange(batch_size, dtype=jnp.int32), jnp.int32(batch_size))
+            slot, leaf = slot[order], leaf[order]
         flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
 
         def alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
