@@ -744,10 +744,11 @@ def test_after_retirement_the_buffer_is_one_of_only_the_newest_rows(sampler: str
 
 
 def test_indices_of_retired_rows_are_stale() -> None:
-    buffer = dataclasses.replace(small("retire"), sampler=Prioritized())
+    storage = Deduplicated(keys=("a", "b"), block=(4, 4), blocks=64)  # room for fewer rows than the ring has
+    buffer = small("retire", storage=storage, sampler=Prioritized())
     trial = Trial(buffer, SMALL)
     indices: dict[int, tuple[int, int]] = {}
-    while trial.counters()[1] < 20:
+    for _ in range(20):
         number = np.arange(trial.next, trial.next + 12)
         trial.extend(
             {"a": numbered(number.reshape(4, 3)), "b": np.zeros((4, 3, 4, 12), np.uint8)},
@@ -757,6 +758,7 @@ def test_indices_of_retired_rows_are_stale() -> None:
         readable = [n for lane in trial.arrived for n in lane if n not in trial.refused]
         index = jax.device_get(trial.index_of(readable))
         indices |= dict(zip(readable, zip(index.slot.tolist(), index.ticket.tolist(), strict=True), strict=True))
+    assert trial.counters()[1] >= 20
     held = {n for lane in trial.arrived for n in lane}
     gone = sorted(set(indices) - held)
     assert len(gone) >= 15
