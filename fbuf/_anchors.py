@@ -43,9 +43,8 @@ class Anchors:
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
     tail_priority: jax.Array | None  # float32[W, E], given to `extend`, negative where none was; None where prompt
     pending: jax.Array | None  # int32[E], newest rows not decided yet, <= W; None where prompt
-    step: (
-        jax.Array | None
-    )  # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
+    # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
+    step: jax.Array | None
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
     tail_stamp: jax.Array | None  # int32[W, E]; None where prompt, or unless the sampler asks for stamps
     starts: Starts | None  # None unless the view asks for them
@@ -142,8 +141,10 @@ def extend(
     num, tail_rows = end.shape[0], width(rule)
     whole = jnp.int32(length)
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
-    end, terminated, given = _compact(keep, end, terminated, given)
-    (stamp,) = (None,) if stamp is None else _compact(keep, stamp)
+    newest_stamp = largest_stamp(stamp, keep)
+    stamp_or_not = stamp if stamp is not None else given
+    end, terminated, given, stamp_or_not = _compact(keep, end, terminated, given, stamp_or_not)
+    stamp = None if stamp is None else stamp_or_not
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
 
     flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
@@ -208,8 +209,7 @@ def extend(
         assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
         given = jnp.concatenate([anchors.tail_priority, given])
         if anchors.tail_stamp is not None:
-            none = anchors.tail_stamp[:0]
-            stamp = jnp.concatenate([anchors.tail_stamp, none if stamp is None else stamp])
+            stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
             tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
@@ -245,7 +245,7 @@ def extend(
         count=anchors.count - closed + opening,
         rule=rule,
     )
-    return after, Change(open_slot, open_mask, episode, stamp, given, near, closing), token
+    return after, Change(open_slot, open_mask, episode, stamp, newest_stamp, given, near, closing), token
 
 
 class _Opened(NamedTuple):
@@ -373,6 +373,14 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
+def largest_stamp(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
+    """int32[], of the rows written; the least there is where none are."""
+    if stamp is None:
+        return None
+    least = -(2**31)
+    return jnp.max(stamp if keep is None else jnp.where(keep, stamp, jnp.int32(least)), initial=least)
+
+
 def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None) -> Change:
     """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
@@ -382,6 +390,7 @@ def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: j
         open_mask=keep,
         open_episode=None,
         open_stamp=stamp,
+        newest_stamp=largest_stamp(stamp, keep),
         priority=given,
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),

@@ -173,10 +173,11 @@ class Buffer:
                 raise ValueError(
                     f"{call}: {self.sampler!r} goes by leaf '{stamp}', but rows have {', '.join(spec)}. Use one of those."
                 )
-            if not jnp.issubdtype(spec[stamp].dtype, jnp.integer) or spec[stamp].shape != ():
+            dtype, shape = spec[stamp].dtype, spec[stamp].shape
+            if not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.uint32, jnp.uint64) or shape != ():
                 raise TypeError(
-                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', which is {spec[stamp].dtype}"
-                    f"{list(spec[stamp].shape)}; expected an integer [] a row. Cast with x.astype(jnp.int32)."
+                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', which is {dtype}{list(shape)}; expected an integer [] "
+                    f"a row that int32 holds. Cast with x.astype(jnp.int32)."
                 )
         for name in self.episode_end:
             if name not in spec:
@@ -452,7 +453,8 @@ class Buffer:
     def convert(self, other: Buffer, state: BufferState) -> BufferState:
         """The same rows as a state of `other`, a buffer with another sampler or view.
 
-        Rows are shared, not copied: donate at most one of the two states. Priorities start anew. What came before the
+        Rows are shared, not copied: donate at most one of the two states. Priorities, and numbers given by `set`, start
+        anew. What came before the
         oldest row of a full lane is unknown, so its first rows may not be drawable where they were before, and windows with a
         stride begin at that row.
 
@@ -532,6 +534,8 @@ class Buffer:
                 )
             if np.shape(value) != ():
                 raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
+            if not isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
+                raise TypeError(f"{call}: {name} is {value!r}; expected a number.")
             if isinstance(value, (int, float, np.generic, np.ndarray)) and not 0 <= float(value) < float("inf"):
                 raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
             if np.issubdtype(known[name], np.integer):

@@ -25,7 +25,7 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str) -> No
         del new[name]
     if new.pop("empty_samples"):
         raise ValueError(
-            f"{call}: there is nothing to draw yet. Ask can_sample first, or learn only where the mask is True."
+            f"{call}: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True."
         )
     if any(new.values()):
         names = {name: name.removeprefix("refused_").replace("_", " ") for name in new}
@@ -56,7 +56,7 @@ def checked(step: F) -> F:
       >>> draw = fbuf.checked(jax.jit(lambda state, key: buffer.sample(state, key, 4)))
       >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       Traceback (most recent call last):
-      ValueError: checked: there is nothing to draw yet. Ask can_sample first, or learn only where the mask is True.
+      ValueError: checked: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True.
     """
 
     @functools.wraps(step)

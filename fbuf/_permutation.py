@@ -64,6 +64,13 @@ def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
     return (row * columns + column).astype(jnp.int32)
 
 
+def mixed(key: jax.Array, number: int) -> jax.Array:
+    """int32[number], a random order of so many things: cheap for many, every order alike for few."""
+    if number <= 32:  # a key names orders of so few unevenly
+        return shuffled(jax.random.bits(key, (number,), jnp.uint32), jnp.int32(number))
+    return permute(jax.random.bits(key, (2,), jnp.uint32), jnp.arange(number, dtype=jnp.int32), jnp.int32(number))
+
+
 def shuffled(bits: jax.Array, n: jax.Array) -> jax.Array:
     """[0, n) in random order, every order alike, then the rest of [0, M) as it is.
 

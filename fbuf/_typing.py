@@ -40,9 +40,8 @@ class Ring:
 
     cursor: jax.Array  # int32[E], position of the next row, in [0, L)
     size: jax.Array  # int32[E], rows held, in [0, L]
-    lap: (
-        jax.Array
-    )  # uint32[E], how often the lane came round (and was cleared), from 1; wraps, compared for equality only
+    # uint32[E], how often the lane came round (and was cleared), from 1; wraps, compared for equality only
+    lap: jax.Array
 
 
 @state
@@ -101,6 +100,7 @@ class Change:
     open_mask: jax.Array  # bool[A, E]
     open_episode: jax.Array | None  # uint32[A, E], counts the lane's episodes; None unless the sampler asks for it
     open_stamp: jax.Array | None  # int32[A, E], what the leaf `Sampler.stamp` said; None unless the sampler asks for it
+    newest_stamp: jax.Array | None  # int32[], the largest that any row of the write said; None as above
     priority: jax.Array  # float32[A, E], negative: none was given
     close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and none is given up: what closes reopens
     close_mask: jax.Array  # bool[K, E]
@@ -111,9 +111,8 @@ class Read(NamedTuple):
 
     name: str
     slot: jax.Array  # int32[B, ...]
-    pool: jax.Array | None = (
-        None  # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
-    )
+    # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
+    pool: jax.Array | None = None
     start: jax.Array | None = None  # int32[B]; a storage for which rows are dear reads the pool once
 
 

@@ -107,6 +107,7 @@ def _extend_core(
         all_kept = jnp.ones(place.slot.shape, bool) if keep is None else keep
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(place.slot, all_kept, given, None if stamp is None else stamp[skipped:])
+        change = dataclasses.replace(change, newest_stamp=_anchors.largest_stamp(stamp, mask))
     else:
         anchors, change, token = _anchors.extend(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token

@@ -103,6 +103,7 @@ class Model:
     def extend(self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None) -> None:
         """Adds leaves `[N, E, ...]`, one row after the other."""
         drawable = {row.name for row in self.anchors()}
+        self._see_versions(rows, mask)
         for n in range(next(iter(rows.values())).shape[0]):
             for e in range(self.lane_count):
                 if mask is None or mask[n, e]:
@@ -154,6 +155,11 @@ class Model:
                 self.leaf[row.name] = self._leaf(given)
                 self.max_priority = max(self.max_priority, given)
 
+    def _see_versions(self, rows: Fields, mask: np.ndarray | None = None) -> None:
+        if self.ages and self.sampler.version is not None:
+            said = rows[self.sampler.version]
+            self.version = max([self.version, *(said if mask is None else said[mask]).reshape(-1).tolist()])
+
     def _stamp(self, row: Row) -> None:
         """The run that a new anchor belongs to."""
         run, stamp = self.latest.get(row.lane, (0, 0))
@@ -163,7 +169,6 @@ class Model:
         else:
             said = int(self._completed_by(row).fields[self.sampler.version])
             run, stamp = run + (said != stamp), said
-            self.version = max(self.version, said)
         self.run[row.name] = self.latest[row.lane] = (run, stamp)
 
     def staleness_weight(self, row: Row) -> float:
@@ -247,6 +252,9 @@ class Model:
             if full:
                 held[0].reset = held[0].unknown = model.next_step  # it may be one
             model.history[lane] = held
+        if model.ages and other.sampler.version is not None:
+            kept = [row for rows in model.history for row in rows if not row.unknown]
+            model.version = max([0, *(int(row.fields[other.sampler.version]) for row in kept)])
         model._follow(set())
         return model
 

@@ -1515,8 +1515,14 @@ def test_a_lane_gives_up_no_more_than_twice_what_it_brings() -> None:
     assert int(buffer.stats(state)["size"]) == before
 
 
-@pytest.mark.parametrize("number", [5, 60, 150, 300, 700])
-@pytest.mark.parametrize("view", [Row(), Transition()])
+@pytest.mark.parametrize(
+    ("number", "view"),
+    [
+        pytest.param(n, view, marks=() if (n, view) in ((60, Row()), (300, Transition())) else pytest.mark.slow)
+        for n in (5, 60, 150, 300, 700)
+        for view in (Row(), Transition())
+    ],
+)
 def test_a_table_that_holds_all_rows_gives_up_none(number: int, view: Any) -> None:
     """What a write overwrites makes room for it, however large a share of the ring it is."""
     fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False} if view != Row() else {}

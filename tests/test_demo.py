@@ -87,6 +87,7 @@ def columns(runs):
         return _storages.compare(runs["device"].newest)
 
 
+@pytest.mark.slow
 def test_every_storage_trains_alike(runs):
     first = runs["device"]
     assert np.isfinite(first.losses).all() and (first.losses > 0).all()
@@ -144,6 +145,7 @@ def test_a_crowded_table_grows_while_storages_are_compared(runs, columns, monkey
     assert grown.identical and grown.blocks.gone == 0 and grown.write > 0
 
 
+@pytest.mark.slow
 def test_the_table_grows_before_rows_give_way(monkeypatch):
     """Every frame is new, so that the table fills as fast as rows come."""
     actor = _actor.Actor(Blocks("blocks", 8, 0), jax.random.key(0))

@@ -141,7 +141,9 @@ def test_no_verb_changes_what_it_is_given(name: str) -> None:
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
+)
 def test_verbs_give_the_same_eager_and_jitted(name: str) -> None:
     buffer, state = BUFFERS[name], filled(name)
     eager, batch = step(buffer, state, KEY, rows(3, 5))

@@ -122,7 +122,10 @@ class Oracle:
 
 @functools.cache
 def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
-    return jax.jit(buffer.extend, donate_argnums=0), jax.jit(lambda s, k: buffer.sample(s, k, DRAWS), donate_argnums=0)
+    return (
+        jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask), donate_argnums=0),
+        jax.jit(lambda s, key: buffer.sample(s, key, DRAWS), donate_argnums=0),
+    )
 
 
 def observation(number: np.ndarray, lane: np.ndarray, extra: float) -> dict[str, np.ndarray]:
@@ -144,10 +147,13 @@ def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: flo
     for turn in range(14):
         often = rng.choice([0.0, 0.1, 0.4])
         terminated, truncated = rng.random((2, 7, width)) < often
-        number = len(oracle.lanes[0]) + np.arange(7)[:, None] + np.zeros((1, width), int)
+        mask, number = rng.random((7, width)) < rng.choice([0.6, 1.0]), np.zeros((7, width), int)
         lane = np.zeros((7, 1), int) + np.arange(width)[None, :]
         for n in range(7):
             for e in range(width):
+                if not mask[n, e]:
+                    continue
+                number[n, e] = len(oracle.lanes[e])
                 if oracle.resets_next(e):
                     terminated[n, e] = truncated[n, e] = False
                 oracle.arrive(e, bool(terminated[n, e]), bool(truncated[n, e]))
@@ -161,7 +167,7 @@ def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: flo
         }
         if state is None:
             state = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), rows))
-        state = extend(state, rows if lanes else jax.tree.map(lambda x: x[:, 0], rows))
+        state = extend(state, *((rows, mask) if lanes else jax.tree.map(lambda x: x[:, 0], (rows, mask))))
         state, batch = sample(state, jax.random.key(turn))
         compare(oracle, jax.device_get(batch), strategy, fraction, rewards)
 
@@ -193,7 +199,7 @@ def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards:
         for goal, got, relabelled in zip(given[:, 0], data["reward"][places], new, strict=True):
             want = oracle.returned(row, float(goal) if relabelled else None, rewards)
             np.testing.assert_allclose(got, want, rtol=1e-5)
-        if int(new.sum()) > 20 * len(goals) > 20:
+        if len(goals) > 1 and int(new.sum()) > 20 * len(goals):
             counts = np.array([(given[new][:, 0] == goal).sum() for goal in goals])
             assert abs(chi_square_z(counts, np.full(len(goals), 1 / len(goals)))) < 5
     if could > 100:
@@ -224,6 +230,46 @@ def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | No
 def test_always_and_never() -> None:
     follow("one step", "future", None, 0, fraction=1.0)
     follow("one step", "future", None, 0, fraction=0.0)
+
+
+def test_an_observation_that_is_the_achieved_goal() -> None:
+    """The true final observation counts as for goals below it."""
+    number = jnp.arange(12)
+    rows = {
+        "obs": number.astype(jnp.float32),
+        "final": number + 0.5,
+        "goal": jnp.full(12, -1.0),
+        "action": number,
+        "reward": jnp.zeros(12),
+        "terminated": number % 4 == 3,
+        "truncated": jnp.zeros(12, bool),
+    }
+    inner = Transition(final_observation="final")
+    view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
+    buffer = fbuf.Buffer(20, view=view)
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.peek(state, jax.random.key(0), 300).data
+    assert set(data["action"].tolist()) == set(range(12)) and bool(data["relabelled"].all())
+    assert bool((data["goal"] == data["action"] // 4 * 4 + 3.5).all())
+
+
+def test_rewards_below_the_observation_are_refused() -> None:
+    goal = np.zeros(2, np.float32)
+    rows = {"obs": {"achieved_goal": goal, "desired_goal": goal, "reward": 0.0}, "action": 0}
+    buffer = fbuf.Buffer(10, view=Hindsight(Transition(reward="obs/reward"), reward))
+    with pytest.raises(ValueError, match="'obs/reward' is part of the observation 'obs'"):
+        buffer.init(rows | {"terminated": False, "truncated": False})
+
+
+def test_a_reward_that_jax_cannot_trace() -> None:
+    goal = np.zeros(2, np.float32)
+    rows = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
+    buffer = fbuf.Buffer(
+        10, view=Hindsight(Transition(), lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
+    )
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        buffer.init(rows | {"terminated": False, "truncated": False})
+    assert "jnp.where for if" in error.value.__notes__[-1]
 
 
 def test_what_is_not_relabelled_is_as_without_it() -> None:
@@ -277,7 +323,10 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
+@pytest.mark.parametrize(
+    "storage",
+    [fbuf.storages.Device(), pytest.param(fbuf.storages.Compressed(keys=("obs/frame",)), marks=pytest.mark.slow)],
+)
 def test_steps_are_in_place(storage: Any) -> None:
     view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
     buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
@@ -351,6 +400,9 @@ def test_an_episode_far_longer_than_the_ring() -> None:
     [
         (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected one of transitions"),
         (lambda: Hindsight(Sequence(3), reward), TypeError, "expected one of transitions"),
+        (lambda: Hindsight(Transition, reward), TypeError, "expected one of transitions"),
+        (lambda: Hindsight(Transition(), reward, goal=5), TypeError, "goal is 5; expected the name of a leaf"),
+        (lambda: Hindsight(Transition(), reward, "obs", "obs"), ValueError, "goal and achieved are both 'obs'"),
         (lambda: Hindsight(Transition(), "reward"), TypeError, "Transition(reward=...)"),
         (
             lambda: Hindsight(Transition(), reward, strategy="past"),
@@ -392,5 +444,7 @@ def test_a_reward_of_another_shape() -> None:
     rows = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
     rows |= {"terminated": False, "truncated": False}
     buffer = fbuf.Buffer(10, view=Hindsight(Transition(), lambda achieved, goal: achieved - goal))
-    with pytest.raises(ValueError, match=r"reward\(achieved_goal, goal\) gives float32\[2\]; expected shape \[\]"):
+    with pytest.raises(
+        ValueError, match=r"reward\(achieved_goal, goal\) gives float32\[2\]; expected real numbers of shape \[\]"
+    ):
         buffer.init(rows)

@@ -452,7 +452,6 @@ CASES = [
     ("next step", "none", "device", None, "donated"),
     ("next step, stack", "batch", "host", 3, "donated"),
     ("other ends", "uniform", "device", None, "donated"),
-    ("stack, steps", "batch", "deduplicated", 3, "donated"),
     ("sequence, stride", "episodes", "device", 3, "donated"),
     ("cross", "batch", "device", None, "donated"),
     ("mask, both", "batch", "device", 3, "jit"),
@@ -460,6 +459,7 @@ CASES = [
     ("row", "versions", "device", 3, "donated"),
 ]
 SLOW_CASES = [
+    ("stack, steps", "batch", "deduplicated", 3, "donated"),
     ("row", "ages, lots", "device", 3, "jit"),
     ("stack, steps", "versions, all", "device", 3, "donated"),
     ("next step, stack", "versions", "compressed", None, "donated"),
@@ -556,7 +556,7 @@ def test_convert_keeps_rows_and_finds_anchors_anew(
 @pytest.mark.parametrize(
     ("view", "sampler", "lanes"),
     [
-        ("final, stack", "batch", None),
+        pytest.param("final, stack", "batch", None, marks=pytest.mark.slow),
         pytest.param("next step, stack", "uniform", 3, marks=pytest.mark.slow),
         pytest.param("row", "buffer", 3, marks=pytest.mark.slow),
     ],

@@ -59,7 +59,7 @@ def test_writes_are_in_place() -> None:
 
 def test_nothing_to_draw() -> None:
     replay = make()
-    with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw yet. Ask can_sample first"):
+    with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw now. Ask can_sample first"):
         replay.sample(4)
     assert not replay.can_sample()
     replay.extend(rows(0, 4))
@@ -175,5 +175,5 @@ def test_checked_raises_for_any_step() -> None:
     fine = fbuf.checked(learn)(state, jnp.float32(1))
     with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
         fbuf.checked(learn)(fine, jnp.float32(jnp.nan))
-    with pytest.raises(ValueError, match="checked: there is nothing to draw yet"):
+    with pytest.raises(ValueError, match="checked: there is nothing to draw now"):
         fbuf.checked(learn)(buffer.init(EXAMPLE), jnp.float32(1))

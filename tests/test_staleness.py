@@ -5,6 +5,7 @@ What it does in the company of views, lanes, conversions and other verbs is comp
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -96,6 +97,35 @@ def test_a_learner_ahead_of_its_actors() -> None:
     assert int(buffer.stats(buffer.clear(state))["version"]) == 9
 
 
+def test_weights_too_small_for_a_float() -> None:
+    """A learner hundreds of half-lives ahead still draws what is not beyond the maximum."""
+    sampler = Staleness(20, version="version", decay="exponential", half_life=0.05)
+    buffer = fbuf.Buffer(10, sampler=sampler)
+    state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.array([0, 0, 1, 1])})
+    for version, drawn in ((1, {1}), (20, {1}), (21, {1}), (22, set())):
+        now = buffer.set(state, version=version)
+        batch = buffer.peek(now, jax.random.key(0), 64)
+        assert set(batch.data["version"][batch.mask].tolist()) == drawn
+        assert bool(buffer.can_sample(now)) == bool(drawn)
+
+
+def test_versions_far_apart() -> None:
+    buffer = fbuf.Buffer(10, sampler=Staleness(5, version="version"))
+    state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.array([-(2**31), -7, 3])})
+    assert set(buffer.peek(state, jax.random.key(0), 64).data["version"].tolist()) == {3}
+    assert not bool(buffer.can_sample(buffer.set(state, version=2**31 - 1)))
+
+
+def test_rows_that_are_no_anchors_age_the_others() -> None:
+    """The current version is that of the newest policy heard of, whether or not its rows can be drawn already."""
+    buffer = fbuf.Buffer(8, sampler=Staleness(2, version="version"), view=Sequence(4, episode_end=("end",)))
+    state = buffer.init({"version": 0, "end": False})
+    for version, current in (([0, 0, 0, 0], 0), ([2], 2), ([9], 9), ([20], 9), ([3, 30, *[3] * 20], 30)):
+        rows = {"version": jnp.array(version), "end": jnp.zeros(len(version), bool)}
+        state = buffer.extend(state, rows, mask=jnp.array(version) != 20)
+        assert int(buffer.stats(state)["version"]) == current
+
+
 def test_runs_that_are_forgotten() -> None:
     """Two actors in one lane: each change begins a run."""
     version = jnp.tile(jnp.array([7, 8]), 40)
@@ -114,8 +144,7 @@ def test_counts_do_not_overflow() -> None:
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8))
     sampler = state.sampler
     stamp = jnp.asarray(np.asarray(sampler.stamp - sampler.stamp[-1:]) + np.int32(2**31 - 2))
-    state = jax.tree.map(lambda x: x, state)
-    object.__setattr__(state, "sampler", type(sampler)(**(vars(sampler) | {"stamp": stamp})))
+    state = dataclasses.replace(state, sampler=dataclasses.replace(sampler, stamp=stamp))
     for i in range(8, 16):
         state = buffer.add(state, jnp.int32(i))
         assert set(buffer.peek(state, jax.random.key(i), 64).data.tolist()) == {i, i - 1, i - 2}
@@ -213,12 +242,14 @@ def test_wrong_leaves_and_numbers() -> None:
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
     with pytest.raises(ValueError, match="goes by leaf 'version', but rows have x"):
         buffer.init({"x": 0.0})
-    for wrong in (0.0, jnp.zeros(2, jnp.int32), True):
+    for wrong in (0.0, jnp.zeros(2, jnp.int32), True, np.uint32(0)):
         with pytest.raises(TypeError, match="goes by leaf 'version', which is .* expected an integer"):
             buffer.init({"x": 0.0, "version": wrong})
     state = buffer.init({"x": 0.0, "version": 0})
     with pytest.raises(TypeError, match=r"version is 1.5; expected an integer\. Write int\(x\)"):
         buffer.set(state, version=1.5)
+    with pytest.raises(TypeError, match="version is '3'; expected a number"):
+        buffer.set(state, version="3")
     with pytest.raises(ValueError, match="less than 2"):
         buffer.set(state, version=2**31)
     with pytest.raises(ValueError, match="has no number 'alpha'"):

@@ -135,12 +135,15 @@ def test_strata_leave_counts_next_to_nothing_to_chance():
     assert np.abs(slots_drawn(buffer, state, 0, 2**14) - expected).max() < 2.1
 
 
-@pytest.mark.parametrize("place", [slice(0, 1), slice(0, 16), slice(31, 32)])
-def test_a_part_of_a_batch_is_as_good_as_any_other(place):
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [(32, slice(0, 1)), (32, slice(0, 16)), (32, slice(31, 32)), (5, slice(0, 1)), (5, slice(2, 5)), (40, slice(0, 9))],
+)
+def test_a_part_of_a_batch_is_as_good_as_any_other(size, place):
     """Strata handed out in order give half a batch of old rows: so flashbax's mixer never drew half of each buffer."""
     buffer = fbuf.Buffer(capacity=100, sampler=fbuf.samplers.Prioritized())
     state = buffer.extend(buffer.init(jnp.float32(0)), jnp.zeros(100, jnp.float32))
-    batches = jax.vmap(lambda key: buffer.peek(state, key, 32))(jax.random.split(jax.random.key(0), 20_000))
+    batches = jax.vmap(lambda key: buffer.peek(state, key, size))(jax.random.split(jax.random.key(0), 20_000))
     counts = np.bincount(np.asarray(batches.index.slot)[:, place].reshape(-1), minlength=100)
     assert chi_square_z(counts, np.full(100, 0.01)) < 4
 

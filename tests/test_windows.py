@@ -196,13 +196,13 @@ ROW = {
 @pytest.mark.parametrize(
     ("view", "sampler"),
     [
-        (Sequence(8), Uniform("episodes")),
-        (Sequence(8, stride=4), Prioritized()),
+        pytest.param(Sequence(8), Uniform("episodes"), marks=pytest.mark.slow),
+        pytest.param(Sequence(8, stride=4), Prioritized(), marks=pytest.mark.slow),
         (Sequence(6, boundary="mask", at=3), Prioritized(normalize="buffer")),
         pytest.param(Sequence(8, boundary="cross", dilation=2), Uniform(), marks=pytest.mark.slow),
         pytest.param(Episode(12), Prioritized(), marks=pytest.mark.slow),
         (Episode(12, longer="cut"), Uniform("episodes")),
-        (Row(), Uniform("episodes")),
+        pytest.param(Row(), Uniform("episodes"), marks=pytest.mark.slow),
     ],
     ids=repr,
 )

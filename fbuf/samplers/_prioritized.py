@@ -149,8 +149,7 @@ class Prioritized:
         some = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         slot, leaf = _sumtree.draw(sampler.tree, key, batch_size, geometry.capacity, stratified=self.stratified)
         if self.stratified:  # one share after another: half a batch would be the older half of the buffer
-            name = jax.random.bits(jax.random.fold_in(key, 2), (2,), jnp.uint32)
-            order = _permutation.permute(name, jnp.arange(batch_size, dtype=jnp.int32), jnp.int32(batch_size))
+            order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
             slot, leaf = slot[order], leaf[order]
         flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
 

@@ -11,6 +11,7 @@ exponentially, which then run out of a float's range. Weighing all rows at each 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ from jax import lax
 from fbuf import _population
 from fbuf._config import component, state
 from fbuf._population import Log
+from fbuf._tree import name_of
 from fbuf._typing import Change, Draw, Geometry, Population
 
-_MOST = 2**16  # runs of all lanes are weighed at each draw
+_MOST = 2**16  # runs of a lane; all are weighed at each draw
 _RUNS = 64
 
 
@@ -54,10 +56,11 @@ class Staleness:
 
     Attributes:
       maximum: The largest staleness that is drawn, >= 0.
-      version: Name of an integer leaf: the version of the policy that acted. Staleness is the current version minus that
-        one; current is the newest seen so far, or what `buffer.set(state, version=...)` said since, as a learner does that is
-        ahead of what its actors send. The row counts that made the anchor drawable (of a window its last), as
-        for priorities. None: staleness is age, how many lots of `unit` anchors of its lane came since.
+      version: Name of an integer leaf (values that int32 holds): the version of the policy that acted. Staleness is the
+        current version minus that one, or 0; current is the newest that came so far, 0 at first, or what
+        `buffer.set(state, version=...)` said since, as a learner does that is ahead of what its actors send. Of a window or
+        an episode its last row counts, of a transition the row it begins with. None: staleness is age, how many lots of
+        `unit` anchors of its lane came since (those not counted that one write both brings and overwrites).
       decay: Weight of an anchor of staleness s: "inverse" 1 / (1 + s), "exponential" 2^(-s / half_life), or "none".
       half_life: > 0; for "exponential".
       unit: Anchors in a lot, >= 1; for ages.
@@ -66,7 +69,8 @@ class Staleness:
         each change from one to another begins a run, so give each its lane (`lanes=E`), or ask for more runs.
 
     `probability` is that of the draw; `weight` is 1: what is drawn less often is meant to count less. `can_sample` says whether
-    anything is fresh enough. `stats`: `anchors_fresh`, how many anchors are, and `version`.
+    anything is fresh enough. `stats`: `anchors_fresh`, how many anchors are, and `version`. `Buffer.convert` starts anew from
+    the rows: set the version again.
 
     Cost: O(B log(K E) + K E) a draw and O(K E) more a write, K runs a lane; 8 K E bytes, and 4 a row where the view looks at
     neighbours. Exact to what float32 can tell apart: a run of less than 10^-7 of all weight comes a little too often or
@@ -99,14 +103,18 @@ class Staleness:
                 f"Staleness: maximum is {self.maximum!r}; expected an int from 0 to {_MOST - 1}"
                 f"{' (for greater ages use lots: unit=...)' if _is_int(self.maximum) and self.maximum > 0 else ''}."
             )
-        if self.version is not None and not isinstance(self.version, str):
-            raise TypeError(f"Staleness: version is {self.version!r}; expected the name of a leaf, or None for ages.")
+        if self.version is not None:
+            if not isinstance(self.version, (str, tuple)):
+                raise TypeError(
+                    f"Staleness: version is {self.version!r}; expected the name of a leaf, or None for ages."
+                )
+            object.__setattr__(self, "version", name_of(self.version))
         if self.decay not in ("inverse", "exponential", "none"):
             raise ValueError(f'Staleness: decay is {self.decay!r}; expected "inverse", "exponential" or "none".')
         if self.decay == "exponential":
-            if not isinstance(self.half_life, (int, float)) or not 0 < self.half_life < float("inf"):
+            if not isinstance(self.half_life, (int, float)) or not 1e-30 < self.half_life < 1e30:
                 raise ValueError(
-                    f"Staleness: half_life is {self.half_life!r}; expected a finite number > 0. "
+                    f"Staleness: half_life is {self.half_life!r}; expected a number > 0 that float32 holds. "
                     f"Write Staleness({self.maximum}, decay='exponential', half_life=8)."
                 )
             object.__setattr__(self, "half_life", float(self.half_life))
@@ -174,8 +182,7 @@ class Staleness:
         lane = jnp.broadcast_to(jnp.arange(geometry.lanes, dtype=jnp.int32)[None, :], place.shape)
         version = sampler.version
         if self.version is not None:
-            newest = jnp.max(jnp.where(change.open_mask, arrived.stamp, version), initial=-(2**31))
-            version = jnp.maximum(version, newest)
+            version = jnp.maximum(version, version if change.newest_stamp is None else change.newest_stamp)
         return StalenessState(
             log=_population.follow(sampler.log, change, geometry, token),
             held=held + opened,
@@ -200,19 +207,22 @@ class Staleness:
         return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.lot)
 
     def _weights(self, sampler: StalenessState) -> jax.Array:
-        """float32[K, E], of one anchor of each run; 0 where there is none, or none may be drawn."""
-        if self.version is None:
-            staleness = sampler.stamp[-1:] - sampler.stamp
-        else:
-            staleness = jnp.maximum(sampler.version - sampler.stamp, jnp.int32(0))
-        many = staleness.astype(jnp.float32)
+        """float32[K, E], of one anchor of each run, but for a factor; 0 where there is none, or none may be drawn."""
+        now = sampler.stamp[-1:] if self.version is None else sampler.version
+        staleness = now.astype(jnp.uint32) - sampler.stamp.astype(
+            jnp.uint32
+        )  # any two versions are less than 2^32 apart
+        if self.version is not None:
+            staleness = jnp.where(sampler.stamp >= now, jnp.uint32(0), staleness)
+        most = jnp.uint32(self.maximum)
+        fresh = (staleness <= most) & (sampler.count > jnp.int32(0))
         if self.decay == "inverse":
-            weight = jnp.float32(1) / (jnp.float32(1) + many)
-        elif self.half_life is not None:
-            weight = jnp.exp2(-many / jnp.float32(self.half_life))
+            weight = jnp.float32(1) / (jnp.float32(1) + staleness.astype(jnp.float32))
+        elif self.half_life is not None:  # from the freshest on, or all might be too small for a float
+            least = jnp.min(jnp.where(fresh, staleness, most))
+            weight = jnp.exp2((least.astype(jnp.float32) - staleness.astype(jnp.float32)) / jnp.float32(self.half_life))
         else:
-            weight = jnp.ones_like(many)
-        fresh = (staleness <= jnp.int32(self.maximum)) & (sampler.count > jnp.int32(0))
+            weight = jnp.ones(staleness.shape, jnp.float32)
         return jnp.where(fresh, weight, jnp.float32(0))
 
     def draw(
@@ -255,11 +265,10 @@ class Staleness:
         return sampler
 
     def set(self, sampler: StalenessState, **numbers: Any) -> StalenessState:
-        version = numbers.get("version", sampler.version)
-        return StalenessState(sampler.log, sampler.held, sampler.stamp, sampler.count, sampler.lot, version)
+        return dataclasses.replace(sampler, **numbers)
 
     def clear(self, sampler: StalenessState, geometry: Geometry, dense: bool) -> StalenessState:
-        return self.set(self.init(geometry, dense), version=sampler.version)
+        return dataclasses.replace(self.init(geometry, dense), version=sampler.version)
 
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         fresh = self._weights(sampler) > jnp.float32(0)

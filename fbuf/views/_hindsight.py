@@ -18,15 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf import _population
 from fbuf._anchors import END, episode_around, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, expand, name_of
 from fbuf._typing import Deciding, Population, Read, Rule, View, Window
-from fbuf.views._leaves import check_free
-
-STRATEGIES = ("future", "final", "episode")
+from fbuf.views._leaves import check_free, under
 
 
 @component
@@ -82,7 +81,11 @@ class Hindsight:
     fraction: float = 0.8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.view, Deciding) or not hasattr(self.view, "final_observation"):
+        if (
+            isinstance(self.view, type)
+            or not isinstance(self.view, Deciding)
+            or not hasattr(self.view, "final_observation")
+        ):
             raise TypeError(
                 f"Hindsight: view is {self.view!r}; expected one of transitions. "
                 f"Write Hindsight(fbuf.views.Transition(), reward)."
@@ -93,10 +96,15 @@ class Hindsight:
                 f"The leaf of the rewards is the view's to name: Transition(reward=...)."
             )
         for field in ("goal", "achieved"):
-            object.__setattr__(self, field, name_of(getattr(self, field)))
-        if self.strategy not in STRATEGIES:
+            name = getattr(self, field)
+            if not isinstance(name, (str, tuple)):
+                raise TypeError(f"Hindsight: {field} is {name!r}; expected the name of a leaf.")
+            object.__setattr__(self, field, name_of(name))
+        if self.goal == self.achieved:
+            raise ValueError(f"Hindsight: goal and achieved are both '{self.goal}'; expected two leaves.")
+        if self.strategy not in ("future", "final", "episode"):
             raise ValueError(f'Hindsight: strategy is {self.strategy!r}; expected "future", "final" or "episode".')
-        if not isinstance(self.fraction, (int, float)) or not 0 <= self.fraction <= 1:
+        if not isinstance(self.fraction, (int, float, np.floating)) or not 0 <= self.fraction <= 1:
             raise ValueError(f"Hindsight: fraction is {self.fraction!r}; expected a number in [0, 1].")
         object.__setattr__(self, "fraction", float(self.fraction))
 
@@ -110,7 +118,7 @@ class Hindsight:
     def _final(self, name: str) -> str | None:
         """What is called `name` in an observation, in the final one."""
         inner: Any = self.view
-        if inner.final_observation is None or not name.startswith(inner.observation + "/"):
+        if inner.final_observation is None or name not in under(inner.observation, [name]):
             return None
         return str(inner.final_observation) + name.removeprefix(inner.observation)
 
@@ -129,12 +137,23 @@ class Hindsight:
                 f"{list(achieved.shape)}; expected the same, as one becomes the other."
             )
         inner: Any = self.view
-        made, wanted = jax.eval_shape(self.reward, achieved, goal), spec[inner.reward]
-        if getattr(made, "shape", None) != wanted.shape:
+        if under(inner.observation, [inner.reward]):
+            raise ValueError(
+                f"Hindsight: the reward '{inner.reward}' is part of the observation '{inner.observation}'. Give rewards a leaf "
+                f"of their own: Transition(reward=...)."
+            )
+        try:
+            made, wanted = jax.eval_shape(self.reward, achieved, goal), spec[inner.reward]
+        except Exception as error:
+            error.add_note(
+                "Hindsight: JAX traces `reward`, for one row: write it with jax.numpy, and jnp.where for if."
+            )
+            raise
+        if getattr(made, "shape", None) != wanted.shape or jnp.issubdtype(made.dtype, jnp.complexfloating):
             got = f"{made.dtype}{list(made.shape)}" if hasattr(made, "shape") else f"a {type(made).__name__}"
             raise ValueError(
-                f"Hindsight: reward(achieved_goal, goal) gives {got}; expected shape {list(wanted.shape)}, that of "
-                f"'{inner.reward}', from one row's goals of shape {list(goal.shape)}."
+                f"Hindsight: reward(achieved_goal, goal) gives {got}; expected real numbers of shape {list(wanted.shape)}, "
+                f"that of '{inner.reward}', from one row's goals of shape {list(goal.shape)}."
             )
         check_free("Hindsight", ("relabelled",), spec)
 
@@ -165,7 +184,7 @@ class Hindsight:
             return (slot // lanes - expand(oldest, slot.ndim)) % length
 
         def slot_of(age: jax.Array) -> jax.Array:
-            return (oldest + age) % length * lanes + lane
+            return (expand(oldest, age.ndim) + age) % length * lanes + expand(lane, age.ndim)
 
         # States by the age of the row that saw them; the true final one comes after the last row.
         here = age_of(safe)
@@ -174,11 +193,10 @@ class Hindsight:
         newest = last
         if final is not None:
             newest = last + has(flags.at[slot_of(last)].get(mode="promise_in_bounds"), END).astype(jnp.int32)
-        after = {"future": here + jnp.int32(1), "final": newest, "episode": first + jnp.int32(1)}[self.strategy]
-        after = jnp.maximum(after, here + jnp.int32(1)) if self.strategy == "final" else after
+        later = here + jnp.int32(1)
+        after = {"future": later, "final": jnp.maximum(newest, later), "episode": first + jnp.int32(1)}[self.strategy]
         number = jnp.maximum(newest - after + jnp.int32(1), jnp.int32(0))
-        rewards = next(read.slot for read in made.reads if read.name == inner.reward)
-        steps = rewards.reshape(rewards.shape[0], -1)
+        steps = next(read.slot for read in made.reads if read.name == inner.reward)
         there = steps < nowhere
         seen = age_of(jnp.where(there, steps, jnp.int32(0))) + jnp.int32(1)  # the state that a step led to
         stored = jnp.all((seen <= expand(newest, 2)) | ~there, axis=1)
@@ -190,7 +208,7 @@ class Hindsight:
         ages = jnp.concatenate([goal[:, None], seen], axis=1)
         asked = jnp.concatenate([relabelled[:, None], there & relabelled[:, None]], axis=1)
         beyond = ages > expand(last, 2)
-        at = jax.vmap(slot_of, in_axes=1, out_axes=1)(jnp.minimum(ages, expand(last, 2)))
+        at = slot_of(jnp.minimum(ages, expand(last, 2)))
         reads = [Read(self.achieved, jnp.where(asked & ~beyond, at, nowhere))]
         if final is not None:
             reads.append(Read(final, jnp.where(asked & beyond, at, nowhere)))
@@ -219,8 +237,7 @@ class Hindsight:
             elif read.name == inner.reward:
                 if not jnp.issubdtype(array.dtype, jnp.floating):
                     array = array.astype(jnp.float32)
-                new = expand(there & expand(relabelled, 2), 2 + len(spec[inner.reward].shape))
-                shaped = new.reshape(array.shape[: read.slot.ndim] + (1,) * len(spec[inner.reward].shape))
-                arrays[i] = jnp.where(shaped, rewards.reshape(array.shape).astype(array.dtype), array)
+                new = expand(there & expand(relabelled, 2), array.ndim)
+                arrays[i] = jnp.where(new, rewards.astype(array.dtype), array)
         data = inner.assemble(spec, structure, arrays, Window(reads, context))
         return data | {"relabelled": relabelled}

@@ -78,9 +78,9 @@ def check_free(view: str, made: tuple[str, ...], names: Iterable[str]) -> None:
             )
 
 
-def under(name: str, spec: Spec) -> list[str]:
-    """The leaf `name`, or the leaves below it."""
-    return [n for n in spec if n == name or n.startswith(name + "/")]
+def under(name: str, names: Iterable[str]) -> list[str]:
+    """Of `names` the leaf `name`, or the leaves below it."""
+    return [n for n in names if n == name or n.startswith(name + "/")]
 
 
 def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
