@@ -215,9 +215,7 @@ class Hindsight:
         # Where rows' goals are read, there they are replaced: padding stays as it is.
         names = (self.goal, self._final(self.goal))
         replaced = tuple(
-            relabelled.reshape((-1,) + (1,) * (read.slot.ndim - 1)) & (read.slot < nowhere)
-            for read in made.reads
-            if read.name in names
+            expand(relabelled, read.slot.ndim) & (read.slot < nowhere) for read in made.reads if read.name in names
         )
         return Window((*made.reads, *reads), (made.context, relabelled, there, beyond, replaced))
 
