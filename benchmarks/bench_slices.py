@@ -8,7 +8,9 @@
   cached speed and 15x its uncached.
 
 All sides are one call from Python, as a training loop without a jitted step makes it: ours (which hands a new state back,
-and is donated the old one) and flashbax's jitted. Adding is measured in a scan, a row at a time in a full ring.
+and is donated the old one) and flashbax's jitted. Such a call is mostly dispatch (a jitted function that makes 256 random
+words is shown beside them), so ours and flashbax's are also measured where they are meant to run, in a scan; torchrl's
+cannot be. Adding is measured in a scan, a row at a time in a full ring.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ import fbuf
 from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
 
 DRAW = "256 slices of 16 rows of {} held, one call: time of the peer's over ours"
+SCAN = "256 slices of 16 rows of {} held, ours in a scan: time of the peer's over ours"
 ADD = "Adding a row inside a scan, ring full: growth exponent (its size) from {} to {} rows"
 LENGTH, BATCH, WIDTH, EPISODE = 16, 256, 8, 200
+STEPS = 64  # draws of a scan
 
 
 def rows_of(count: int) -> dict[str, np.ndarray]:
@@ -39,12 +43,46 @@ def rows_of(count: int) -> dict[str, np.ndarray]:
     }
 
 
+def filled(rows: dict[str, np.ndarray], over: str) -> tuple[fbuf.Buffer, Any]:
+    """Our buffer with all rows in it."""
+    buffer = fbuf.trajectory(len(rows["obs"]), LENGTH, over=over)
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+    return buffer, jax.jit(buffer.extend, donate_argnums=0)(state, rows)
+
+
+def drawn_in_scan(sample: Any, state: Any) -> Any:
+    """A thunk that draws `STEPS` batches, one after another; `sample(state, key) -> (state, data)`."""
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def run(state: Any, data: Any, keys: jax.Array) -> Any:
+        return lax.scan(lambda carry, key: (sample(carry[0], key), None), (state, data), keys)[0]
+
+    keys = jax.random.split(jax.random.key(0), STEPS)
+    shapes = jax.eval_shape(sample, state, keys[0])[1]
+    held = [state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)]
+
+    def thunk() -> Any:
+        held[:] = run(*held, keys)
+        return held[1]
+
+    return thunk
+
+
+def ours_in_scan(rows: dict[str, np.ndarray]) -> Any:
+    """Ours, over windows."""
+    buffer, state = filled(rows, "anchors")
+
+    def sample(state: Any, key: jax.Array) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        return state, batch.data
+
+    return drawn_in_scan(sample, state)
+
+
 def ours(rows: dict[str, np.ndarray], over: str) -> Any:
     """A thunk that draws a batch."""
-    count = len(rows["obs"])
-    buffer = fbuf.trajectory(count, LENGTH, over=over)
-    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
-    held, turn = [jax.jit(buffer.extend, donate_argnums=0)(state, rows)], iter(range(10**9))
+    buffer, state = filled(rows, over)
+    held, turn = [state], iter(range(10**9))
     sample = jax.jit(functools.partial(buffer.sample, batch_size=BATCH), donate_argnums=0)
     keys = list(jax.random.split(jax.random.key(0), 64))
 
@@ -57,7 +95,7 @@ def ours(rows: dict[str, np.ndarray], over: str) -> Any:
     return thunk
 
 
-def flashbax(rows: dict[str, np.ndarray]) -> Any:
+def flashbax(rows: dict[str, np.ndarray], scan: bool = False) -> Any:
     """The same of flashbax's trajectory buffer."""
     peer: Any = load_peer("flashbax")
     if isinstance(peer, Absent):
@@ -75,6 +113,8 @@ def flashbax(rows: dict[str, np.ndarray]) -> Any:
     add = jax.jit(buffer.add, donate_argnums=0)
     for at in range(0, count, count // 10):
         state = add(state, jax.tree.map(lambda x, at=at: jnp.asarray(x[None, at : at + count // 10]), rows))
+    if scan:
+        return drawn_in_scan(lambda state, key: (state, buffer.sample(state, key).experience), state)
     sample, turn = jax.jit(buffer.sample), iter(range(10**9))
     keys = list(jax.random.split(jax.random.key(0), 64))
 
@@ -126,12 +166,14 @@ def measure_draw(count: int, rounds: int) -> list[dict[str, Any]]:
             report.append(absent_row(question, case, peer, target))
         else:
             peers[case] = peer
+    bits, key = jax.jit(functools.partial(jax.random.bits, shape=(BATCH,))), jax.random.key(0)
+    thunks |= {"bits": lambda: bits(key)}
     timings = interleave({**thunks, **peers}, rounds=rounds, calls=2)
     for case, _, over, target in cases:
         if case in peers:
             mine, theirs = timings[over], timings[case]
             again = ratio(theirs, timings["episodes"]).median
-            note = f"ours over episodes: {again:.3g}x"
+            note = f"ours over episodes: {again:.3g}x; 256 random words: {spread(timings['bits'])}"
             report.append(
                 row(
                     question,
@@ -143,6 +185,35 @@ def measure_draw(count: int, rounds: int) -> list[dict[str, Any]]:
                     note=note,
                 )
             )
+    return report + measure_scan(rows, {case: timings[case] for case, *_ in cases[1:] if case in peers}, rounds)
+
+
+def measure_scan(rows: dict[str, np.ndarray], calls: dict[str, list[float]], rounds: int) -> list[dict[str, Any]]:
+    """Rows for ours in a scan, against flashbax's there and what was measured of the others' `calls`."""
+    question, peer = SCAN.format(f"{len(rows['obs']):,}"), flashbax(rows, scan=True)
+    timings = interleave(
+        {"ours": ours_in_scan(rows)} | ({} if isinstance(peer, Absent) else {"peer": peer}), rounds=rounds
+    )
+    mine, report = [t / STEPS for t in timings["ours"]], []
+    if isinstance(peer, Absent):
+        report.append(absent_row(question, "flashbax's trajectory buffer, in a scan too", peer, ">= 1.0"))
+    else:
+        theirs = [t / STEPS for t in timings["peer"]]
+        report.append(
+            row(
+                question,
+                "flashbax's trajectory buffer, in a scan too",
+                ours=spread(mine),
+                peer=spread(theirs),
+                ratio=ratio(theirs, mine),
+                target=">= 1.0",
+            )
+        )
+    for case, theirs in calls.items():
+        shown = spread(mine), spread(theirs)
+        report.append(
+            row(question, f"{case}, one call", ours=shown[0], peer=shown[1], ratio=shown[1].median / shown[0].median)
+        )
     return report
 
 
