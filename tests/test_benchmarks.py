@@ -348,5 +348,6 @@ def test_epoch_would_notice_rows_drawn_twice():
 def test_slices_report():
     with jax.numpy_rank_promotion("allow"):  # flashbax needs it
         report = bench_slices.measure_draw(2000, rounds=2)
-    assert [r["target"] for r in report] == [">= 1.0", ">= 5", ">= 15"]
+    targets = [r["target"] for r in report]
+    assert targets[:4] == [">= 1.0", ">= 5", ">= 15", ">= 1.0"] and not any(targets[4:])  # one call; then in a scan
     assert bench_slices.measure_add(fbuf.views.Sequence(4), (256, 512), rounds=2, steps=8)["target"] == "<= 0.05"
