@@ -97,8 +97,12 @@ class Buffer:
             ("writer", self.writer, RingWriter),
         ):
             if isinstance(value, type):
+                asks = dataclasses.is_dataclass(value) and any(
+                    f.default is dataclasses.MISSING for f in dataclasses.fields(value)
+                )
                 raise TypeError(
-                    f"Buffer: {role} is the class {value.__name__}; expected a value. Write {value.__name__}()."
+                    f"Buffer: {role} is the class {value.__name__}; expected a value. "
+                    f"Write {value.__name__}({'...' if asks else ''})."
                 )
             if not isinstance(value, protocol):
                 missing = [m for m in _methods(protocol) if not hasattr(value, m)]

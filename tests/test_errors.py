@@ -397,6 +397,11 @@ def test_a_traced_batch_size() -> None:
             TypeError,
             "Buffer: sampler is the class Uniform; expected a value. Write Uniform().",
         ),
+        (
+            lambda: fbuf.Buffer(capacity=10, view=fbuf.views.Sequence),
+            TypeError,
+            "Buffer: view is the class Sequence; expected a value. Write Sequence(...).",
+        ),
         (lambda: fbuf.Buffer(capacity=10, storage="device"), TypeError, "Buffer: storage is 'device', which has no `"),
         (lambda: fbuf.Buffer(capacity=10, view=Uniform()), TypeError, "Buffer: view is Uniform(), which has no `"),
         (
