@@ -8,7 +8,7 @@ as the buffer is used up it takes ever longer, or is biased.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -54,29 +54,15 @@ class Consume:
 
     times: int = 1
 
+    numbers: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, Any]] = {}
+    prioritized: ClassVar[bool] = False
+    by_episode: ClassVar[bool] = False
+    stamp: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or isinstance(self.times, bool) or not 1 <= self.times < 2**31:
             raise ValueError(f"Consume: times is {self.times!r}; expected an int >= 1.")
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def prioritized(self) -> bool:
-        return False
-
-    @property
-    def by_episode(self) -> bool:
-        return False
-
-    @property
-    def stamp(self) -> str | None:
-        return None
 
     def init(self, geometry: Geometry, dense: bool) -> ConsumeState:
         size = 0 if self.times == 1 else geometry.capacity

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,32 +102,18 @@ class Epoch:
     shuffle: bool = True
     drop_last: bool = False
 
+    numbers: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, Any]] = {}
+    prioritized: ClassVar[bool] = False
+    by_episode: ClassVar[bool] = False
+    stamp: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         for name in ("shuffle", "drop_last"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 fix = not getattr(type(self), name)
                 raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def prioritized(self) -> bool:
-        return False
-
-    @property
-    def by_episode(self) -> bool:
-        return False
-
-    @property
-    def stamp(self) -> str | None:
-        return None
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
         lanes = (geometry.lanes,)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,12 @@ class Prioritized:
     normalize: str | None = "batch"
     stratified: bool = True
 
+    numbers: ClassVar[Mapping[str, Any]] = dict.fromkeys(("alpha", "beta", "eps"), np.float32)
+    options: ClassVar[Mapping[str, Any]] = {"beta": np.float32}
+    prioritized: ClassVar[bool] = True
+    by_episode: ClassVar[bool] = False
+    stamp: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eps"):
             value = getattr(self, name)
@@ -80,26 +86,6 @@ class Prioritized:
             object.__setattr__(self, name, float(value))
         if self.normalize not in ("batch", "buffer", None):
             raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        return dict.fromkeys(("alpha", "beta", "eps"), np.float32)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {"beta": np.float32}
-
-    @property
-    def prioritized(self) -> bool:
-        return True
-
-    @property
-    def by_episode(self) -> bool:
-        return False
-
-    @property
-    def stamp(self) -> str | None:
-        return None
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,10 @@ class Staleness:
     unit: int = 1
     runs: int | None = None
 
+    options: ClassVar[Mapping[str, Any]] = {}
+    prioritized: ClassVar[bool] = False
+    by_episode: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MOST:
             raise ValueError(
@@ -135,18 +139,6 @@ class Staleness:
     @property
     def numbers(self) -> Mapping[str, Any]:
         return {} if self.version is None else {"version": np.int32}
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def prioritized(self) -> bool:
-        return False
-
-    @property
-    def by_episode(self) -> bool:
-        return False
 
     @property
     def stamp(self) -> str | None:

@@ -8,7 +8,7 @@ fixed number of tries is biased.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,29 +39,18 @@ class Uniform:
 
     over: str = "anchors"
 
+    numbers: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, Any]] = {}
+    prioritized: ClassVar[bool] = False
+    stamp: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         if self.over not in ("anchors", "episodes"):
             raise ValueError(f'Uniform: over is {self.over!r}; expected "anchors" or "episodes".')
 
     @property
-    def numbers(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def prioritized(self) -> bool:
-        return False
-
-    @property
     def by_episode(self) -> bool:
         return self.over == "episodes"
-
-    @property
-    def stamp(self) -> str | None:
-        return None
 
     def init(self, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
         return _population.init_episodes(geometry) if self.by_episode else _population.init(geometry, dense)
