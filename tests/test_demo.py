@@ -318,6 +318,7 @@ def test_learning_reduces_the_error_on_one_batch(runs):
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_masked_rows_teach_nothing():
     config = _dqn.Config(3)
     buffer = _dqn.make_buffer(fbuf.storages.Device(), 80)

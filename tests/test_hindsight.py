@@ -227,6 +227,7 @@ def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | No
         follow(view, strategy, lanes, seed)
 
 
+@pytest.mark.slow
 def test_always_and_never() -> None:
     follow("one step", "future", None, 0, fraction=1.0)
     follow("one step", "future", None, 0, fraction=0.0)
