@@ -935,7 +935,7 @@ def stepped() -> Callable[..., Any]:
 def filled(seed: int = 0) -> Any:
     """A state whose table is full and has retired rows. Nobody may donate it."""
     state = RICH.init(EXAMPLE)
-    for turn in range(7):
+    for turn in range(8):
         state, _ = stepped()(state, jax.random.key_data(jax.random.key(turn)), rich_rows(10 * seed + turn))
     assert int(RICH.stats(state)["retired_rows"]) > 0
     check(state)
