@@ -15,7 +15,7 @@ Finding episodes again at every sample (as torchrl's slice sampler does) was rej
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,12 +88,12 @@ def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
     )
 
 
-def _compact(keep: jax.Array | None, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Moves each lane's kept rows to the front, in order."""
+def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ...]:
+    """Moves each lane's kept rows to the front, in order; None stays None."""
     if keep is None:
         return arrays
     order = jnp.argsort(~keep, axis=0, stable=True)
-    return tuple(jnp.take_along_axis(a, order, axis=0) for a in arrays)
+    return tuple(None if a is None else jnp.take_along_axis(a, order, axis=0) for a in arrays)
 
 
 def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_rows: bool) -> jax.Array:
@@ -141,10 +141,7 @@ def extend(
     num, tail_rows = end.shape[0], width(rule)
     whole = jnp.int32(length)
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
-    newest_stamp = largest_stamp(stamp, keep)
-    stamp_or_not = stamp if stamp is not None else given
-    end, terminated, given, stamp_or_not = _compact(keep, end, terminated, given, stamp_or_not)
-    stamp = None if stamp is None else stamp_or_not
+    end, terminated, given, stamp = _compact(keep, end, terminated, given, stamp)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
 
     flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
@@ -245,7 +242,7 @@ def extend(
         count=anchors.count - closed + opening,
         rule=rule,
     )
-    return after, Change(open_slot, open_mask, episode, stamp, newest_stamp, given, near, closing), token
+    return after, Change(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 
 
 class _Opened(NamedTuple):
@@ -373,14 +370,6 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def largest_stamp(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
-    """int32[], of the rows written; the least there is where none are."""
-    if stamp is None:
-        return None
-    least = -(2**31)
-    return jnp.max(stamp if keep is None else jnp.where(keep, stamp, jnp.int32(least)), initial=least)
-
-
 def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None) -> Change:
     """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
@@ -390,7 +379,7 @@ def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: j
         open_mask=keep,
         open_episode=None,
         open_stamp=stamp,
-        newest_stamp=largest_stamp(stamp, keep),
+        newest_stamp=None,
         priority=given,
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),

@@ -100,7 +100,7 @@ class Change:
     open_mask: jax.Array  # bool[A, E]
     open_episode: jax.Array | None  # uint32[A, E], counts the lane's episodes; None unless the sampler asks for it
     open_stamp: jax.Array | None  # int32[A, E], what the leaf `Sampler.stamp` said; None unless the sampler asks for it
-    newest_stamp: jax.Array | None  # int32[], the largest that any row of the write said; None as above
+    newest_stamp: jax.Array | None  # int32[], the largest of all rows written, anchors or not; None as above
     priority: jax.Array  # float32[A, E], negative: none was given
     close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and none is given up: what closes reopens
     close_mask: jax.Array  # bool[K, E]

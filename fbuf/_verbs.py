@@ -66,6 +66,14 @@ def _stamp(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...])
     return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
 
 
+def _largest(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
+    """int32[], of the rows written, those overwritten by the same write too; the least there is where none are."""
+    if stamp is None:
+        return None
+    least = -(2**31)
+    return jnp.max(stamp if keep is None else jnp.where(keep, stamp, jnp.int32(least)), initial=least)
+
+
 def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
     more = [counts.get(name, jnp.zeros((), jnp.uint32)).astype(jnp.uint32) for name in COUNTERS]
     return state.counters + jnp.stack(more)
@@ -107,11 +115,11 @@ def _extend_core(
         all_kept = jnp.ones(place.slot.shape, bool) if keep is None else keep
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(place.slot, all_kept, given, None if stamp is None else stamp[skipped:])
-        change = dataclasses.replace(change, newest_stamp=_anchors.largest_stamp(stamp, mask))
     else:
         anchors, change, token = _anchors.extend(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
         )
+    change = dataclasses.replace(change, newest_stamp=_largest(stamp, mask))
     rows, no_room = buffer.storage.write(state.rows, place.slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room
@@ -412,6 +420,7 @@ def _convert_core(
         anchors, change, _ = _anchors.extend(
             nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
         )
+    change = dataclasses.replace(change, newest_stamp=_largest(stamp, keep))
     return state, (anchors, other.sampler.change(empty.sampler, change, geometry, state.token))
 
 

@@ -14,8 +14,8 @@ from jax import lax
 import fbuf
 from fbuf import _roster
 from fbuf.samplers import Consume
-from fbuf.testing import assert_inplace
 from fbuf.views import Row, Sequence, Transition
+from tests.inplace import assert_draw_write_draw
 from tests.model import Model
 from tests.test_uniformity import chi_square_z
 
@@ -186,20 +186,7 @@ def test_every_part_is_as_likely_as_every_other(number: int) -> None:
 )
 def test_steps_are_in_place(sampler: Any, view: Any) -> None:
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), EXAMPLE)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = jax.eval_shape(buffer.init, EXAMPLE)
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+    assert_draw_write_draw(buffer, EXAMPLE)
 
 
 def test_many_at_once_are_as_each_alone() -> None:

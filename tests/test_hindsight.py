@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
-from fbuf.testing import assert_inplace
 from fbuf.views import Hindsight, Row, Sequence, Transition
+from tests.inplace import assert_draw_write_draw
 from tests.test_uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
@@ -340,20 +339,7 @@ def test_steps_are_in_place(storage: Any) -> None:
         "terminated": np.bool_(False),
         "truncated": np.bool_(False),
     }
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
-
-    def shaped(*axes: int) -> Any:
-        new = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *np.shape(x)), x.dtype), rows)
-        return new, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = buffer.init(rows)
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+    assert_draw_write_draw(buffer, rows, buffer.init(rows))
 
 
 def test_final_goals_over_the_end_of_the_ring() -> None:

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Staleness
-from fbuf.testing import assert_inplace
 from fbuf.views import Row, Sequence, Transition
+from tests.inplace import assert_draw_write_draw
 from tests.test_uniformity import chi_square_z
 
 DRAWS = 2**17
@@ -180,20 +179,7 @@ def test_steps_are_in_place(sampler: Any, view: Any) -> None:
         "terminated": jax.ShapeDtypeStruct((), np.bool_),
         "truncated": jax.ShapeDtypeStruct((), np.bool_),
     }
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = jax.eval_shape(buffer.init, example)
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+    assert_draw_write_draw(buffer, example)
 
 
 @pytest.mark.parametrize("view", [Row(), Transition(action=None, reward="version", terminated="end", truncated=None)])

@@ -198,20 +198,23 @@ class Staleness:
         first, _ = _population.differs(change.open_stamp, mask, newest)
         return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.lot)
 
-    def _weights(self, sampler: StalenessState) -> jax.Array:
-        """float32[K, E], of one anchor of each run, but for a factor; 0 where there is none, or none may be drawn."""
+    def _staleness(self, sampler: StalenessState) -> tuple[jax.Array, jax.Array]:
+        """uint32[K, E] of each run, and which runs have anchors that may be drawn."""
         now = sampler.stamp[-1:] if self.version is None else sampler.version
         staleness = now.astype(jnp.uint32) - sampler.stamp.astype(
             jnp.uint32
         )  # any two versions are less than 2^32 apart
         if self.version is not None:
             staleness = jnp.where(sampler.stamp >= now, jnp.uint32(0), staleness)
-        most = jnp.uint32(self.maximum)
-        fresh = (staleness <= most) & (sampler.count > jnp.int32(0))
+        return staleness, (staleness <= jnp.uint32(self.maximum)) & (sampler.count > jnp.int32(0))
+
+    def _weights(self, sampler: StalenessState) -> jax.Array:
+        """float32[K, E], of one anchor of each run, but for a factor; 0 where none may be drawn, or hardly ever would be."""
+        staleness, fresh = self._staleness(sampler)
         if self.decay == "inverse":
             weight = jnp.float32(1) / (jnp.float32(1) + staleness.astype(jnp.float32))
         elif self.half_life is not None:  # from the freshest on, or all might be too small for a float
-            least = jnp.min(jnp.where(fresh, staleness, most))
+            least = jnp.min(jnp.where(fresh, staleness, jnp.uint32(self.maximum)))
             weight = jnp.exp2((least.astype(jnp.float32) - staleness.astype(jnp.float32)) / jnp.float32(self.half_life))
         else:
             weight = jnp.ones(staleness.shape, jnp.float32)
@@ -263,8 +266,7 @@ class Staleness:
         return dataclasses.replace(self.init(geometry, dense), version=sampler.version)
 
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
-        fresh = self._weights(sampler) > jnp.float32(0)
-        return jnp.sum(jnp.where(fresh, sampler.count, jnp.int32(0)), dtype=jnp.int32)
+        return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
 
     def stats(self, sampler: StalenessState) -> dict[str, jax.Array]:
         stats = {"anchors_fresh": self.available(sampler, jnp.zeros((), jnp.int32))}
