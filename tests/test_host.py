@@ -26,7 +26,7 @@ from fbuf import _verbs
 from fbuf._host import callback, owner
 from fbuf._host.codec import Zstd
 from fbuf._host.store import Store
-from fbuf.storages import _side
+from fbuf.storages import _hosted, _side
 from fbuf.testing import assert_inplace
 
 STORAGES: dict[str, Callable[..., Any]] = {
@@ -354,7 +354,7 @@ def test_every_form_gives_the_batches_of_device(storage: str, form: str) -> None
 @pytest.mark.parametrize("lanes", [None, 3])
 def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = (2**32 - 5) // (lanes or 1)
-    monkeypatch.setattr(_side, "Store", partial(Store, first_seq=first))
+    monkeypatch.setattr(_hosted, "Store", partial(Store, first_seq=first))
     buffer = fbuf.Buffer(capacity=12, lanes=lanes, storage=STORAGES[storage](slack=0))
     state = buffer.init(EXAMPLE)
     each = 12 // (lanes or 1)

@@ -7,26 +7,19 @@ once; stacks, next observations and n-step windows are views of them. The rest o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
-import numpy as np
+from typing import ClassVar
 
 from fbuf._config import allow, component
 from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Zstd
-from fbuf._tree import Spec, name_of
-from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _side
-from fbuf.storages._side import SideRows
+from fbuf.storages._hosted import Hosted
 
 allow(Zstd, "fbuf.storages.Zstd")
 allow(Blocks, "fbuf.storages.Blocks")
 
 
 @component
-class Compressed:
+class Compressed(Hosted):
     """Rows whose large leaves are compressed on the host.
 
     Attributes:
@@ -51,71 +44,13 @@ class Compressed:
     slack: int | None = None
     on_expired: str = "raise"
 
+    _least: ClassVar[int] = 1024
+
     def __post_init__(self) -> None:
-        if isinstance(self.keys, str):
-            raise TypeError(
-                f"Compressed: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},)."
-            )
-        if self.keys is not None:
-            object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
-        _side.check("Compressed", self.slack, self.on_expired)
+        self._check()
         if isinstance(self.codec, type):
             name = self.codec.__name__
             raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
 
-    @property
-    def masks_expired(self) -> bool:
-        return self.on_expired == "mask"
-
-    def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return _arrays.choose("Compressed", self.keys, spec, 1024)
-
-    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        slack = _side.default_slack(geometry, self.slack)
-        return _side.init("Compressed", geometry, spec, structure, self.host_keys(spec), self.codec, slack)
-
-    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        return _side.abstract(geometry, spec, structure, self.host_keys(spec))
-
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
-    ) -> tuple[int, str, int]:
-        slack = _side.default_slack(geometry, self.slack)
-        return _side.plan_host(geometry, spec, self.host_keys(spec), self.codec, slack, trial, ratio)
-
-    def spec(self, rows: SideRows) -> tuple[Spec, Any]:
-        if not isinstance(rows, SideRows):
-            raise TypeError("Compressed: this state keeps its rows on the device. Use the buffer that made it.")
-        return rows.layout.spec, rows.layout.structure
-
-    def write(
-        self,
-        rows: SideRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
-    ) -> tuple[SideRows, None]:
-        return _side.write(rows, slot, leaves, keep, token), None
-
-    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _side.read(rows, reads, strict=not self.masks_expired)
-
-    def update(
-        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[SideRows, None]:
-        return _side.update(rows, slot, leaves, token), None
-
-    def clear(self, rows: SideRows) -> SideRows:
-        return _side.clear(rows)
-
-    def nbytes(self, rows: SideRows) -> dict[str, int]:
-        return _side.nbytes(rows)
-
-    def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
-        return _side.to_arrays(rows)
-
-    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        slack = _side.default_slack(geometry, self.slack)
-        columns = self.host_keys(spec)
-        return _side.from_arrays(arrays, geometry, spec, structure, columns, self.codec, slack)
+    def _codec(self, name: str) -> Codec:
+        return self.codec

@@ -1,4 +1,4 @@
-"""Rows partly behind tickets in a host store: what `Compressed` and `Host` share.
+"""Rows partly behind tickets in a host store: the state of `Compressed`, `Host` and their like, and what is done to it.
 
 The state holds, for every slot, the ticket of the row that lies there (uint64 as a pair, 0 for none), the store's id, and
 the leaves that stay on the device. Rows are never overwritten in the store under their ticket, so an old state reads its
@@ -20,10 +20,9 @@ from jax import lax
 from jax.extend import core
 
 from fbuf._host import callback, owner
-from fbuf._host.codec import Codec
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
-from fbuf._tree import Spec, item_bytes, tree_bytes
+from fbuf._tree import Spec, tree_bytes
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _arrays
 
@@ -93,29 +92,14 @@ def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
 jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
 
 
-def init(
-    call: str,
-    geometry: Geometry,
-    spec: Spec,
-    structure: Any,
-    columns: tuple[str, ...],
-    codec: Codec | None,
-    slack: int,
-) -> SideRows:
-    """Opens a store. Eager only: under a trace its id would become a constant and its owner die with the tracer."""
+def refuse_tracing(call: str) -> None:
+    """Raises under a trace: a store's id would become a constant and its owner die with the tracer."""
     if _traced():
         raise TypeError(
             f"{call}: `init` of a host storage cannot be traced: it opens a store, which is no array. Call "
             f"buffer.init(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
             f"buffer.plan(example)."
         )
-    store = Store(
-        tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), codec) for n in columns),
-        lanes=geometry.lanes,
-        length=geometry.length,
-        slack=slack,
-    )
-    return adopt(store, geometry, spec, structure, columns)
 
 
 def _traced() -> bool:
@@ -165,33 +149,30 @@ def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str,
 
 def plan_host(
     geometry: Geometry,
-    spec: Spec,
-    columns: tuple[str, ...],
-    codec: Codec | None,
+    columns: tuple[Column, ...],
     slack: int,
     trial: Mapping[str, jax.Array] | None,
     ratio: float | None,
 ) -> tuple[int, str, int]:
     """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
     number = geometry.lanes * (geometry.length + slack)
-    raw = number * sum(item_bytes(spec[n]) for n in columns)
-    if codec is None:
+    raw = number * sum(c.nbytes for c in columns)
+    if all(c.codec is None for c in columns):
         return raw, "exact", raw
     if ratio is not None:
         return int(raw / ratio), "ratio given", raw
     if trial is None:
         return raw, "raw upper bound", raw
-    rows = trial[columns[0]].shape[0] * geometry.lanes
-    host = sum(_trial(geometry, n, spec[n], codec, slack, np.asarray(trial[n])) for n in columns)
+    rows = trial[columns[0].name].shape[0] * geometry.lanes
+    host = sum(_trial(geometry, c, slack, np.asarray(trial[c.name])) for c in columns)
     return host, f"sample of {rows} rows", raw
 
 
-def _trial(
-    geometry: Geometry, name: str, spec: jax.ShapeDtypeStruct, codec: Codec, slack: int, rows: np.ndarray
-) -> int:
+def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> int:
     """Bytes of one leaf in a full store, from a store that holds `rows` `[N, E, item]` of it."""
     number = geometry.lanes * (geometry.length + slack)
-    column = Column(name, tuple(spec.shape), np.dtype(spec.dtype), codec)
+    if column.codec is None:
+        return number * column.nbytes
     store = Store((column,), lanes=geometry.lanes, length=geometry.length, slack=slack)
     try:
         half, first = len(rows) // 2, None
@@ -203,9 +184,9 @@ def _trial(
     finally:
         store.close()
     if first is None or last["chunks"] == first["chunks"]:  # incompressible, or too few rows to tell
-        return number * item_bytes(spec)
+        return number * column.nbytes
     a_chunk = (last["payload_bytes"] - first["payload_bytes"]) / (last["chunks"] - first["chunks"])
-    return int(last["nbytes"] - last["payload_bytes"] + number / codec.chunk * a_chunk)
+    return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
 def write(
@@ -293,19 +274,18 @@ def from_arrays(
     geometry: Geometry,
     spec: Spec,
     structure: Any,
-    columns: tuple[str, ...],
-    codec: Codec | None,
+    columns: tuple[Column, ...],
     slack: int,
 ) -> SideRows:
     """The inverse, over a new store with an id of its own."""
     store = Store.from_arrays(
-        tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), codec) for n in columns),
+        columns,
         {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")},
         lanes=geometry.lanes,
         length=geometry.length,
         slack=slack,
     )
-    rows = adopt(store, geometry, spec, structure, columns)
+    rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
     device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
     return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device)
 

@@ -1,0 +1,111 @@
+"""The verbs of a storage whose chosen leaves lie in a host store: the same for all, whatever the rows become there.
+
+A storage says which leaves go there and how (`_columns`) and opens the store (`_open`); everything else is `_side`. A base
+class for once, because a dozen methods that only hand on their arguments would be written out for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from fbuf._host.codec import Codec
+from fbuf._host.column import Column
+from fbuf._host.store import Store
+from fbuf._tree import Spec, name_of
+from fbuf._typing import Geometry, Read
+from fbuf.storages import _arrays, _side
+from fbuf.storages._side import SideRows
+
+
+class Hosted:
+    """What `Compressed`, `Host` and their like share; they have these fields and call `_check` when made."""
+
+    keys: tuple[str, ...] | None
+    slack: int | None
+    on_expired: str
+    _least: ClassVar[int] = 0
+    """Bytes a row from which on a leaf goes to the host unless `keys` says which do."""
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        if isinstance(self.keys, str):
+            raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},).")
+        if self.keys is not None:
+            object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
+        _side.check(name, self.slack, self.on_expired)
+
+    def _codec(self, name: str) -> Codec | None:
+        """How the rows of a leaf become bytes; None: as they are."""
+        return None
+
+    def _columns(self, spec: Spec) -> tuple[Column, ...]:
+        keys = self.host_keys(spec)
+        return tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), self._codec(n)) for n in keys)
+
+    def _slack(self, geometry: Geometry) -> int:
+        return _side.default_slack(geometry, self.slack)
+
+    def _open(self, geometry: Geometry, spec: Spec) -> Store:
+        """A new store."""
+        columns = self._columns(spec)
+        return Store(columns, lanes=geometry.lanes, length=geometry.length, slack=self._slack(geometry))
+
+    @property
+    def masks_expired(self) -> bool:
+        return self.on_expired == "mask"
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        return _arrays.choose(type(self).__name__, self.keys, spec, self._least)
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        _side.refuse_tracing(type(self).__name__)
+        return _side.adopt(self._open(geometry, spec), geometry, spec, structure, self.host_keys(spec))
+
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        return _side.abstract(geometry, spec, structure, self.host_keys(spec))
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        return _side.plan_host(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
+
+    def spec(self, rows: SideRows) -> tuple[Spec, Any]:
+        if not isinstance(rows, SideRows):
+            name = type(self).__name__
+            raise TypeError(f"{name}: this state keeps its rows on the device. Use the buffer that made it.")
+        return rows.layout.spec, rows.layout.structure
+
+    def write(
+        self,
+        rows: SideRows,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> tuple[SideRows, None]:
+        return _side.write(rows, slot, leaves, keep, token), None
+
+    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
+        return _side.read(rows, reads, strict=not self.masks_expired)
+
+    def update(
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[SideRows, None]:
+        return _side.update(rows, slot, leaves, token), None
+
+    def clear(self, rows: SideRows) -> SideRows:
+        return _side.clear(rows)
+
+    def nbytes(self, rows: SideRows) -> dict[str, int]:
+        return _side.nbytes(rows)
+
+    def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
+        return _side.to_arrays(rows)
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        columns = self._columns(spec)
+        return _side.from_arrays(arrays, geometry, spec, structure, columns, self._slack(geometry))
