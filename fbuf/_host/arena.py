@@ -32,52 +32,57 @@ class Segment:
 
 
 class Arena:
-    """Byte strings by address; a segment is freed with its last string."""
+    """Byte strings by address; a segment is freed with its last string.
 
-    def __init__(self) -> None:
+    Args:
+      tails: Segments filled side by side, for strings of different life.
+    """
+
+    def __init__(self, tails: int = 1) -> None:
         self.segments: dict[int, Segment] = {}
         self.capacity = 0  # bytes allocated
         self.live = 0  # bytes in use
         self._next = 0
-        self._tail = -1
-        self._offset = 0
+        self._tails = [-1] * tails  # segments being filled
+        self._offsets = [0] * tails
         self.grown = False  # a segment was added since compaction was last considered
 
-    def append(self, blobs: Sequence[bytes | memoryview]) -> Array:
+    def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
         """Addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
         addresses = np.empty(len(blobs), np.uint64)
         done = 0
         try:
             for i, blob in enumerate(blobs):
-                size = len(blob)
-                segment = self.segments.get(self._tail)
-                if segment is None or self._offset + size > len(segment.array) or self._offset >> _OFFSET_BITS:
-                    segment = self._grow(size)
-                segment.view[self._offset : self._offset + size] = blob
-                addresses[i] = self._tail << _OFFSET_BITS | self._offset
+                size, offset = len(blob), self._offsets[tail]
+                segment = self.segments.get(self._tails[tail])
+                if segment is None or offset + size > len(segment.array) or offset >> _OFFSET_BITS:
+                    segment, offset = self._grow(size, tail), 0
+                segment.view[offset : offset + size] = blob
+                addresses[i] = self._tails[tail] << _OFFSET_BITS | offset
                 segment.bytes += size
                 segment.chunks += 1
                 self.live += size
-                self._offset += size
+                self._offsets[tail] = offset + size
                 done += 1
         except BaseException:
             self.release(addresses[:done], np.array([len(b) for b in blobs[:done]], np.int64))
             raise
         return addresses
 
-    def _grow(self, least: int) -> Segment:
+    def _grow(self, least: int, tail: int) -> Segment:
         size = min(max(self.live // 48, _SMALL), _LARGE) + 4095 & ~4095
         segment = Segment(max(size, least))
-        self._drop_if_empty(self._tail, force=True)
-        self._tail, self._offset, self._next = self._next, 0, self._next + 1
-        self.segments[self._tail] = segment
+        full, self._tails[tail] = self._tails[tail], self._next
+        self._offsets[tail], self._next = 0, self._next + 1
+        self._drop_if_empty(full)
+        self.segments[self._tails[tail]] = segment
         self.capacity += len(segment.array)
         self.grown = True
         return segment
 
-    def _drop_if_empty(self, number: int, force: bool = False) -> None:
+    def _drop_if_empty(self, number: int) -> None:
         segment = self.segments.get(number)
-        if segment is not None and segment.chunks == 0 and (force or number != self._tail):
+        if segment is not None and segment.chunks == 0 and number not in self._tails:
             self.capacity -= len(segment.array)
             del self.segments[number]
 
@@ -116,7 +121,7 @@ class Arena:
         if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
             return []
         self.grown = False
-        return [n for n, s in self.segments.items() if n != self._tail and 2 * s.bytes < len(s.array)]
+        return [n for n, s in self.segments.items() if n not in self._tails and 2 * s.bytes < len(s.array)]
 
     @staticmethod
     def within(addresses: Array, segments: Sequence[int]) -> Array:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._host import repack
 from fbuf._host.arena import Arena
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.codec import (
@@ -25,11 +26,13 @@ from fbuf._host.codec import (
     Coder,
     Dictionary,
     Zstd,
+    ZstdCoder,
     checksum,
     coder_of,
 )
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
+from fbuf._host.repack import Lot, Packer, Piece
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -56,7 +59,7 @@ class Chunks:
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
-        self.arena = Arena()
+        self.arena = Arena(tails=2)  # of chunks as they come; of those compressed again
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
@@ -67,6 +70,11 @@ class Chunks:
         self.closed = 0  # chunks ever encoded
         self.encoded = 0  # and their bytes
         self.probed = not isinstance(codec, Zstd)  # what a codec of the user's gives is what rows are
+        self.packed: Array = np.zeros(lanes, np.int64)  # chunks before this one are not compressed again
+        self.packer: Packer | None = None
+        if isinstance(self.coder, ZstdCoder) and repack.applies(codec):
+            self.packer = Packer(self.coder, self.row)
+        self.lot_size = max(repack.LOT_BYTES // max(self.k * self.row, 1), 256)
 
     # ---------------------------------------------------------------- size
 
@@ -85,8 +93,9 @@ class Chunks:
         used = min(int(count.max(initial=0)) // self.k, self.ring)
         total = self.arena.capacity + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
         held = {id(d): d.nbytes for d in self.table.values()}
-        if self.coder.current is not None:
-            held[id(self.coder.current)] = self.coder.current.nbytes
+        for book in (self.coder.current, self.packer.latest if self.packer is not None else None):
+            if book is not None:
+                held[id(book)] = book.nbytes
         return total + sum(held.values())
 
     def census(self, count: Array) -> Census:
@@ -211,13 +220,17 @@ class Chunks:
 
     def _evict(self, lane: Array, chunk: Array) -> None:
         at = chunk % self.ring, lane
-        self.arena.release(self.address[at], self.length[at])
-        slots, counts = np.unique(self.slot[at], return_counts=True)
-        for slot, n in zip(slots.tolist(), counts.tolist(), strict=True):
-            if slot:
-                self.table[slot].count -= n
-                if self.table[slot].count == 0:
-                    del self.table[slot]
+        self._release(self.address[at], self.length[at], self.slot[at])
+
+    def _release(self, address: Array, length: Array, slot: Array) -> None:
+        """Gives up chunks' bytes, and dictionaries with their last chunk."""
+        self.arena.release(address, length)
+        slots, counts = np.unique(slot, return_counts=True)
+        for number, n in zip(slots.tolist(), counts.tolist(), strict=True):
+            if number:
+                self.table[number].count -= n
+                if self.table[number].count == 0:
+                    del self.table[number]
 
     def compact(self, count: Array) -> None:
         """Moves chunks out of segments that are mostly empty."""
@@ -233,6 +246,45 @@ class Chunks:
         except MemoryError:  # it only saves memory
             return
         self.arena.release(old, length)
+
+    # ---------------------------------------------------------------- compressing again
+
+    def waiting(self, count: Array) -> int:
+        """Closed live chunks that were not compressed again."""
+        tail, head = self.span(count)
+        return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum()) if self.packer is not None else 0
+
+    def lot(self, count: Array, least: int) -> Lot | None:
+        """The oldest of those, if there are `least`; the store's lock is held."""
+        if self.waiting(count) < least:
+            return None
+        tail, head = self.span(count)
+        lane, chunk = ranges(np.maximum(tail, self.packed), head)
+        order = np.argsort(chunk, kind="stable")[: self.lot_size]
+        lane, chunk = lane[order], chunk[order]
+        at = chunk % self.ring, lane
+        address, length = self.address[at], self.length[at]
+        books = [self.table.get(slot) for slot in self.slot[at].tolist()]
+        return Lot(lane, chunk, address, self.arena.views(address, length), self.checksum[at].tolist(), books)
+
+    def swap(self, lot: Lot, piece: Piece) -> None:
+        """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
+        lane, chunk = lot.lane[piece.at.start : piece.at.stop], lot.chunk[piece.at.start : piece.at.stop]
+        live = self.address[chunk % self.ring, lane] == lot.address[piece.at.start : piece.at.stop]  # never used twice
+        picks = np.flatnonzero(live).tolist()
+        blobs = [piece.blobs[i] for i in picks]
+        try:
+            addresses = self.arena.append(blobs, tail=1)
+        except MemoryError:  # it only saves memory
+            return
+        at = chunk[picks] % self.ring, lane[picks]
+        old = self.address[at], self.length[at], self.slot[at]
+        self.address[at] = addresses
+        self.length[at] = [len(blob) for blob in blobs]
+        self.checksum[at] = [piece.checksums[i] for i in picks]
+        self.slot[at] = [self.enter(piece.books[i]) for i in picks]
+        self._release(*old)
+        np.maximum.at(self.packed, lane, chunk + 1)
 
     # ---------------------------------------------------------------- reading
 
