@@ -68,6 +68,7 @@ def _save_chunks(part: Chunks, count: Array) -> dict[str, Array]:
     state = [part.k, part.closed, part.encoded, part.probed, books.index(current) + 1 if current is not None else 0]
     return {
         "state": np.array(state, np.int64),
+        "packed": part.packed.copy(),
         "open": np.array(flat(part.open)).reshape(part.lanes, part.k, part.row),
         "length": part.length[at],
         "checksum": part.checksum[at],
@@ -109,6 +110,7 @@ def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array) -> Non
     part.length[at] = length
     part.checksum[at] = checksum
     part.slot[at] = [part.enter(books[s]) for s in slot.tolist()]
+    part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
     part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
     part.coder.adopt(books[current], closed * k)
 

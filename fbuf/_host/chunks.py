@@ -275,7 +275,7 @@ class Chunks:
         blobs = [piece.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
-        except MemoryError:  # it only saves memory
+        except MemoryError:  # it would only have saved memory
             return
         at = chunk[picks] % self.ring, lane[picks]
         old = self.address[at], self.length[at], self.slot[at]
@@ -285,6 +285,10 @@ class Chunks:
         self.slot[at] = [self.enter(piece.books[i]) for i in picks]
         self._release(*old)
         np.maximum.at(self.packed, lane, chunk + 1)
+
+    def leave(self, lot: Lot) -> None:
+        """Lets a lot be as it is."""
+        np.maximum.at(self.packed, lot.lane, lot.chunk + 1)
 
     # ---------------------------------------------------------------- reading
 

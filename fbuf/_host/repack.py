@@ -6,9 +6,9 @@ was written: 10-30 % fewer bytes on Atari frames, and read faster, because match
 stay as they are, and a new dictionary must save more in its lot than it takes.
 
 The thread lives for as long as there is a lot to do and takes the store's locks only to look and to swap some chunks at a
-time; what it reads is immutable. A damaged chunk is left to the reader, who will be told. Rejected: higher levels of zstd (9
-takes 3x the time and 12 10x, for the same bytes or 5 % less), larger dictionaries without end (48 rows pay where a lot is
-large, so they are tried).
+time; what it reads is immutable. A damaged chunk is left to the reader, who will be told, and a lot that fails is left as
+it is: it would only have saved memory. Rejected: higher levels of zstd (9 takes 3x the time and 12 10x, for the same bytes
+or 5 % less); always large dictionaries (48 rows pay for themselves in some games only, so they are tried).
 """
 
 from __future__ import annotations
@@ -191,7 +191,11 @@ def _run(reference: weakref.ref[Store]) -> None:
         if store is None:
             return
         begin = time.perf_counter()
-        if not store.repack_some():
+        try:
+            if not store.repack_some():
+                return
+        except Exception:  # is the store's `last_error`, and closed stores say so; what was not swapped is as it was
             return
-        del store
+        finally:
+            del store
         time.sleep((time.perf_counter() - begin) * (1 / _BUSY - 1))

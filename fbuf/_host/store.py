@@ -323,10 +323,15 @@ class Store:
                     return False
             part, lot = self._lots[-1]
             assert part.packer is not None
-            piece = part.packer.pack(lot)
-            with self._writing, self._lock:
-                self._check_open()
-                part.swap(lot, piece)
+            try:
+                piece = part.packer.pack(lot)
+                with self._writing, self._lock:
+                    self._check_open()
+                    part.swap(lot, piece)
+            except BaseException:
+                part.leave(lot)
+                self._lots.pop()
+                raise
             if piece.at.stop == len(lot.blobs):
                 self._lots.pop()
             return True

@@ -1,0 +1,234 @@
+"""Chunks compressed again: the same rows, fewer bytes, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf._host import repack
+from fbuf._host.chunks import Chunks
+from fbuf._host.codec import StoreCorrupted, Zstd
+from fbuf._host.store import Column, Store, StoreClosed
+from tests.test_store import fetch, frames
+
+SIZE = 24
+
+
+def make(lanes: int = 1, length: int = 4096, slack: int = 0, **settings: Any) -> Store:
+    column = Column("frame", (SIZE, SIZE), np.dtype(np.uint8), Zstd(**settings))
+    return Store((column,), lanes=lanes, length=length, slack=slack)
+
+
+def part_of(store: Store) -> Chunks:
+    part = store._parts[0]
+    assert isinstance(part, Chunks)
+    return part
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread: lots are done where a test says so."""
+    monkeypatch.setattr(repack, "start", lambda store: threading.current_thread())
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
+    store, rows = make(), frames(4096, SIZE)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+    before, books = store.stats(), list(part_of(store).table.values())
+    store.repack()
+    after = store.stats()
+    assert after["payload_bytes"] < 0.8 * before["payload_bytes"]
+    assert after["nbytes"] < before["nbytes"]
+    assert after["dictionaries"] == 1 and not set(books) & set(part_of(store).table.values())  # gone with their chunks
+    out, ok = fetch(store, tickets)
+    assert ok.all() and np.array_equal(out, rows)
+    store.repack()  # nothing is left to do
+    assert store.stats() == after
+
+
+@pytest.mark.usefixtures("by_hand")
+@given(st.data())
+def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> None:
+    lanes = data.draw(st.integers(1, 3))
+    codec = {"chunk": data.draw(st.integers(1, 5)), "dictionary": data.draw(st.sampled_from([0, 2]))}
+    store = make(lanes, length=60, slack=data.draw(st.integers(0, 20)), **codec)
+    part_of(store).lot_size = data.draw(st.integers(1, 8))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    source = frames(4000, SIZE)
+    known: list[dict[int, np.ndarray]] = [{} for _ in range(lanes)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        if data.draw(st.booleans()):
+            n = data.draw(st.integers(1, 40))
+            rows = source[rng.integers(0, 4000, (n, lanes))]
+            keep = rng.random((n, lanes)) < 0.8 if data.draw(st.booleans()) else None
+            tickets = store.write([rows], keep)
+            for i, e in np.argwhere(tickets > 0).tolist():
+                known[e][int(tickets[i, e])] = rows[i, e]
+        elif data.draw(st.booleans()):
+            store.repack()
+        else:
+            store.repack_some(least=1)
+    for lane in known:
+        alive = list(lane)[-store.depth :]
+        out, ok = fetch(store, list(lane))
+        for ticket, row, there in zip(lane, out, ok, strict=True):
+            assert there == (ticket in alive)
+            assert np.array_equal(row, lane[ticket] if there else np.zeros_like(row))
+    live = part_of(store)
+    assert sum(d.count for d in live.table.values()) <= store.stats()["chunks"]
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_chunks_that_leave_meanwhile_stay_away() -> None:
+    store, rows = make(length=512), frames(3000, SIZE)
+    store.write([rows[:512, None]], None)
+    assert store.repack_some(least=1)  # a piece of the lot
+    tickets = store.write([rows[512:2000, None]], None)[:, 0]  # the rest of it expires
+    store.repack()
+    out, ok = fetch(store, tickets[-512:])
+    assert ok.all() and np.array_equal(out, rows[2000 - 512 : 2000])
+    part = part_of(store)
+    assert part.census(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_damaged_chunk_stays_damaged_and_the_others_well() -> None:
+    store, rows = make(), frames(2048, SIZE)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+    part = part_of(store)
+    bad = 100  # a chunk
+    part.arena.view(int(part.address[bad, 0]), int(part.length[bad, 0]))[9] ^= 1
+    store.repack()
+    with pytest.raises(StoreCorrupted):
+        fetch(store, tickets[bad * 8 : bad * 8 + 8])
+    others = np.delete(np.arange(2048), slice(bad * 8, bad * 8 + 8))
+    out, ok = fetch(store, tickets[others])
+    assert ok.all() and np.array_equal(out, rows[others])
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("where", ["compressor", "append", "dictionary"])
+def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = frames(1024, SIZE)
+    for failing in range(0, 60, 7 if where == "compressor" else 1):
+        store = make(length=1024)
+        tickets = store.write([rows[:, None]], None)[:, 0]
+        part, calls = part_of(store), [0]
+
+        def fails(real: Any, calls: list[int] = calls, failing: int = failing) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                calls[0] += 1
+                if calls[0] - 1 == failing:
+                    raise MemoryError("no more")
+                return real(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            if where == "append":
+                patched.setattr(part.arena, "append", fails(part.arena.append))
+            elif where == "dictionary":
+                patched.setattr(repack, "Dictionary", fails(repack.Dictionary))
+            else:
+                patched.setattr(repack, "compressor", fails(repack.compressor))
+            try:
+                store.repack()
+            except MemoryError:
+                assert where != "append"
+            raised = calls[0] > failing
+        out, ok = fetch(store, tickets)
+        assert ok.all() and np.array_equal(out, rows)
+        store.repack()
+        out, ok = fetch(store, tickets)
+        assert ok.all() and np.array_equal(out, rows)
+        if not raised:
+            return
+    assert where == "compressor"
+
+
+def test_a_thread_does_it_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repack, "_BUSY", 1.0)
+    store, rows = make(lanes=2, length=3000), frames(6000, SIZE)
+    part_of(store).lot_size = 64
+    tickets: list[np.ndarray] = []
+    for at in range(0, 6000, 50):
+        tickets.append(store.write([np.stack([rows[at : at + 50], rows[at : at + 50]], 1)], None))
+        known = np.concatenate(tickets)[-2900:]
+        pick = np.random.default_rng(at).integers(0, len(known), 40)
+        out, ok = fetch(store, known[pick, at // 50 % 2])
+        assert ok.all() and np.array_equal(out, rows[at + 50 - len(known) + pick])
+    thread = store._thread
+    assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive()
+    part = part_of(store)
+    assert part.waiting(store._count) < 64 and part.packed.min() > 0
+    out, ok = fetch(store, np.concatenate(tickets)[-3000:])
+    assert ok.all() and np.array_equal(out[:, 1], rows[-3000:])
+
+
+def test_the_thread_does_not_keep_a_store_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go = threading.Event(), threading.Event()
+    real = Store.repack_some
+
+    def slow(self: Store, least: int | None = None) -> bool:
+        reached.set()
+        go.wait(60)
+        return real(self, least)
+
+    monkeypatch.setattr(Store, "repack_some", slow)
+    store = make()
+    part_of(store).lot_size = 8
+    store.write([frames(512, SIZE)[:, None]], None)
+    thread, gone = store._thread, weakref.ref(store)
+    assert thread is not None and thread.daemon and reached.wait(60)
+    store.close()
+    del store
+    go.set()
+    thread.join(60)
+    gc.collect()
+    assert not thread.is_alive() and gone() is None
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_closed_store_says_so() -> None:
+    store = make()
+    store.write([frames(512, SIZE)[:, None]], None)
+    store.repack_some(least=1)
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.repack()
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_loaded_store_does_not_start_anew() -> None:
+    store, rows = make(), frames(2048, SIZE)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+    store.repack()
+    loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
+    assert part_of(loaded).waiting(loaded._count) == 0
+    out, ok = fetch(loaded, tickets)
+    assert ok.all() and np.array_equal(out, rows)
+
+
+@pytest.mark.parametrize("settings", [{"repack": False}, {"level": 9}])
+def test_it_can_be_left_out(settings: dict[str, Any]) -> None:
+    store = make(**settings)
+    part_of(store).lot_size = 1
+    store.write([frames(512, SIZE)[:, None]], None)
+    before = store.stats()
+    store.repack()
+    assert store.stats() == before and store._thread is None
+
+
+def test_repack_is_yes_or_no() -> None:
+    with pytest.raises(ValueError, match="repack is 3; expected True or False"):
+        Zstd(repack=3)  # type: ignore[arg-type]
