@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf import _config
 from fbuf._host import blocks, blocktable
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.blocks import Blocked, BlockFetch, Blocks, cut_of
 from fbuf._host.blocktable import Table
 from fbuf._host.changes import Changes
-from fbuf._host.codec import Codec, StoreCorrupted, Zstd
+from fbuf._host.codec import Codec, Zstd
 from fbuf._host.ring import Ring
 from fbuf._host.store import Store
 from tests.test_store import DTYPES, Failing, Model, fetch, frames, make, race, same

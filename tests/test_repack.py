@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._host import repack
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import StoreCorrupted, Zstd
+from fbuf._host.codec import Zstd
 from fbuf._host.store import Column, Store, StoreClosed
 from tests.test_store import fetch, frames
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fbuf._host.codec import Array, flat
+from fbuf._host.arrays import Array, flat
 
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fbuf._host.codec import Array
+from fbuf._host.arrays import Array
 
 
 @dataclass

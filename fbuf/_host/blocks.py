@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocktable import Table, damaged_places, odd, wide
 from fbuf._host.changes import Changes, changed_rows
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import WORTHWHILE, Array, StoreCorrupted, Zstd, flat
+from fbuf._host.codec import Zstd
+from fbuf._host.coder import WORTHWHILE
 from fbuf._host.part import Census, Fetch
 from fbuf._host.ring import Ring
 

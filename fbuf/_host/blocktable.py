@@ -16,7 +16,7 @@ import functools
 
 import numpy as np
 
-from fbuf._host.codec import Array
+from fbuf._host.arrays import Array
 
 _FIRST = 64  # places of a new table
 _LOT = 1024  # blocks verified together: what a processor's cache holds

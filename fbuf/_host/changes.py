@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, StoreCorrupted, damaged
+from fbuf._host.zstd import damaged
 
 _AS_THEY_ARE = 0xFFFF  # in place of the first row's end, which is 0
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, Dictionary, StoreCorrupted, flat
 from fbuf._host.part import Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
+from fbuf._host.zstd import Dictionary
 
 FORMAT = 1
 

@@ -16,23 +16,14 @@ import numpy as np
 
 from fbuf._host import repack
 from fbuf._host.arena import Arena
+from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch, ranges
-from fbuf._host.codec import (
-    PROBE_BYTES,
-    PROBE_CHUNKS,
-    WORTHWHILE,
-    Array,
-    Codec,
-    Coder,
-    Dictionary,
-    Zstd,
-    ZstdCoder,
-    checksum,
-    coder_of,
-)
+from fbuf._host.codec import Codec, Zstd
+from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
 from fbuf._host.repack import Lot, Packer, Piece
+from fbuf._host.zstd import Dictionary, checksum
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -73,7 +64,7 @@ class Chunks:
         self.packed: Array = np.zeros(lanes, np.int64)  # chunks before this one are not compressed again
         self.packer: Packer | None = None
         if isinstance(self.coder, ZstdCoder) and repack.applies(codec):
-            self.packer = Packer(self.coder, self.row)
+            self.packer = Packer(self.coder, self.k * self.row)
         self.lot_size = max(repack.LOT_BYTES // max(self.k * self.row, 1), 256)
 
     # ---------------------------------------------------------------- size

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codec import Array, Codec
+from fbuf._host.arrays import Array
+from fbuf._host.codec import Codec, Raw
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Column:
                 f"Column: column '{self.name}' is {self.dtype}; expected numbers or booleans. "
                 f"Keep Python objects in a list of your own."
             )
+        if isinstance(self.codec, Raw):
+            object.__setattr__(self, "codec", None)
         if self.codec is not None and not isinstance(self.codec, Codec):
             raise TypeError(
                 f"Column: codec of '{self.name}' is {self.codec!r}; expected a value with chunk, encode and decode. "

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
-from fbuf._host.codec import Array
 
 
 class Census(NamedTuple):

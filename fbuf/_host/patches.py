@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.blocks import Blocks
-from fbuf._host.codec import Array, Codec, StoreCorrupted, Zstd, flat
+from fbuf._host.codec import Codec, Zstd
 
 PATCH = 1 << 63
 _OVERHEAD = 600  # bytes of Python objects a patch takes, about

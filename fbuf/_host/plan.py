@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fbuf._host.codec import Array, Coder, Dictionary, flat
+from fbuf._host.arrays import Array, flat
+from fbuf._host.coder import Coder
+from fbuf._host.zstd import Dictionary
 
 if TYPE_CHECKING:
     from fbuf._host.chunks import Chunks

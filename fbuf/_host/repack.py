@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import zstandard
 
-from fbuf._host.codec import Array, Dictionary, StoreCorrupted, Zstd, ZstdCoder, checksum
+from fbuf._host.arrays import Array, StoreCorrupted
+from fbuf._host.codec import Zstd
+from fbuf._host.coder import ZstdCoder
+from fbuf._host.zstd import Dictionary, checksum
 
 if TYPE_CHECKING:
     from fbuf._host.store import Store
@@ -89,11 +92,10 @@ def applies(codec: Any) -> bool:
 class Packer:
     """The dictionaries of a column's lots. For one thread at a time."""
 
-    def __init__(self, coder: ZstdCoder, row: int) -> None:
+    def __init__(self, coder: ZstdCoder, size: int) -> None:
         self.codec = coder.codec
-        self._row = row
-        self._size = coder.codec.chunk * row
-        self._decoder = coder.decoder
+        self._coder = coder
+        self._size = size  # bytes of a chunk's rows
         self._random = np.random.default_rng(1)
         self.latest: Dictionary | None = None  # of the lot before: free if it serves this one too
 
@@ -107,12 +109,13 @@ class Packer:
             self._choose(lot)
             lot.chosen = True
         piece = range(lot.done, min(lot.done + _PIECE, len(lot.blobs)))
-        decode = self._decoder()
+        decode = self._coder.decoder()
         packed = Piece(piece, [], [], [])
         for i in piece:
             blob, book, crc = bytes(lot.blobs[i]), lot.books[i], lot.checksums[i]
             try:
-                data = self._compressor(lot, lot.new or book).compress(decode(lot.blobs[i], crc, book))
+                rows = self._coder.chunk_of(decode(lot.blobs[i], crc, book))
+                data = self._compressor(lot, lot.new or book).compress(self._coder.packed(rows))
             except StoreCorrupted:
                 data = blob
             if len(data) < len(blob) or (lot.new is not None and data is not blob):
@@ -133,13 +136,14 @@ class Packer:
     def _choose(self, lot: Lot) -> None:
         """One dictionary for the lot: the last lot's, a new one of either size, or each chunk's own."""
         total = len(lot.blobs)
-        decode = self._decoder()
+        decode = self._coder.decoder()
 
-        def raw(i: int) -> bytes:
-            return bytes(decode(lot.blobs[i], lot.checksums[i], lot.books[i]))
+        def raw(i: int) -> memoryview:
+            return decode(lot.blobs[i], lot.checksums[i], lot.books[i])
 
         try:
-            trial = {int(i): raw(int(i)) for i in np.unique(np.linspace(0, total - 1, _TRIAL).astype(np.int64))}
+            picks = np.unique(np.linspace(0, total - 1, _TRIAL).astype(np.int64)).tolist()
+            trial = {i: bytes(self._coder.packed(self._coder.chunk_of(raw(i)))) for i in picks}
             candidates = [self._drawn(raw, total, self.codec.dictionary * more, trial) for more in (1, _MORE)]
         except StoreCorrupted:  # no lot of its own for damaged bytes: each chunk against what it has
             return
@@ -164,8 +168,7 @@ class Packer:
             return None
         content = bytearray()
         for pick in np.sort(self._random.choice(len(others) * k, rows, replace=False)).tolist():
-            at = pick % k * self._row
-            content += raw(int(others[pick // k]))[at : at + self._row]
+            content += self._coder.row_of(raw(int(others[pick // k])), pick % k)
         return Dictionary(bytes(content)) if len(content) >= 8 else None
 
     @staticmethod

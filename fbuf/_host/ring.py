@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
-from fbuf._host.codec import Array
 from fbuf._host.part import Census
 
 

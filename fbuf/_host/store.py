@@ -21,11 +21,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fbuf._host import checkpoint, repack
+from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, StoreCorrupted, flat
 from fbuf._host.column import Column, check_patch, check_request, check_rows
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches

@@ -5,11 +5,12 @@ Every storage holds the same rows and, for one key, gives the same batch, bit fo
 no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
 """
 
+from fbuf._host.bits import BitPack
 from fbuf._host.blocks import Blocks
-from fbuf._host.codec import Codec, Zstd
+from fbuf._host.codec import Codec, Raw, Zstd
 from fbuf.storages._compressed import Compressed
 from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
 
-__all__ = ["Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Zstd"]
+__all__ = ["BitPack", "Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Raw", "Zstd"]

@@ -7,15 +7,20 @@ once; stacks, next observations and n-step windows are views of them. The rest o
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
 from fbuf._config import allow, component
+from fbuf._host.bits import BitPack
 from fbuf._host.blocks import Blocks
-from fbuf._host.codec import Codec, Zstd
+from fbuf._host.codec import Codec, Raw, Zstd
+from fbuf._tree import Spec, name_of
 from fbuf.storages._hosted import Hosted
 
 allow(Zstd, "fbuf.storages.Zstd")
 allow(Blocks, "fbuf.storages.Blocks")
+allow(BitPack, "fbuf.storages.BitPack")
+allow(Raw, "fbuf.storages.Raw")
 
 
 @component
@@ -24,8 +29,9 @@ class Compressed(Hosted):
 
     Attributes:
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
-      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster; or any
-        value with `chunk`, `encode`, `decode`.
+      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster;
+        `BitPack()` for zeros and ones; `Raw()` for what does not compress; or any value with `chunk`, `encode`, `decode`
+        (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
@@ -40,7 +46,7 @@ class Compressed(Hosted):
     """
 
     keys: tuple[str, ...] | None = None
-    codec: Codec = Zstd()
+    codec: Codec | Mapping[str, Codec] = Zstd()
     slack: int | None = None
     on_expired: str = "raise"
 
@@ -48,9 +54,28 @@ class Compressed(Hosted):
 
     def __post_init__(self) -> None:
         self._check()
-        if isinstance(self.codec, type):
-            name = self.codec.__name__
-            raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
+        if isinstance(self.codec, (Mapping, tuple)):  # a mapping does not hash; its items do
+            items = self.codec.items() if isinstance(self.codec, Mapping) else self.codec
+            object.__setattr__(self, "codec", tuple(sorted((name_of(name), codec) for name, codec in items)))
+        for codec in self._by_leaf().values() if isinstance(self.codec, tuple) else (self.codec,):
+            if isinstance(codec, type):
+                name = codec.__name__
+                raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
+
+    def _by_leaf(self) -> dict[str, Codec]:
+        return dict(self.codec) if isinstance(self.codec, tuple) else {}
 
     def _codec(self, name: str) -> Codec:
-        return self.codec
+        if isinstance(self.codec, tuple):
+            return self._by_leaf().get(name, Zstd())
+        return cast(Codec, self.codec)
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        keys = super().host_keys(spec)
+        for name in self._by_leaf():
+            if name not in keys:
+                raise ValueError(
+                    f"Compressed: codec names '{name}', but the leaves on the host are {', '.join(keys)}. "
+                    f"Use one of those, or name it in keys=(...) too."
+                )
+        return keys

@@ -1,0 +1,18 @@
+"""Words of the host side: an array, its bytes, and the error of bytes that are not what they were."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class StoreCorrupted(RuntimeError):
+    """Stored bytes do not decode to what was stored."""
+
+
+def flat(array: Array) -> memoryview:
+    """The bytes of a C-contiguous array of any dtype (bfloat16 and float8 have no buffer protocol of their own)."""
+    return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
