@@ -18,6 +18,7 @@ from fbuf._host import repack
 from fbuf._host.arena import Arena
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch, ranges
+from fbuf._host.cache import Cache
 from fbuf._host.codec import Codec, Zstd
 from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
 from fbuf._host.part import Census
@@ -44,8 +45,11 @@ class Staged:
 class Chunks:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
 
-    def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
+    def __init__(
+        self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int, cache: int = 0
+    ) -> None:
         self.k = codec.chunk
+        self.cache = Cache(cache) if cache else None  # of so many bytes
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -87,7 +91,7 @@ class Chunks:
         for book in (self.coder.current, self.packer.latest if self.packer is not None else None):
             if book is not None:
                 held[id(book)] = book.nbytes
-        return total + sum(held.values())
+        return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
     def census(self, count: Array) -> Census:
         """Closed chunks, their bytes, and dictionaries with live chunks."""

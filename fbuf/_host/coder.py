@@ -34,6 +34,9 @@ _TRIAL = 16  # chunks a new dictionary is tried on
 class Coder:
     """A column's codec at work. This one serves any user value: no dictionaries, nothing kept."""
 
+    reuses = True
+    """Whether decoded rows lie in memory that the next chunk's take."""
+
     def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.codec = codec
         self.current: Dictionary | None = None
@@ -101,6 +104,10 @@ class ZstdCoder(Coder):
     """`Zstd` with the dictionaries of one column. Not thread-safe but for `decoder` and `unpacker`."""
 
     codec: Zstd
+
+    @property
+    def reuses(self) -> bool:  # type: ignore[override]
+        return self._packed < self._size  # then bits are unpacked into one array
 
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)

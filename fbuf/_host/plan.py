@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fbuf._host.arrays import Array, flat
+from fbuf._host.cache import Cache
 from fbuf._host.coder import Coder
 from fbuf._host.zstd import Dictionary
 
@@ -30,6 +31,8 @@ class Plan:
 
     coder: Coder
     blobs: Iterator[tuple[memoryview, int, Dictionary | None]]  # encoded chunks, with checksums
+    addresses: list[int]  # of those
+    cache: Cache | None
     opened: list[memoryview]  # chunks that were still open, after those
     moves: Iterator[tuple[bool, int, slice, slice]]  # whether the next chunk begins; request, its bytes, the chunk's
 
@@ -44,8 +47,18 @@ class Plan:
 
     def _decoded(self) -> Iterator[memoryview]:
         decode = self.coder.decoder()
-        for blob, crc, dictionary in self.blobs:
-            yield decode(blob, crc, dictionary)
+        if self.cache is None:
+            for blob, crc, dictionary in self.blobs:
+                yield decode(blob, crc, dictionary)
+        else:
+            for (blob, crc, dictionary), address in zip(self.blobs, self.addresses, strict=True):
+                rows = self.cache.get(address)
+                if rows is None:
+                    rows = decode(blob, crc, dictionary)
+                    if self.coder.reuses:
+                        rows = memoryview(bytes(rows))
+                    self.cache.put(address, rows)
+                yield rows
         yield from self.opened
 
 
@@ -86,12 +99,13 @@ def plan(part: Chunks, lane: Array, count: Array, there: Array, rows: Array, sta
     unique = key[fresh]
     closed = unique[: np.searchsorted(unique, ring * lanes)]
     slots = part.slot.reshape(-1)[closed].tolist()
+    addresses = part.address.reshape(-1)[closed]
     blobs = zip(
-        part.arena.views(part.address.reshape(-1)[closed], part.length.reshape(-1)[closed]),
+        part.arena.views(addresses, part.length.reshape(-1)[closed]),
         part.checksum.reshape(-1)[closed].tolist(),
         [part.table.get(slot) for slot in slots],
         strict=True,
     )
     # The store keeps filling open chunks: take a copy now. Their keys are the largest, so they come last.
     opened = [flat(part.open[e].copy()) for e in (unique[len(closed) :] - ring * lanes).tolist()]
-    return Plan(part.coder, blobs, opened, moves)
+    return Plan(part.coder, blobs, addresses.tolist() if part.cache else [], part.cache, opened, moves)

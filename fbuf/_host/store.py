@@ -73,6 +73,7 @@ class Store:
       length: Rows a lane of the buffer holds.
       slack: Rows kept beyond that, for states a little old.
       first_seq: Count of the first row of each lane.
+      cache: Bytes of decoded chunks kept for later reads, for each column with a codec that works by chunks.
     Raises:
       ValueError: no columns, lanes or length < 1, slack or first_seq < 0.
     """
@@ -85,6 +86,7 @@ class Store:
         length: int,
         slack: int,
         first_seq: int = 0,
+        cache: int = 0,
     ) -> None:
         for name, value, least in (
             ("columns", len(columns), 1),
@@ -92,6 +94,7 @@ class Store:
             ("length", length, 1),
             ("slack", slack, 0),
             ("first_seq", first_seq, 0),
+            ("cache", cache, 0),
         ):
             if value < least:
                 raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
@@ -99,6 +102,7 @@ class Store:
         self.lanes = lanes
         self.length = length
         self.slack = slack
+        self.cache = cache
         self.depth = length + slack
         self.last_error: Exception | None = None
         self._base = first_seq * lanes + 1  # ticket of the first row of lane 0
@@ -117,7 +121,7 @@ class Store:
             return Ring(column.shape, column.dtype, self.lanes, self.depth)
         if isinstance(column.codec, Blocks):
             return Blocked(column.codec, column.shape, column.dtype, self.lanes, self.depth)
-        return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth)
+        return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth, self.cache)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -393,6 +397,7 @@ class Store:
         lanes: int,
         length: int,
         slack: int,
+        cache: int = 0,
     ) -> Store:
         """The store `to_arrays` was called on: the same tickets readable, writes go on.
 
@@ -408,7 +413,7 @@ class Store:
                 f"Load with the buffer that was saved."
             )
         first = int(expect(arrays, "first", np.uint64, (1,))[0])
-        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first)
+        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, cache=cache)
         store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
         if (store._count < 0).any():
             raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")

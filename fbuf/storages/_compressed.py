@@ -34,6 +34,8 @@ class Compressed(Hosted):
         (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
+      cache: Bytes of decoded chunks kept for each leaf, for draws that come back to the same rows: priorities that a few rows
+        dominate, windows that overlap. 0: none, the best for uniform draws over many rows.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
 
     Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84); a read is one callback and one decompression
@@ -49,11 +51,16 @@ class Compressed(Hosted):
     codec: Codec | Mapping[str, Codec] = Zstd()
     slack: int | None = None
     on_expired: str = "raise"
+    cache: int = 0
 
     _least: ClassVar[int] = 1024
 
     def __post_init__(self) -> None:
         self._check()
+        if isinstance(self.cache, bool) or not isinstance(self.cache, int) or self.cache < 0:
+            raise ValueError(
+                f"Compressed: cache is {self.cache!r}; expected bytes, an int >= 0. 64 MiB are cache=1 << 26."
+            )
         if isinstance(self.codec, (Mapping, tuple)):  # a mapping does not hash; its items do
             items = self.codec.items() if isinstance(self.codec, Mapping) else self.codec
             object.__setattr__(self, "codec", tuple(sorted((name_of(name), codec) for name, codec in items)))
@@ -61,6 +68,9 @@ class Compressed(Hosted):
             if isinstance(codec, type):
                 name = codec.__name__
                 raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
+
+    def _cache(self) -> int:
+        return self.cache
 
     def _by_leaf(self) -> dict[str, Codec]:
         return dict(self.codec) if isinstance(self.codec, tuple) else {}

@@ -42,6 +42,10 @@ class Hosted:
         """How the rows of a leaf become bytes; None: as they are."""
         return None
 
+    def _cache(self) -> int:
+        """Bytes of decoded rows kept for later reads."""
+        return 0
+
     def _columns(self, spec: Spec) -> tuple[Column, ...]:
         keys = self.host_keys(spec)
         return tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), self._codec(n)) for n in keys)
@@ -52,7 +56,13 @@ class Hosted:
     def _open(self, geometry: Geometry, spec: Spec) -> Store:
         """A new store."""
         columns = self._columns(spec)
-        return Store(columns, lanes=geometry.lanes, length=geometry.length, slack=self._slack(geometry))
+        return Store(
+            columns,
+            lanes=geometry.lanes,
+            length=geometry.length,
+            slack=self._slack(geometry),
+            cache=self._cache(),
+        )
 
     @property
     def masks_expired(self) -> bool:
@@ -108,4 +118,4 @@ class Hosted:
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         columns = self._columns(spec)
-        return _side.from_arrays(arrays, geometry, spec, structure, columns, self._slack(geometry))
+        return _side.from_arrays(arrays, geometry, spec, structure, columns, self._slack(geometry), self._cache())

@@ -276,6 +276,7 @@ def from_arrays(
     structure: Any,
     columns: tuple[Column, ...],
     slack: int,
+    cache: int,
 ) -> SideRows:
     """The inverse, over a new store with an id of its own."""
     store = Store.from_arrays(
@@ -284,6 +285,7 @@ def from_arrays(
         lanes=geometry.lanes,
         length=geometry.length,
         slack=slack,
+        cache=cache,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
     device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}

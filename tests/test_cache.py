@@ -1,0 +1,108 @@
+"""Decoded chunks kept: the same rows, fewer decompressions, never more bytes than allowed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf._host.cache import Cache
+from fbuf._host.chunks import Chunks
+from fbuf._host.codec import Zstd
+from fbuf._host.store import Column, Store
+from fbuf.storages import Compressed
+from tests.test_codecs import boards
+from tests.test_store import Deflate, fetch, frames, same
+
+
+def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str = "uint8") -> Store:
+    return Store((Column("x", shape, np.dtype(dtype), codec),), lanes=1, length=1000, slack=0, cache=cache)
+
+
+def cache_of(store: Store) -> Cache:
+    part = store._parts[0]
+    assert isinstance(part, Chunks) and part.cache is not None
+    return part.cache
+
+
+@pytest.mark.parametrize("codec", [Zstd(), Deflate(), Zstd(chunk=4)])
+@pytest.mark.parametrize("bits", [False, True])
+def test_rows_are_the_same_and_decoded_once(codec: Any, bits: bool) -> None:
+    rows = boards(1500, "float32").reshape(1500, -1) if bits else frames(1500)
+    store = make(codec, 1 << 30, rows.shape[1:], str(rows.dtype))
+    tickets = store.write([rows[:1000, None]], None)[:, 0]
+    pick = np.random.default_rng(0).integers(0, 1000, 300)
+    for turn in range(3):
+        out, ok = fetch(store, tickets[pick])
+        assert ok.all() and same(out, rows[pick])
+        chunks = len(np.unique(pick // codec.chunk))
+        assert (cache_of(store).hits, cache_of(store).misses) == (turn * chunks, chunks)
+    store.write([rows[1000:, None]], None)  # and what expires is not served from it
+    out, ok = fetch(store, tickets[:500])
+    assert not ok.any() and not out.any()
+
+
+def test_the_least_recently_used_go_first() -> None:
+    cache = Cache(30)
+    for address in range(4):
+        cache.put(address, memoryview(bytes([address]) * 10))
+        assert cache.get(0) is not None or address == 3
+    assert cache.nbytes == 30
+    assert [cache.get(address) is not None for address in range(4)] == [True, False, True, True]
+    cache.put(9, memoryview(bytes(31)))  # larger than all of it
+    assert cache.get(9) is None and cache.nbytes == 30
+
+
+def test_nbytes_counts_what_is_kept() -> None:
+    rows = frames(1000)
+    plain, kept = make(Zstd(), 0), make(Zstd(), 100_000)
+    for store in (plain, kept):
+        fetch(store, store.write([rows[:, None]], None)[:, 0])
+    assert 0 < kept.nbytes - plain.nbytes == cache_of(kept).nbytes <= 100_000
+
+
+def test_threads_share_it() -> None:
+    rows, store = frames(1000), make(Zstd(), 40_000)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+    failures: list[BaseException] = []
+
+    def reader(seed: int) -> None:
+        try:
+            for pick in np.random.default_rng(seed).integers(0, 1000, (60, 50)):
+                out, ok = fetch(store, tickets[pick])
+                assert ok.all() and same(out, rows[pick])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=reader, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    cache = cache_of(store)
+    assert cache.nbytes == sum(map(len, cache._held.values())) <= 40_000
+
+
+def test_a_buffer_with_a_cache_gives_the_batches_of_device() -> None:
+    rows = {"obs": frames(400)}
+    batches = []
+    for storage in (Compressed(keys=("obs",), cache=1 << 20), fbuf.storages.Device()):
+        buffer = fbuf.Buffer(300, storage=storage, sampler=fbuf.samplers.Prioritized())
+        state = buffer.extend(buffer.init({"obs": rows["obs"][0]}), rows)
+        for step in range(4):
+            state, batch = buffer.sample(state, jax.random.key(step), 50)
+            state = buffer.update_priority(state, batch.index, np.arange(50, dtype=np.float32) ** 3)
+            batches.append(batch.data["obs"])
+    for a, b in zip(batches[:4], batches[4:], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("cache", [-1, True, 1.5])
+def test_settings(cache: Any) -> None:
+    with pytest.raises(ValueError, match="Compressed: cache is"):
+        Compressed(cache=cache)
