@@ -23,7 +23,7 @@ Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 FIRST_DICTIONARY, SECOND_DICTIONARY, RENEWAL = 512, 4096, 65_536
 """Rows after which a dictionary is tried: early, once there is variety, then regularly."""
 DRIFT = 1.25
-"""Tried sooner when bytes a row exceed this times the best seen since the last dictionary."""
+"""Tried sooner when bytes a chunk have changed by this factor since: they grew, or another game is simpler."""
 WORTHWHILE = 1.3
 """A column that compresses less than this becomes a raw ring."""
 PROBE_BYTES, PROBE_CHUNKS = 65_536, 256
@@ -115,9 +115,10 @@ class ZstdCoder(Coder):
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
         self._compressor = compressor(codec.level, self._size, None)
-        self._mean = self._best = 0.0  # bytes a chunk: running mean, and its lowest with this dictionary
+        # Bytes a chunk: running mean, and its lowest and highest since a dictionary was tried.
+        self._mean = self._least = self._most = 0.0
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
-        self._last = 0
+        self._last = self._adopted = 0  # rows when a dictionary was tried, and when one was taken
         rows = np.zeros((codec.chunk, *shape), dtype)
         self._packed = bits.packed_bytes(rows) if rows.size and bits.packable(rows) else self._size
         # Whether rows are zeros and ones; None: none was seen yet. Where bits are no fewer they cannot be told apart.
@@ -132,7 +133,8 @@ class ZstdCoder(Coder):
         """One chunk as one frame."""
         data = self._compressor.compress(self.packed(rows))
         self._mean += (len(data) - self._mean) / 64 if self._mean else len(data)
-        self._best = min(self._best or self._mean, self._mean)
+        self._least = min(self._least or self._mean, self._mean)
+        self._most = max(self._most, self._mean)
         return data
 
     def packed(self, rows: Array) -> memoryview:
@@ -163,44 +165,60 @@ class ZstdCoder(Coder):
     def due(self, rows: int) -> bool:
         if rows >= self._next:
             return True
-        drifted = self._mean > DRIFT * self._best and rows - self._last >= SECOND_DICTIONARY
-        return drifted and self.codec.dictionary > 0
+        if rows - self._last < SECOND_DICTIONARY or not self.codec.dictionary:
+            return False
+        return self._mean > DRIFT * self._least or DRIFT * self._mean < self._most
 
     def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
-        """Makes a dictionary of rows drawn uniformly from `total` chunks, oldest first; keeps it if it pays for itself.
+        """Makes dictionaries of rows drawn from `total` chunks, oldest first, and keeps the best if it pays for itself.
+
+        One is drawn from all of them, one from the latest 4,096 rows, which is better where the game has changed.
 
         Args:
           rows: Rows encoded so far.
           fetch: The rows of a chunk, valid until the next call.
         Returns:
           Bytes a chunk with the new dictionary; None if the old one stays.
-        Cost: some 50 chunks decoded and encoded: about a millisecond for Atari frames.
+        Cost: some 80 chunks decoded and encoded: about two milliseconds for Atari frames.
         """
+        early = rows >= self._next
         self._last = rows
-        self._next = _milestone(rows)
-        self._best = self._mean  # drift is counted from here, whatever comes of the trial
+        self._next = _milestone(rows) if early else self._next
+        self._least = self._most = self._mean  # drift is counted from here, whatever comes of the trial
         chunk = self.codec.chunk
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
-        choice = trial.start * chunk
-        picks = self._random.choice(choice, min(self.codec.dictionary, choice), replace=False)
-        content = bytearray()
-        for pick in np.sort(picks).tolist():
-            content += self.row_of(fetch(pick // chunk), pick % chunk)
-        if not trial or len(content) < 8:
+        firsts = {0, max(trial.start - SECOND_DICTIONARY // chunk, 0)}
+        books = [
+            book for first in sorted(firsts) if (book := self._drawn(range(first, trial.start), fetch)) is not None
+        ]
+        if not trial or not books:
             return None
-        candidate = Dictionary(bytes(content))
-        challenger = compressor(self.codec.level, self._size, candidate)
-        old = new = 0
+        packers = [self._compressor, *(compressor(self.codec.level, self._size, book) for book in books)]
+        sizes = [0] * len(packers)
         for i in trial:
             raw = self.packed(self.chunk_of(fetch(i)))
-            old += len(self._compressor.compress(raw))
-            new += len(challenger.compress(raw))
-        saved = (old - new) / len(trial) / chunk * self._gain_rows
-        if saved > candidate.nbytes:
-            self.current, self._compressor = candidate, challenger
-            self._mean = self._best = new / len(trial)
-            return self._mean
-        return None
+            for at, packer in enumerate(packers):
+                sizes[at] += len(packer.compress(raw))
+        best = min(range(1, len(packers)), key=sizes.__getitem__)
+        # It may serve as long as the one before it did.
+        served = self._gain_rows
+        if self._adopted > SECOND_DICTIONARY:
+            served = min(max(rows - self._adopted, 2 * SECOND_DICTIONARY), served)
+        saved = (sizes[0] - sizes[best]) / len(trial) / chunk * served
+        if saved <= books[best - 1].nbytes:
+            return None
+        self.current, self._compressor, self._adopted = books[best - 1], packers[best], rows
+        self._mean = self._least = self._most = sizes[best] / len(trial)
+        return self._mean
+
+    def _drawn(self, chunks: range, fetch: Callable[[int], memoryview]) -> Dictionary | None:
+        """A dictionary of rows drawn uniformly from these."""
+        k = self.codec.chunk
+        choice = len(chunks) * k
+        content = bytearray()
+        for pick in np.sort(self._random.choice(choice, min(self.codec.dictionary, choice), replace=False)).tolist():
+            content += self.row_of(fetch(chunks[pick // k]), pick % k)
+        return Dictionary(bytes(content)) if len(content) >= 8 else None
 
     def row_of(self, data: memoryview, at: int) -> memoryview:
         """What of a dictionary one row of a decoded chunk makes."""
