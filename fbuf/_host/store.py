@@ -25,11 +25,13 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, StoreCorrupted, flat
+from fbuf._host.codec import Array, StoreCorrupted, Zstd, flat
 from fbuf._host.column import Column, check_patch, check_request, check_rows
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
+from fbuf._host.stacking import stackings
+from fbuf._host.stacks import Stacks
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
@@ -113,6 +115,8 @@ class Store:
             return Ring(column.shape, column.dtype, self.lanes, self.depth)
         if isinstance(column.codec, Blocks):
             return Blocked(column.codec, column.shape, column.dtype, self.lanes, self.depth)
+        if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
+            return Stacks(column.codec, column.shape, column.dtype, self.lanes, self.depth)
         return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth)
 
     def _check_open(self) -> None:
@@ -363,6 +367,8 @@ class Store:
             own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             if "rows" in own:  # also a column with a codec, if its rows did not compress
                 store._parts[i] = Ring(column.shape, column.dtype, lanes, store.depth)
+            elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
+                store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
         checkpoint.load_patches(store._patches, arrays, low, store._count, len(store.columns))

@@ -2,16 +2,20 @@
 
 A stream of frames repeats itself: chunks of consecutive rows of a lane, compressed against a few past rows, take a few
 hundredths of what stacks would (the ratio on real frames: `python -m benchmarks --only compression`). Frames are stored
-once; stacks, next observations and n-step windows are views of them. The rest of the row stays on the device.
+once; stacks, next observations and n-step windows are views of them. Rows that come as stacks are recognised, and become
+single frames as well. The rest of the row stays on the device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 from fbuf._config import allow, component
 from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Zstd
+from fbuf._host.column import Column
+from fbuf._tree import Spec
 from fbuf.storages._hosted import Hosted
 
 allow(Zstd, "fbuf.storages.Zstd")
@@ -26,11 +30,16 @@ class Compressed(Hosted):
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
       codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster; or any
         value with `chunk`, `encode`, `decode`.
+      stacks: Whether a leaf whose rows are stacks of the last 2 to 16 frames of their lane, on the first or the last axis and
+        the newest last, is recognised by its first rows and stored as single frames, each once. Reads give what was written,
+        whatever comes. With `Zstd` only. Next stacks beside stacks are recognised as well, as a stream of their own:
+        `Transition(stack=4)` over single frames stores each frame once for both.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
 
-    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84); a read is one callback and one decompression
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84; a stack of four that is recognised takes 2 us more);
+      a read is one callback and one decompression
     for each distinct chunk.
 
     Example:
@@ -41,6 +50,7 @@ class Compressed(Hosted):
 
     keys: tuple[str, ...] | None = None
     codec: Codec = Zstd()
+    stacks: bool = True
     slack: int | None = None
     on_expired: str = "raise"
 
@@ -51,6 +61,12 @@ class Compressed(Hosted):
         if isinstance(self.codec, type):
             name = self.codec.__name__
             raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
+
+        if not isinstance(self.stacks, bool):
+            raise TypeError(f"Compressed: stacks is {self.stacks!r}; expected True or False. Write stacks=False.")
+
+    def _columns(self, spec: Spec) -> tuple[Column, ...]:
+        return tuple(dataclasses.replace(c, stacks=self.stacks) for c in super()._columns(spec))
 
     def _codec(self, name: str) -> Codec:
         return self.codec

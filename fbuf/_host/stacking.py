@@ -1,0 +1,80 @@
+"""How a row is a stack of frames, and what two stacks of a lane have in common.
+
+A row is looked at as bytes `[outer, frames, inner]`: a stack on the first axis has one outer and a frame's bytes inner; on
+the last axis every pixel holds its `frames` values, of `inner` bytes, side by side. Only bytes are compared, so that NaN
+and -0.0 are what they are. The newest frame is the last; stacks with the newest first are stored as plain rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fbuf._host.codec import Array
+
+_DEEPEST = 16  # frames of a stack
+_CHANNELS = (1, 2, 3, 4)  # of a frame, side by side with those of its neighbours on the axis of the stack
+_SMALLEST = 256  # bytes of a row; below, what is known of a row would weigh more than what is saved
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """A row as a stack: bytes `[outer, frames, inner]`."""
+
+    outer: int
+    frames: int
+    inner: int
+
+    @property
+    def frame(self) -> int:
+        """Bytes of a frame."""
+        return self.outer * self.inner
+
+    def split(self, rows: Array) -> Array:
+        """uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+        n, e = rows.shape[:2]
+        flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        return flat.reshape(n, e, self.outer, self.frames, self.inner)
+
+    def follows(self, before: Array, after: Array, shared: int) -> Array:
+        """bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
+
+        Args:
+          before: uint8[..., outer, frames, inner], as is `after`.
+        """
+        lead, size = after.shape[:-3], self.frames * self.inner
+        at = (self.frames - shared) * self.inner
+        if self.outer == 1:
+            word = f"u{next(w for w in (8, 4, 2, 1) if self.inner % w == 0)}"
+            new = after.reshape(*lead, size)[..., : shared * self.inner].view(word)
+            return np.asarray((new == before.reshape(*lead, size)[..., at:].view(word)).all(axis=-1))
+        # Shifted by whole frames everything is side by side; what a pixel's neighbour gave is looked away from.
+        new, old = (a.reshape(*lead, self.outer * size) for a in (after, before))
+        care = np.arange(self.outer * size - at) % size < shared * self.inner
+        differ = new[..., : new.shape[-1] - at] != old[..., at:]
+        differ &= care
+        return np.asarray(~differ.any(axis=-1))
+
+    def fresh(self, before: Array, after: Array) -> Array:
+        """uint8[M], frames that each stack of `after` has and the one of `before` does not end with; 0 if they are alike."""
+        added = np.full(len(after), self.frames, np.uint8)
+        for shared in range(self.frames, 0, -1):
+            first = (after[:, :, 0] == before[:, :, self.frames - shared]).all(axis=(1, 2))
+            maybe = np.flatnonzero(first & (added == self.frames))
+            if len(maybe):
+                found = maybe[self.follows(before[maybe], after[maybe], shared)]
+                added[found] = self.frames - shared
+        return added
+
+
+def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
+    """All that rows of this shape could be."""
+    total = int(np.prod(shape, dtype=np.int64)) * itemsize
+    found = []
+    for channels in _CHANNELS:
+        for outer, length in ((1, shape[0]), (total // max(shape[-1] * itemsize, 1), shape[-1])) if len(shape) > 1 else ():
+            frames, rest = divmod(length, channels)
+            if total >= _SMALLEST and not rest and 2 <= frames <= _DEEPEST:
+                found.append(Stacking(outer, frames, total // outer // frames))
+    return tuple(dict.fromkeys(found))
