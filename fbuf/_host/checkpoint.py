@@ -16,10 +16,10 @@ from fbuf._host.batch import ranges
 from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Array, Dictionary, StoreCorrupted, flat
+from fbuf._host.framestream import FrameStream
 from fbuf._host.part import Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
-from fbuf._host.framestream import FrameStream
 from fbuf._host.stacking import Stacking
 from fbuf._host.stacks import Stacks
 

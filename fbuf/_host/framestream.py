@@ -23,7 +23,7 @@ import numpy as np
 from fbuf._host import chunks
 from fbuf._host.batch import Batch
 from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Array, Zstd
+from fbuf._host.codec import Array, Zstd, flat
 from fbuf._host.part import Census, Fetch
 from fbuf._host.rowends import RowEnds
 from fbuf._host.stacking import Stacking
@@ -113,21 +113,27 @@ class FrameStream:
         if (added == 1).all():
             return stacks[:, :, :, depth - 1].reshape(n, lanes, frame), None
         size = int(total.max())
-        frames = np.empty((size, lanes, self.stacking.outer, self.stacking.inner), np.uint8)
         step, lane = np.nonzero(added)
         number = added[step, lane].astype(np.int64)
         which = np.repeat(np.arange(len(step)), number)
         ago = np.repeat(np.cumsum(number), number) - np.arange(len(which))  # 1: the row's newest
         step, lane = step[which], lane[which]
         end = np.cumsum(added, axis=0, dtype=np.int64)[step, lane]
-        frames[end - ago, lane] = stacks[step, lane, :, depth - ago]
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
-        return frames.reshape(size, lanes, frame), keep
+        if self.stacking.outer > 1:
+            apart = np.empty((size, lanes, self.stacking.outer, self.stacking.inner), np.uint8)
+            apart[end - ago, lane] = stacks[step, lane, :, depth - ago]
+            return apart.reshape(size, lanes, frame), keep
+        source = np.zeros((size, lanes), np.int64)  # a few times as fast as assigning frames one by one
+        source[end - ago, lane] = (step * lanes + lane) * depth + depth - ago
+        return stacks.reshape(-1, frame).take(source, axis=0, mode="clip"), keep
 
     def _low(self, batch: Batch, added: Array, after: Array) -> Array:
         """int64[E], the oldest frame that rows show once the batch is in."""
-        low = after - self.stacking.frames
         oldest = batch.after - self.depth
+        if (oldest <= 0).all():
+            return self.low
+        low = after - self.stacking.frames
         lane = np.flatnonzero((oldest < batch.before) & (batch.after > 0))  # lanes whose oldest row was there before
         row = np.maximum(oldest[lane], 0)
         had = batch.before[lane] > 0
@@ -193,7 +199,7 @@ class Interleaved:
         """Fills the requests' outputs."""
         outer, depth, inner = self.stacking.outer, self.stacking.frames, self.stacking.inner
         apart = [np.empty(len(out), np.uint8) for out in outs]
-        self.frames.run([memoryview(a) for a in apart])
+        self.frames.run([flat(a) for a in apart])
         word = f"u{inner}" if inner in (2, 4, 8) else f"V{inner}"
         for stacks, out in zip(apart, outs, strict=True):
             if not len(out):

@@ -33,9 +33,7 @@ class Stacking:
 
     def split(self, rows: Array) -> Array:
         """uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
-        n, e = rows.shape[:2]
-        flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        return flat.reshape(n, e, self.outer, self.frames, self.inner)
+        return as_bytes(rows).reshape(*rows.shape[:2], self.outer, self.frames, self.inner)
 
     def follows(self, before: Array, after: Array, shared: int) -> Array:
         """bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
@@ -46,7 +44,7 @@ class Stacking:
         lead, size = after.shape[:-3], self.frames * self.inner
         at = (self.frames - shared) * self.inner
         if self.outer == 1:
-            word = f"u{next(w for w in (8, 4, 2, 1) if self.inner % w == 0)}"
+            word = f"u{next(w for w in (4, 2, 1) if self.inner % w == 0)}"  # of four bytes numpy compares them fastest
             new = after.reshape(*lead, size)[..., : shared * self.inner].view(word)
             return np.asarray((new == before.reshape(*lead, size)[..., at:].view(word)).all(axis=-1))
         # Shifted by whole frames everything is side by side; what a pixel's neighbour gave is looked away from.
@@ -68,13 +66,22 @@ class Stacking:
         return added
 
 
+def as_bytes(rows: Array) -> Array:
+    """uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+    size = int(np.prod(rows.shape[2:], dtype=np.int64)) * rows.dtype.itemsize
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(*rows.shape[:2], size)
+
+
 def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
     """All that rows of this shape could be."""
     total = int(np.prod(shape, dtype=np.int64)) * itemsize
     found = []
+    if len(shape) < 2 or total < _SMALLEST:
+        return ()
+    axes = (1, shape[0]), (total // (shape[-1] * itemsize), shape[-1])
     for channels in _CHANNELS:
-        for outer, length in ((1, shape[0]), (total // max(shape[-1] * itemsize, 1), shape[-1])) if len(shape) > 1 else ():
+        for outer, length in axes:
             frames, rest = divmod(length, channels)
-            if total >= _SMALLEST and not rest and 2 <= frames <= _DEEPEST:
+            if not rest and 2 <= frames <= _DEEPEST:
                 found.append(Stacking(outer, frames, total // outer // frames))
     return tuple(dict.fromkeys(found))

@@ -21,7 +21,7 @@ from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Array, StoreCorrupted, Zstd, flat
 from fbuf._host.framestream import FrameStream, predecessors, remember
 from fbuf._host.part import Census, Fetch
-from fbuf._host.stacking import Stacking, stackings
+from fbuf._host.stacking import Stacking, as_bytes, stackings
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
 _PATIENCE = 1024  # rows seen at most
@@ -105,8 +105,7 @@ class Stacks:
         told = np.flatnonzero((before >= 0) | self._known[lane])
         told = told[np.argsort(step[told], kind="stable")][:_LOOKED_AT]
         step, lane, before = step[told], lane[told], before[told]
-        new = np.ascontiguousarray(rows[step, lane]).reshape(-1).view(np.uint8).reshape(len(step), self.row)
-        old = np.ascontiguousarray(rows[before, lane]).reshape(-1).view(np.uint8).reshape(len(step), self.row)
+        new, old = (as_bytes(rows[s, lane][:, None])[:, 0] for s in (step, before))
         old[before < 0] = self._last[lane[before < 0]]
         differ = (old != new).any(axis=1)
         old, new = old[differ], new[differ]
@@ -152,15 +151,16 @@ class Stacks:
         staged.inner.commit(batch, rows, staged.staged)
         self.inner, self._seen = staged.inner, staged.seen
         if staged.watching:
-            remember(self._last, self._known, batch, np.ascontiguousarray(rows).view(np.uint8).reshape(*rows.shape[:2], -1))
+            remember(self._last, self._known, batch, as_bytes(rows))
         elif self.watching:
             self.watching, self._last = False, self._last[:0]
 
     def resume(self, count: Array, watching: bool) -> None:
         """Goes on from a checkpoint, whose lanes have `count` rows: what the last of them was is read back."""
         self.watching = watching
-        last, known = (self._last, self._known) if not isinstance(self.inner, FrameStream) else (self.inner.last, self.inner.known)
-        for lane in np.flatnonzero(count).tolist() if watching or isinstance(self.inner, FrameStream) else ():
+        stream = self.inner if isinstance(self.inner, FrameStream) else None
+        last, known = (stream.last, stream.known) if stream is not None else (self._last, self._known)
+        for lane in np.flatnonzero(count).tolist() if watching or stream is not None else ():
             at = np.array([lane]), count[lane : lane + 1] - 1
             try:
                 self.inner.fetch(*at, np.ones(1, bool), count, np.zeros(1, np.int64)).run([flat(last[lane])])
