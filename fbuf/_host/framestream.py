@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,12 +32,33 @@ from fbuf._host.stacking import Stacking
 _AT_ONCE = 64  # rows that are compared together: what a processor's cache holds
 
 
+class Picked:
+    """Frames of stacks as an array `[F, E, frame]` that is put together piece by piece: as a whole it would be a copy."""
+
+    def __init__(self, stacks: Array, source: Array) -> None:
+        _, _, self.outer, self.frames, self.inner = stacks.shape
+        self.shape = (*source.shape, self.outer * self.inner)
+        self._stacks = stacks.reshape(-1, self.outer, self.frames, self.inner)
+        self._source = source  # int64[F, E], frame of all stacks
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, at: Any) -> Array:
+        source = self._source[at]
+        shape = (*source.shape, self.shape[2])
+        if self.outer == 1:
+            return self._stacks.reshape(-1, self.inner).take(source, axis=0, mode="clip")
+        stack, frame = np.divmod(source, self.frames)
+        return self._stacks[stack, :, frame].reshape(shape)
+
+
 @dataclass
 class Staged:
     """A batch whose frames are encoded, not yet visible."""
 
     added: Array  # uint8[N, E], frames of each row that are new; 0 where it is not kept
-    frames: Array  # uint8[F, E, frame], the new ones
+    frames: Array  # uint8[F, E, frame], the new ones (`Picked`)
     batch: Batch  # of frames
     inner: chunks.Staged
     incompressible: bool = False
@@ -76,7 +98,8 @@ class FrameStream:
         added = self._added(batch, stacks)
         total = added.sum(axis=0, dtype=np.int64)
         after = self.count + total
-        frames, keep = self._frames(stacks, added, total)
+        picked, keep = self._frames(stacks, added, total)
+        frames = cast(Array, picked)
         level = keep is None and bool((self.count == self.count[0]).all())
         own = Batch([frames], keep, self.count, after, level, (self.low, self._low(batch, added, after)))
         return Staged(added, frames, own, self.plane.stage(own, frames))
@@ -88,7 +111,7 @@ class FrameStream:
         if batch.keep is None:
             shift, most = np.zeros((n, lanes), bool), self.stacking.frames - 1
             shift[0] = self.known & self.stacking.follows(self.last, stacks[0], most)
-            block = max(_AT_ONCE // lanes, 1)
+            block = max(self.stacking.at_once // lanes, 1)
             for i in range(1, n, block):
                 j = min(i + block, n)
                 shift[i:j] = self.stacking.follows(stacks[i - 1 : j - 1], stacks[i:j], most)
@@ -106,13 +129,12 @@ class FrameStream:
             added[s, e] = np.where((b < 0) & ~self.known[e], self.stacking.frames, new)
         return added
 
-    def _frames(self, stacks: Array, added: Array, total: Array) -> tuple[Array, Array | None]:
-        """The new frames uint8[F, E, frame], a view where each row adds one; and which of them there are, None: all."""
+    def _frames(self, stacks: Array, added: Array, total: Array) -> tuple[Picked, Array | None]:
+        """The new frames `[F, E, frame]`; and which of them there are, None: all."""
         n, lanes = added.shape
-        depth, frame = self.stacking.frames, self.stacking.frame
+        depth, size = self.stacking.frames, int(total.max())
         if (added == 1).all():
-            return stacks[:, :, :, depth - 1].reshape(n, lanes, frame), None
-        size = int(total.max())
+            return Picked(stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
         step, lane = np.nonzero(added)
         number = added[step, lane].astype(np.int64)
         which = np.repeat(np.arange(len(step)), number)
@@ -120,13 +142,9 @@ class FrameStream:
         step, lane = step[which], lane[which]
         end = np.cumsum(added, axis=0, dtype=np.int64)[step, lane]
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
-        if self.stacking.outer > 1:
-            apart = np.empty((size, lanes, self.stacking.outer, self.stacking.inner), np.uint8)
-            apart[end - ago, lane] = stacks[step, lane, :, depth - ago]
-            return apart.reshape(size, lanes, frame), keep
-        source = np.zeros((size, lanes), np.int64)  # a few times as fast as assigning frames one by one
+        source = np.zeros((size, lanes), np.int64)
         source[end - ago, lane] = (step * lanes + lane) * depth + depth - ago
-        return stacks.reshape(-1, frame).take(source, axis=0, mode="clip"), keep
+        return Picked(stacks, source), keep
 
     def _low(self, batch: Batch, added: Array, after: Array) -> Array:
         """int64[E], the oldest frame that rows show once the batch is in."""
