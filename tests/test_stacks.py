@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._host import rowends, stacks
+from fbuf._host import checkpoint, rowends, stacks
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Codec, StoreCorrupted, Zstd
 from fbuf._host.framestream import FrameStream
@@ -541,6 +541,11 @@ def test_checkpoints_cross_the_setting() -> None:
 def test_arrays_that_do_not_fit_are_refused() -> None:
     store, _, _ = filled(100)
     arrays = store.to_arrays()
+    for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
+        crc = checkpoint._table_checksum(wrong, arrays["column0:added"])
+        own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
+        with pytest.raises(ValueError, match="Store.from_arrays: rows show .* frames; expected"):
+            load(store, arrays | own)
     for name, change in {
         "column0:stacking": lambda a: a + 1,
         "column0:frames": lambda a: a[:, :1],

@@ -170,9 +170,8 @@ def _save_stacks(part: Stacks, count: Array) -> dict[str, Array]:
     if not isinstance(stream, FrameStream):
         return {"stacking": np.array([part.watching, 0, 0, 0], np.int64)} | _save_chunks(stream, count)
     lane, row = ranges(np.maximum(count - part.depth, 0), count)
-    place, at = row // 64 % stream.ends.blocks, row % 64
     frames = np.stack([stream.low, stream.count])
-    added = stream.ends.added[place, lane, at]
+    added = stream.ends.live(lane, row, stream.stacking.frames)
     own = {
         "stacking": np.array([0, *dataclasses.astuple(stream.stacking)], np.int64),
         "frames": frames,
@@ -209,7 +208,13 @@ def _load_stacks(part: Stacks, arrays: Mapping[str, Array], count: Array) -> Non
             f"Store.from_arrays: the rows of a stream of frames have checksum {actual:#010x}; expected {stated:#010x}. "
             f"Their bytes were damaged: load another checkpoint."
         )
-    stream.ends.restore(lane, row, added, low, stacking.frames)
+    shown = np.bincount(lane, added, part.lanes).astype(np.int64)
+    if (low < 0).any() or (low + shown != frames).any():
+        raise ValueError(
+            f"Store.from_arrays: rows show {shown.tolist()} frames; expected {(frames - low).tolist()}. "
+            f"Load another checkpoint."
+        )
+    stream.ends.restore(lane, row, added, low)
     plane = stream.plane
     plane.widen(int((frames // plane.k - low // plane.k).max()) + 2, np.zeros_like(frames), np.zeros_like(low))
     own = {n.removeprefix("frame:"): a for n, a in arrays.items() if n.startswith("frame:")}

@@ -26,16 +26,20 @@ class RowEnds:
         used = min(int(count.max(initial=0)) // _BLOCK + 1, self.blocks)
         return used * (self.added.nbytes + self.base.nbytes) // self.blocks
 
-    def restore(self, lane: Array, count: Array, added: Array, low: Array, depth: int) -> None:
-        """Enters all live rows of a checkpoint, lane by lane; the oldest of each shows `depth` frames from `low` on."""
+    def live(self, lane: Array, count: Array, depth: int) -> Array:
+        """uint8[M], frames added by all live rows, lane by lane; the oldest of each adds the `depth` that it shows."""
+        block, at = np.divmod(count, _BLOCK)
+        added = self.added[block % self.blocks, lane, at]
+        added[np.diff(lane, prepend=-1) != 0] = depth
+        return added
+
+    def restore(self, lane: Array, count: Array, added: Array, low: Array) -> None:
+        """Enters what `live` gave; the oldest row of each lane shows frames from int64[E] `low` on."""
         oldest = np.flatnonzero(np.diff(lane, prepend=-1))
-        added = added.astype(np.int64)
-        added[oldest] = depth
-        end = np.cumsum(added)
-        end += np.repeat(low[lane[oldest]] - end[oldest] + depth, np.diff(oldest, append=len(lane)))
+        end = np.cumsum(added, dtype=np.int64)
+        end += np.repeat(low[lane[oldest]] + added[oldest] - end[oldest], np.diff(oldest, append=len(lane)))
         # What the oldest row's block held before it is not known, nor needed.
-        block = count[oldest] // _BLOCK % self.blocks
-        self.base[block, lane[oldest]] = low[lane[oldest]]
+        self.base[count[oldest] // _BLOCK % self.blocks, lane[oldest]] = low[lane[oldest]]
         self.write(lane, count, added, end)
 
     def write(self, lane: Array, count: Array, added: Array, end: Array) -> None:
