@@ -35,10 +35,10 @@ _AT_ONCE = 64  # rows that are compared together: what a processor's cache holds
 class Picked:
     """Frames of stacks as an array `[F, E, frame]` that is put together piece by piece: as a whole it would be a copy."""
 
-    def __init__(self, stacks: Array, source: Array) -> None:
-        _, _, self.outer, self.frames, self.inner = stacks.shape
-        self.shape = (*source.shape, self.outer * self.inner)
-        self._stacks = stacks.reshape(-1, self.outer, self.frames, self.inner)
+    def __init__(self, stacking: Stacking, stacks: Array, source: Array) -> None:
+        self.shape = (*source.shape, stacking.frame)
+        self._stacking = stacking
+        self._stacks = stacks
         self._source = source  # int64[F, E], frame of all stacks
 
     def __len__(self) -> int:
@@ -46,11 +46,12 @@ class Picked:
 
     def __getitem__(self, at: Any) -> Array:
         source = self._source[at]
-        shape = (*source.shape, self.shape[2])
-        if self.outer == 1:
-            return self._stacks.reshape(-1, self.inner).take(source, axis=0, mode="clip")
-        stack, frame = np.divmod(source, self.frames)
-        return self._stacks[stack, :, frame].reshape(shape)
+        outer, depth, inner = self._stacking.outer, self._stacking.frames, self._stacking.inner
+        if outer == 1:
+            return self._stacks.reshape(-1, inner).take(source, axis=0, mode="clip")
+        stack, frame = np.divmod(source, depth)
+        pixels = self._stacks.reshape(-1, outer, depth * inner).view(self._stacking.word)[stack, :, frame]
+        return pixels.view(np.uint8).reshape(*source.shape, self.shape[2])
 
 
 @dataclass
@@ -112,9 +113,10 @@ class FrameStream:
             shift, most = np.zeros((n, lanes), bool), self.stacking.frames - 1
             shift[0] = self.known & self.stacking.follows(self.last, stacks[0], most)
             block = max(self.stacking.at_once // lanes, 1)
+            scratch = np.empty(min(block, n) * lanes * stacks[0, 0].size, bool)
             for i in range(1, n, block):
                 j = min(i + block, n)
-                shift[i:j] = self.stacking.follows(stacks[i - 1 : j - 1], stacks[i:j], most)
+                shift[i:j] = self.stacking.follows(stacks[i - 1 : j - 1], stacks[i:j], most, scratch)
             added[shift] = 1
             if shift.all():
                 return added
@@ -134,7 +136,7 @@ class FrameStream:
         n, lanes = added.shape
         depth, size = self.stacking.frames, int(total.max())
         if (added == 1).all():
-            return Picked(stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
+            return Picked(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
         step, lane = np.nonzero(added)
         number = added[step, lane].astype(np.int64)
         which = np.repeat(np.arange(len(step)), number)
@@ -144,7 +146,7 @@ class FrameStream:
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
         source = np.zeros((size, lanes), np.int64)
         source[end - ago, lane] = (step * lanes + lane) * depth + depth - ago
-        return Picked(stacks, source), keep
+        return Picked(self.stacking, stacks, source), keep
 
     def _low(self, batch: Batch, added: Array, after: Array) -> Array:
         """int64[E], the oldest frame that rows show once the batch is in."""
@@ -215,15 +217,14 @@ class Interleaved:
 
     def run(self, outs: Sequence[memoryview]) -> None:
         """Fills the requests' outputs."""
-        outer, depth, inner = self.stacking.outer, self.stacking.frames, self.stacking.inner
+        outer, depth, word = self.stacking.outer, self.stacking.frames, self.stacking.word
         apart = [np.empty(len(out), np.uint8) for out in outs]
         self.frames.run([flat(a) for a in apart])
-        word = f"u{inner}" if inner in (2, 4, 8) else f"V{inner}"
         for stacks, out in zip(apart, outs, strict=True):
             if not len(out):
                 continue
-            source = stacks.view(np.uint8 if inner == 1 else word).reshape(-1, depth, outer)
-            target = np.frombuffer(out, source.dtype).reshape(-1, outer, depth)
+            source = stacks.view(word).reshape(-1, depth, outer)
+            target = np.frombuffer(out, word).reshape(-1, outer, depth)
             for i in range(depth):
                 target[:, :, i] = source[:, i]
 

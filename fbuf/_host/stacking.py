@@ -8,6 +8,7 @@ and -0.0 are what they are. The newest frame is the last; stacks with the newest
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,29 +35,40 @@ class Stacking:
     @property
     def at_once(self) -> int:
         """Stacks to compare together: what a processor's cache holds."""
-        return 64 if self.outer == 1 else max((1 << 17) // (self.frame * self.frames), 1)
+        return max((1 << (19 if self.outer > 1 else 21)) // (self.frame * self.frames), 1)
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """What a pixel of a frame is, to move."""
+        return np.dtype(f"u{self.inner}" if self.inner in (1, 2, 4, 8) else f"V{self.inner}")
 
     def split(self, rows: Array) -> Array:
         """uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
         return as_bytes(rows).reshape(*rows.shape[:2], self.outer, self.frames, self.inner)
 
-    def follows(self, before: Array, after: Array, shared: int) -> Array:
+    def follows(self, before: Array, after: Array, shared: int, scratch: Array | None = None) -> Array:
         """bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
 
         Args:
           before: uint8[..., outer, frames, inner], as is `after`.
+          scratch: bool[of a byte a byte of `after`, or more], to work in; new memory costs as much as the comparison.
         """
         lead, size = after.shape[:-3], self.frames * self.inner
         at = (self.frames - shared) * self.inner
-        if self.outer == 1:
-            word = f"u{next(w for w in (4, 2, 1) if self.inner % w == 0)}"  # of four bytes numpy compares them fastest
-            new = after.reshape(*lead, size)[..., : shared * self.inner].view(word)
-            return np.asarray((new == before.reshape(*lead, size)[..., at:].view(word)).all(axis=-1))
-        # Shifted by whole frames everything is side by side; what a pixel's neighbour gave is not looked at.
+        # Of four bytes numpy compares words fastest; on the last axis shifted frames are a byte or so off.
+        word = next(w for w in (4, 2, 1) if self.inner % w == 0) if self.outer == 1 else 1
         new, old = (a.reshape(*lead, self.outer * size) for a in (after, before))
-        differ = np.zeros(new.shape, bool)
-        np.not_equal(new[..., : new.shape[-1] - at], old[..., at:], out=differ[..., at:])
-        if size in (2, 4, 8):  # the bytes to look at are the upper ones of a word
+        new, old = new[..., : new.shape[-1] - at].view(f"u{word}"), old[..., at:].view(f"u{word}")
+        shape = (*lead, self.outer * size // word)
+        number = int(np.prod(shape, dtype=np.int64))
+        differ = (np.empty(number, bool) if scratch is None else scratch[:number]).reshape(shape)
+        skipped = at // word
+        np.not_equal(new, old, out=differ[..., skipped:])
+        if self.outer == 1:
+            return np.asarray(~differ[..., skipped:].any(axis=-1))
+        differ[..., :skipped] = False
+        # What a pixel's neighbour gave is not looked at: the lower bytes of a word, or the first of `size`.
+        if size in (2, 4, 8):
             return np.asarray(differ.view(f"<u{size}").max(axis=-1) < 1 << 8 * at)
         return np.asarray(~differ.reshape(*lead, self.outer, size)[..., at:].any(axis=(-2, -1)))
 
