@@ -58,7 +58,9 @@ class Picked:
 class Staged:
     """A batch whose frames are encoded, not yet visible."""
 
+    stacks: Array  # uint8[N, E, outer, frames, inner], the rows
     added: Array  # uint8[N, E], frames of each row that are new; 0 where it is not kept
+    end: Array  # int64[N, E], frames of the lane up to each row
     frames: Array  # uint8[F, E, frame], the new ones (`Picked`)
     batch: Batch  # of frames
     inner: chunks.Staged
@@ -97,13 +99,14 @@ class FrameStream:
         """Encodes the frames that a batch adds. Readers see no change, whatever happens here."""
         stacks = self.stacking.split(rows)
         added = self._added(batch, stacks)
-        total = added.sum(axis=0, dtype=np.int64)
-        after = self.count + total
-        picked, keep = self._frames(stacks, added, total)
+        end = np.cumsum(added, axis=0, dtype=np.int64)
+        picked, keep = self._frames(stacks, added, end)
+        end += self.count
+        after = end[-1]
         frames = cast(Array, picked)
         level = keep is None and bool((self.count == self.count[0]).all())
-        own = Batch([frames], keep, self.count, after, level, (self.low, self._low(batch, added, after)))
-        return Staged(added, frames, own, self.plane.stage(own, frames))
+        own = Batch([frames], keep, self.count, after, level, (self.low, self._low(batch, end)))
+        return Staged(stacks, added, end, frames, own, self.plane.stage(own, frames))
 
     def _added(self, batch: Batch, stacks: Array) -> Array:
         """uint8[N, E], frames that each row adds."""
@@ -131,10 +134,10 @@ class FrameStream:
             added[s, e] = np.where((b < 0) & ~self.known[e], self.stacking.frames, new)
         return added
 
-    def _frames(self, stacks: Array, added: Array, total: Array) -> tuple[Picked, Array | None]:
+    def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[Picked, Array | None]:
         """The new frames `[F, E, frame]`; and which of them there are, None: all."""
         n, lanes = added.shape
-        depth, size = self.stacking.frames, int(total.max())
+        depth, total = self.stacking.frames, end[-1]
         if (added == 1).all():
             return Picked(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
         step, lane = np.nonzero(added)
@@ -142,17 +145,18 @@ class FrameStream:
         which = np.repeat(np.arange(len(step)), number)
         ago = np.repeat(np.cumsum(number), number) - np.arange(len(which))  # 1: the row's newest
         step, lane = step[which], lane[which]
-        end = np.cumsum(added, axis=0, dtype=np.int64)[step, lane]
+        size = int(total.max())
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
         source = np.zeros((size, lanes), np.int64)
-        source[end - ago, lane] = (step * lanes + lane) * depth + depth - ago
+        source[end[step, lane] - ago, lane] = (step * lanes + lane) * depth + depth - ago
         return Picked(self.stacking, stacks, source), keep
 
-    def _low(self, batch: Batch, added: Array, after: Array) -> Array:
+    def _low(self, batch: Batch, end: Array) -> Array:
         """int64[E], the oldest frame that rows show once the batch is in."""
         oldest = batch.after - self.depth
         if (oldest <= 0).all():
             return self.low
+        after = end[-1]
         low = after - self.stacking.frames
         lane = np.flatnonzero((oldest < batch.before) & (batch.after > 0))  # lanes whose oldest row was there before
         row = np.maximum(oldest[lane], 0)
@@ -163,7 +167,6 @@ class FrameStream:
         lane = np.flatnonzero((oldest >= batch.before) & (batch.after > batch.before))
         if len(lane):
             step, place, count = batch.places()
-            end = self.count + np.cumsum(added, axis=0, dtype=np.int64)
             here = count == oldest[place]
             low[place[here]] = end[step[here], place[here]] - self.stacking.frames
         return np.clip(low, self.low, np.maximum(after, self.low))
@@ -183,12 +186,13 @@ class FrameStream:
         """Makes a staged batch readable and drops what has expired."""
         assert staged.batch.low is not None
         step, lane, count = batch.places()
-        end = self.count + np.cumsum(staged.added, axis=0, dtype=np.int64)
-        new = count >= batch.after[lane] - self.depth - 64
-        self.ends.write(lane[new], count[new], staged.added[step, lane][new], end[step, lane][new])
+        if len(step) > self.depth:  # lanes may have rows that expire at once
+            new = count >= batch.after[lane] - self.depth - 64
+            step, lane, count = step[new], lane[new], count[new]
+        self.ends.write(lane, count, staged.added[step, lane], staged.end[step, lane])
         self.plane.commit(staged.batch, staged.frames, staged.inner)
         self.count, self.low = staged.batch.after, staged.batch.low[1]
-        remember(self.last, self.known, batch, self.stacking.split(rows))
+        remember(self.last, self.known, batch, staged.stacks)
 
     def compact(self, count: Array) -> None:
         """The frames' business."""

@@ -7,6 +7,7 @@ and -0.0 are what they are. The newest frame is the last; stacks with the newest
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class Stacking:
         new, old = (a.reshape(*lead, self.outer * size) for a in (after, before))
         new, old = new[..., : new.shape[-1] - at].view(f"u{word}"), old[..., at:].view(f"u{word}")
         shape = (*lead, self.outer * size // word)
-        number = int(np.prod(shape, dtype=np.int64))
+        number = math.prod(shape)
         differ = (np.empty(number, bool) if scratch is None else scratch[:number]).reshape(shape)
         skipped = at // word
         np.not_equal(new, old, out=differ[..., skipped:])
@@ -86,13 +87,13 @@ class Stacking:
 
 def as_bytes(rows: Array) -> Array:
     """uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
-    size = int(np.prod(rows.shape[2:], dtype=np.int64)) * rows.dtype.itemsize
+    size = math.prod(rows.shape[2:]) * rows.dtype.itemsize
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(*rows.shape[:2], size)
 
 
 def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
     """All that rows of this shape could be."""
-    total = int(np.prod(shape, dtype=np.int64)) * itemsize
+    total = math.prod(shape) * itemsize
     found = []
     if len(shape) < 2 or total < _SMALLEST:
         return ()
