@@ -183,8 +183,8 @@ def _save_stacks(part: Stacks, count: Array) -> dict[str, Array]:
 
 def _load_stacks(part: Stacks, arrays: Mapping[str, Array], count: Array) -> None:
     if "stacking" not in arrays:  # saved when stacks were not looked for
-        part.watching = False
         _load_chunks(part.plain(), arrays, count)
+        part.resume(count, False)
         return
     watching, *sizes = expect(arrays, "stacking", np.int64, (4,)).tolist()
     if not any(sizes):

@@ -30,16 +30,16 @@ class Compressed(Hosted):
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
       codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster; or any
         value with `chunk`, `encode`, `decode`.
-      stacks: Whether a leaf whose rows are stacks of the last 2 to 16 frames of their lane, on the first or the last axis and
-        the newest last, is recognised by its first rows and stored as single frames, each once. Reads give what was written,
-        whatever comes. With `Zstd` only. Next stacks beside stacks are recognised as well, as a stream of their own:
-        `Transition(stack=4)` over single frames stores each frame once for both.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
+      stacks: Whether a leaf whose rows are stacks of 2 to 16 frames of their lane, on the first or the last axis and the newest
+        last, is recognised by its first rows and stored as single frames, each once. Reads give what was written, whatever
+        comes. With `Zstd` only. Next stacks beside stacks are recognised as well, as frames of their own: single frames and
+        `Transition(stack=4)` store each frame once for both.
 
-    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84; a stack of four that is recognised takes 2 us more);
-      a read is one callback and one decompression
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84; a stack of four some 5 us
+      more); a read is one callback and one decompression
     for each distinct chunk.
 
     Example:
@@ -50,9 +50,9 @@ class Compressed(Hosted):
 
     keys: tuple[str, ...] | None = None
     codec: Codec = Zstd()
-    stacks: bool = True
     slack: int | None = None
     on_expired: str = "raise"
+    stacks: bool = True
 
     _least: ClassVar[int] = 1024
 
