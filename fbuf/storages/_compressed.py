@@ -38,9 +38,8 @@ class Compressed(Hosted):
         comes. With `Zstd` only. Next stacks beside stacks are recognised as well, as frames of their own: single frames and
         `Transition(stack=4)` store each frame once for both.
 
-    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84; a stack of four some 5 us
-      more); a read is one callback and one decompression
-    for each distinct chunk.
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, and for a stack of four some 5 us to compare it); a
+    read is one callback and one decompression for each distinct chunk.
 
     Example:
       >>> import fbuf
