@@ -171,7 +171,7 @@ def test_a_thread_does_it_while_rows_are_written_and_read(monkeypatch: pytest.Mo
     thread.join(60)
     assert not thread.is_alive()
     part = part_of(store)
-    assert part.waiting(store._count) < 64 and part.packed.min() > 0
+    assert part._waiting(store._count, None) < 64 and part.packed.min() > 0
     out, ok = fetch(store, np.concatenate(tickets)[-3000:])
     assert ok.all() and np.array_equal(out[:, 1], rows[-3000:])
 
@@ -215,7 +215,7 @@ def test_a_loaded_store_does_not_start_anew() -> None:
     tickets = store.write([rows[:, None]], None)[:, 0]
     store.repack()
     loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
-    assert part_of(loaded).waiting(loaded._count) == 0
+    assert part_of(loaded)._waiting(loaded._count, None) == 0
     out, ok = fetch(loaded, tickets)
     assert ok.all() and np.array_equal(out, rows)
 
@@ -233,3 +233,20 @@ def test_it_can_be_left_out(settings: dict[str, Any]) -> None:
 def test_repack_is_yes_or_no() -> None:
     with pytest.raises(ValueError, match="repack is 3; expected True or False"):
         Zstd(repack=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_frames_of_stacks_are_compressed_again_too() -> None:
+    source = frames(3000, SIZE)
+    stacks = np.stack([source[i : i + 2990] for i in range(4)], axis=1)
+    column = Column("stack", (4, SIZE, SIZE), np.dtype(np.uint8), Zstd(), stacks=True)
+    store = Store((column,), lanes=1, length=2000, slack=0)
+    tickets = np.concatenate([store.write([stacks[i : i + 70, None]], None)[:, 0] for i in range(0, 2990, 70)])
+    before = store.stats()
+    store.repack()
+    assert store.stats()["payload_bytes"] < 0.9 * before["payload_bytes"]
+    out, ok = fetch(store, tickets[-2000:])
+    assert ok.all() and np.array_equal(out, stacks[-2000:])
+    more = store.write([stacks[:50, None]], None)[:, 0]
+    out, ok = fetch(store, more)
+    assert ok.all() and np.array_equal(out, stacks[:50])

@@ -23,6 +23,7 @@ class Batch:
     before: Array  # int64[E], rows of each lane until now
     after: Array  # int64[E]
     uniform: bool  # all lanes are level and keep all, so that slices will do
+    low: tuple[Array, Array] | None = None  # int64[E], first rows to keep, before and after; None: by depth
     _picks: dict[int, Array] = field(default_factory=dict)
     _places: tuple[Array, Array, Array] | None = None
 

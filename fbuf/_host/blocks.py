@@ -323,6 +323,14 @@ class Blocked:
         self.ids.commit(batch, staged.ids, staged.inner)
         self._give_up(staged.gone)
 
+    def due(self, count: Array) -> bool:
+        """Ids are not compressed again."""
+        return False
+
+    def lot(self, count: Array, least: int | None) -> None:
+        """Ids are not compressed again."""
+        return None
+
     def compact(self, count: Array) -> None:
         """The ids' business: a table only grows."""
         self.ids.compact(count)

@@ -6,17 +6,22 @@ once; arrays that do not fit together are refused. Rejected: decoding on the way
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.batch import ranges
 from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
+from fbuf._host.framestream import FrameStream
 from fbuf._host.part import Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.ring import Ring
+from fbuf._host.stacking import Stacking
+from fbuf._host.stacks import Stacks
 from fbuf._host.zstd import Dictionary
 
 FORMAT = 1
@@ -28,6 +33,8 @@ def save(part: Part, count: Array) -> dict[str, Array]:
         return _save_ring(part)
     if isinstance(part, Chunks):
         return _save_chunks(part, count)
+    if isinstance(part, Stacks):
+        return _save_stacks(part, count)
     assert isinstance(part, Blocked)
     return _save_blocks(part, count)
 
@@ -38,6 +45,8 @@ def load(part: Part, arrays: Mapping[str, Array], count: Array) -> None:
         _load_ring(part, arrays, count)
     elif isinstance(part, Chunks):
         _load_chunks(part, arrays, count)
+    elif isinstance(part, Stacks):
+        _load_stacks(part, arrays, count)
     else:
         assert isinstance(part, Blocked)
         _load_blocks(part, arrays, count)
@@ -56,9 +65,9 @@ def _load_ring(ring: Ring, arrays: Mapping[str, Array], count: Array) -> None:
     ring.touched = touched
 
 
-def _save_chunks(part: Chunks, count: Array) -> dict[str, Array]:
+def _save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[str, Array]:
     """Live chunks, oldest first, with their dictionaries and the open chunks."""
-    lane, chunk = part.live(count)
+    lane, chunk = part.live(count, low)
     at = chunk % part.ring, lane
     current = part.coder.current
     books = list(part.table.values())
@@ -81,7 +90,7 @@ def _save_chunks(part: Chunks, count: Array) -> dict[str, Array]:
     }
 
 
-def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array) -> None:
+def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array, low: Array | None = None) -> None:
     k, closed, encoded, probed, current = expect(arrays, "state", np.int64, (5,)).tolist()
     if k != part.k:
         raise ValueError(
@@ -89,7 +98,7 @@ def _load_chunks(part: Chunks, arrays: Mapping[str, Array], count: Array) -> Non
         )
     opened = expect(arrays, "open", np.uint8, (part.lanes, k, part.row))
     flat(part.open)[:] = flat(np.ascontiguousarray(opened))
-    lane, chunk = part.live(count)
+    lane, chunk = part.live(count, low)
     length = expect(arrays, "length", np.uint32, (len(lane),))
     checksum = expect(arrays, "checksum", np.uint32, (len(lane),))
     slot = expect(arrays, "dictionary", np.uint16, (len(lane),))
@@ -156,6 +165,65 @@ def _load_blocks(part: Blocked, arrays: Mapping[str, Array], count: Array) -> No
 
 def _table_checksum(place: Array, references: Array) -> int:
     return zlib.crc32(flat(np.ascontiguousarray(references)), zlib.crc32(flat(np.ascontiguousarray(place))))
+
+
+def _save_stacks(part: Stacks, count: Array) -> dict[str, Array]:
+    """Rows as they are while it is not known what they are, and if they are no stacks; else frames, and where rows end."""
+    stream = part.inner
+    if not isinstance(stream, FrameStream):
+        return {"stacking": np.array([part.watching, 0, 0, 0], np.int64)} | _save_chunks(stream, count)
+    lane, row = ranges(np.maximum(count - part.depth, 0), count)
+    frames = np.stack([stream.low, stream.count])
+    added = stream.ends.live(lane, row, stream.stacking.frames)
+    own = {
+        "stacking": np.array([0, *dataclasses.astuple(stream.stacking)], np.int64),
+        "frames": frames,
+        "added": added,
+        "added_checksum": np.array([_table_checksum(frames, added)], np.uint32),
+    }
+    return own | {f"frame:{n}": a for n, a in _save_chunks(stream.plane, stream.count, stream.low).items()}
+
+
+def _load_stacks(part: Stacks, arrays: Mapping[str, Array], count: Array) -> None:
+    if "stacking" not in arrays:  # saved when stacks were not looked for
+        _load_chunks(part.plain(), arrays, count)
+        part.resume(count, False)
+        return
+    watching, *sizes = expect(arrays, "stacking", np.int64, (4,)).tolist()
+    if not any(sizes):
+        _load_chunks(part.plain(), arrays, count)
+        part.resume(count, bool(watching))
+        return
+    stacking = Stacking(*sizes)
+    if stacking not in part.candidates:
+        raise ValueError(
+            f"Store.from_arrays: rows are stacks of {sizes}; expected one of {list(part.candidates)}. "
+            f"Load with the buffer that was saved."
+        )
+    stream = part.stream(stacking)
+    lane, row = ranges(np.maximum(count - part.depth, 0), count)
+    low, frames = stream.low, stream.count = expect(arrays, "frames", np.int64, (2, part.lanes)).copy()
+    added = expect(arrays, "added", np.uint8, row.shape)
+    (stated,) = expect(arrays, "added_checksum", np.uint32, (1,)).tolist()
+    actual = _table_checksum(np.stack([low, frames]), added)
+    if actual != stated:
+        raise StoreCorrupted(
+            f"Store.from_arrays: the rows of a stream of frames have checksum {actual:#010x}; expected {stated:#010x}. "
+            f"Their bytes were damaged: load another checkpoint."
+        )
+    shown = np.bincount(lane, added, part.lanes).astype(np.int64)
+    if (low < 0).any() or (low + shown != frames).any():
+        raise ValueError(
+            f"Store.from_arrays: rows show {shown.tolist()} frames; expected {(frames - low).tolist()}. "
+            f"Load another checkpoint."
+        )
+    stream.ends.restore(lane, row, added, low)
+    plane = stream.plane
+    plane.widen(int((frames // plane.k - low // plane.k).max()) + 2, np.zeros_like(frames), np.zeros_like(low))
+    own = {n.removeprefix("frame:"): a for n, a in arrays.items() if n.startswith("frame:")}
+    _load_chunks(plane, own, frames, low)
+    part.inner = stream
+    part.resume(count, False)
 
 
 def save_patches(patches: Patches) -> dict[str, Array]:

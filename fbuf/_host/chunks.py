@@ -73,13 +73,14 @@ class Chunks:
 
     # ---------------------------------------------------------------- size
 
-    def span(self, count: Array) -> tuple[Array, Array]:
-        """First live and first unclosed chunk of each lane when it has `count` rows."""
-        return np.maximum(count - self.depth, 0) // self.k, count // self.k
+    def span(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
+        """First live and first unclosed chunk of each lane when it has `count` rows; `low`: its first row, if not by depth."""
+        first = np.maximum(count - self.depth, 0) if low is None else low
+        return first // self.k, count // self.k
 
-    def live(self, count: Array) -> tuple[Array, Array]:
+    def live(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
         """(lane, chunk) of all closed live chunks, oldest first."""
-        lane, chunk = ranges(*self.span(count))
+        lane, chunk = ranges(*self.span(count, low))
         order = np.argsort(chunk, kind="stable")
         return lane[order], chunk[order]
 
@@ -93,9 +94,9 @@ class Chunks:
                 held[id(book)] = book.nbytes
         return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
-    def census(self, count: Array) -> Census:
+    def census(self, count: Array, low: Array | None = None) -> Census:
         """Closed chunks, their bytes, and dictionaries with live chunks."""
-        start, stop = self.span(count)
+        start, stop = self.span(count, low)
         return Census(int((stop - start).sum()), self.arena.live, len(self.table))
 
     # ---------------------------------------------------------------- writing
@@ -109,7 +110,7 @@ class Chunks:
             return staged
         # Rows that fill an open chunk go to places above the lane's count, which no reader looks at.
         self._fill(batch, rows, first, only=stop > first)
-        oldest = self.span(batch.after)[0]
+        oldest = self.span(batch.after, batch.low and batch.low[1])[0]
         start = np.maximum(first, oldest)
         encoded = raw = 0
         for turn in range(int((stop - start).max())):  # time order, so that dictionaries see every lane
@@ -145,7 +146,7 @@ class Chunks:
         return mean is not None and self.k * self.row >= WORTHWHILE * mean
 
     def _renew(self, batch: Batch, staged: Staged, total: int) -> float | None:
-        lane, chunk = self.live(batch.before)
+        lane, chunk = self.live(batch.before, batch.low and batch.low[0])
         old = len(lane)
 
         decode = self.coder.decoder()
@@ -175,6 +176,19 @@ class Chunks:
             here &= only[lane]
         self.open[lane[here], count[here] % k] = rows[step[here], lane[here]]
 
+    def widen(self, chunks: int, count: Array, low: Array) -> None:
+        """Makes room in the index for so many live chunks a lane; for rows that are not kept by depth alone."""
+        if chunks <= self.ring:
+            return
+        ring = max(chunks, self.ring + self.ring // 4)
+        lane, chunk = self.live(count, low)
+        wider = []
+        for array in (self.address, self.length, self.checksum, self.slot):
+            wider.append(np.zeros((ring, self.lanes), array.dtype))
+            wider[-1][chunk % ring, lane] = array[chunk % self.ring, lane]
+        self.ring = ring
+        self.address, self.length, self.checksum, self.slot = wider
+
     def reserve(self, staged: Staged) -> None:
         """Stores the bytes. The last step that can fail; `cancel` undoes it."""
         if staged.blobs:
@@ -187,8 +201,9 @@ class Chunks:
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Makes a staged batch readable and drops what has expired."""
-        tail, head = self.span(batch.before)
-        new_tail, new_head = self.span(batch.after)
+        low, new_low = batch.low or (None, None)
+        tail, head = self.span(batch.before, low)
+        new_tail, new_head = self.span(batch.after, new_low)
         gone = np.minimum(new_tail, head)
         if (gone > tail).any():
             self._evict(*ranges(tail, gone))
@@ -227,12 +242,12 @@ class Chunks:
                 if self.table[number].count == 0:
                     del self.table[number]
 
-    def compact(self, count: Array) -> None:
+    def compact(self, count: Array, low: Array | None = None) -> None:
         """Moves chunks out of segments that are mostly empty."""
         numbers = self.arena.sparse()
         if not numbers:
             return
-        lane, chunk = self.live(count)
+        lane, chunk = self.live(count, low)
         moved = self.arena.within(self.address[chunk % self.ring, lane], numbers)
         at = chunk[moved] % self.ring, lane[moved]
         old, length = self.address[at], self.length[at]
@@ -244,23 +259,26 @@ class Chunks:
 
     # ---------------------------------------------------------------- compressing again
 
-    def waiting(self, count: Array) -> int:
-        """Closed live chunks that were not compressed again."""
-        tail, head = self.span(count)
-        return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum()) if self.packer is not None else 0
+    def due(self, count: Array, low: Array | None = None) -> bool:
+        """Whether there is a lot of closed chunks that were not compressed again."""
+        return self.packer is not None and self._waiting(count, low) >= self.lot_size
 
-    def lot(self, count: Array, least: int) -> Lot | None:
-        """The oldest of those, if there are `least`; the store's lock is held."""
-        if self.waiting(count) < least:
+    def _waiting(self, count: Array, low: Array | None) -> int:
+        tail, head = self.span(count, low)
+        return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())
+
+    def lot(self, count: Array, least: int | None, low: Array | None = None) -> Lot | None:
+        """The oldest of those, if there are `least` (None: a whole lot); the store's lock is held."""
+        if self.packer is None or self._waiting(count, low) < (self.lot_size if least is None else least):
             return None
-        tail, head = self.span(count)
+        tail, head = self.span(count, low)
         lane, chunk = ranges(np.maximum(tail, self.packed), head)
         order = np.argsort(chunk, kind="stable")[: self.lot_size]
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
         address, length = self.address[at], self.length[at]
         books = [self.table.get(slot) for slot in self.slot[at].tolist()]
-        return Lot(lane, chunk, address, self.arena.views(address, length), self.checksum[at].tolist(), books)
+        return Lot(self, lane, chunk, address, self.arena.views(address, length), self.checksum[at].tolist(), books)
 
     def swap(self, lot: Lot, piece: Piece) -> None:
         """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""

@@ -20,6 +20,7 @@ class Column:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     codec: Codec | None  # None: as it is, in a ring
+    stacks: bool = False  # whether rows that are stacks of frames are recognised
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

@@ -8,10 +8,13 @@ store's lock, and `run` does it without. One writer at a time, with any number o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
+
+if TYPE_CHECKING:
+    from fbuf._host.repack import Lot
 
 
 class Census(NamedTuple):
@@ -53,6 +56,12 @@ class Part(Protocol):
 
     def compact(self, count: Array) -> None:
         """Gives memory back, where that pays."""
+
+    def due(self, count: Array) -> bool:
+        """Whether there is a lot of chunks to compress again."""
+
+    def lot(self, count: Array, least: int | None) -> Lot | None:
+        """Chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
         """Says how to fetch rows; the store's lock is held.

@@ -28,6 +28,7 @@ from fbuf._host.coder import ZstdCoder
 from fbuf._host.zstd import Dictionary, checksum
 
 if TYPE_CHECKING:
+    from fbuf._host.chunks import Chunks
     from fbuf._host.store import Store
 
 LOT_BYTES = 1 << 28
@@ -42,6 +43,7 @@ _BUSY = 0.5  # share of its time that the thread works, so that a learner on few
 class Lot:
     """Chunks to compress again, oldest first, as they were when the lot was taken."""
 
+    part: Chunks
     lane: Array
     chunk: Array
     address: Array

@@ -58,6 +58,14 @@ class Ring:
     def compact(self, count: Array) -> None:
         """Nothing to give back."""
 
+    def due(self, count: Array) -> bool:
+        """Nothing is compressed."""
+        return False
+
+    def lot(self, count: Array, least: int | None) -> None:
+        """Nothing is compressed."""
+        return None
+
     def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
         """Takes the newest rows of a batch."""
         depth, array = self.depth, self.array

@@ -26,11 +26,14 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
+from fbuf._host.codec import Zstd
 from fbuf._host.column import Column, check_patch, check_request, check_rows
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.repack import Lot
 from fbuf._host.ring import Ring
+from fbuf._host.stacking import stackings
+from fbuf._host.stacks import Stacks
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
@@ -113,7 +116,7 @@ class Store:
         self._lock = threading.Lock()
         self._closed = False
         self._repacking = threading.Lock()  # taken before _writing
-        self._lots: list[tuple[Chunks, Lot]] = []  # under way
+        self._lots: list[Lot] = []  # under way
         self._thread: threading.Thread | None = None
 
     def _part(self, column: Column) -> Part:
@@ -121,6 +124,8 @@ class Store:
             return Ring(column.shape, column.dtype, self.lanes, self.depth)
         if isinstance(column.codec, Blocks):
             return Blocked(column.codec, column.shape, column.dtype, self.lanes, self.depth)
+        if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
+            return Stacks(column.codec, column.shape, column.dtype, self.lanes, self.depth, self.cache)
         return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth, self.cache)
 
     def _check_open(self) -> None:
@@ -297,7 +302,7 @@ class Store:
         """Starts the thread that compresses closed chunks again, if there is a lot and no thread; `_lock` is held."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if any(isinstance(part, Chunks) and part.waiting(self._count) >= part.lot_size for part in self._parts):
+        if any(part.due(self._count) for part in self._parts):
             try:
                 self._thread = repack.start(self)
             except RuntimeError as error:  # no more threads: it only saves memory
@@ -320,12 +325,12 @@ class Store:
             if not self._lots:
                 with self._lock:
                     self._check_open()
-                    parts = [part for part in self._parts if isinstance(part, Chunks)]
-                    taken = [(part, part.lot(self._count, least or part.lot_size)) for part in parts if part.packer]
-                self._lots = [(part, lot) for part, lot in taken if lot is not None]
+                    lots = [part.lot(self._count, least) for part in self._parts]
+                self._lots = [lot for lot in lots if lot is not None and lot.blobs]
                 if not self._lots:
                     return False
-            part, lot = self._lots[-1]
+            lot = self._lots[-1]
+            part = lot.part
             assert part.packer is not None
             try:
                 piece = part.packer.pack(lot)
@@ -422,6 +427,8 @@ class Store:
             own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             if "rows" in own:  # also a column with a codec, if its rows did not compress
                 store._parts[i] = Ring(column.shape, column.dtype, lanes, store.depth)
+            elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
+                store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth, cache)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
         checkpoint.load_patches(store._patches, arrays, low, store._count, len(store.columns))
