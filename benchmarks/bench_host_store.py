@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,7 +43,6 @@ TARGETS = {False: (">= 550", ">= 280"), True: (">= 750", ">= 380")}
 
 def fill(game: str, count: int, again: bool) -> Iterator[Any]:
     """For `measure_memory`: `count` frames of a game in a buffer, read once, perhaps compressed again."""
-    repack.LOT_BYTES = 1 << 60 if not again else repack.LOT_BYTES  # as written: no lot is ever large enough
     buffer = buffer_of(count)
     extend = jax.jit(buffer.extend, donate_argnums=0)
     sample = jax.jit(lambda state, key: buffer.sample(state, key, 32), donate_argnums=0)
@@ -56,13 +56,18 @@ def fill(game: str, count: int, again: bool) -> Iterator[Any]:
             fbuf.stores()[0].repack()
         return jax.block_until_ready(state)
 
-    state = fed(_atari.blocks(game, _atari.BLOCK))  # everything compiled and imported
-    del state
-    if fbuf.stores():
-        raise AssertionError("bench_host_store: the warm-up's store is still open")
-    yield
-    state = fed(_atari.blocks(game, count))
-    yield buffer.nbytes(state) | fbuf.stores()[0].stats()
+    start = repack.start
+    repack.start = start if again else lambda store: threading.current_thread()  # no thread
+    try:
+        state = fed(_atari.blocks(game, _atari.BLOCK))  # everything compiled and imported
+        del state
+        if fbuf.stores():
+            raise AssertionError("bench_host_store: the warm-up's store is still open")
+        yield
+        state = fed(_atari.blocks(game, count))
+        yield buffer.nbytes(state) | fbuf.stores()[0].stats()
+    finally:
+        repack.start = start
 
 
 def grown(game: str, count: int, again: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from benchmarks import (
     bench_dispatch,
     bench_epoch,
     bench_extend,
+    bench_host_store,
     bench_sample,
     bench_slices,
 )
@@ -128,6 +129,7 @@ def played(monkeypatch):
     games = types.SimpleNamespace(frames=frames, blocks=blocks, BLOCK=256, GAMES=("Pong", "Qbert"))
     monkeypatch.setattr(bench_compression, "_atari", games)
     monkeypatch.setattr(bench_deduplicated, "_atari", games)
+    monkeypatch.setattr(bench_host_store, "_atari", games)
 
 
 def test_compression_without_torchrl(played):
@@ -135,7 +137,7 @@ def test_compression_without_torchrl(played):
     assert [r["case"] for r in report[:3]] == ["Pong", "Qbert", "geometric mean"]
     assert report[2]["target"] == ">= 400" and report[2]["met"] is not None
     assert report[0]["ratio"] == pytest.approx(900 * 8 * 7056 / report[0]["ours"])
-    assert sum(r["peer"] == "absent" for r in report) == 3
+    assert sum(r["peer"] == "absent" for r in report) == 5
     assert "left out by the test" in table(report)
 
 
@@ -165,20 +167,27 @@ def test_compression_would_notice_other_frames(played, monkeypatch):
         bench_compression.compare(("Pong",), 900, 2, ABSENT, judged=False)
 
 
-def test_memory_generator_ends_with_the_true_size(played):
-    generator = bench_compression.fill("Pong", 512)
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_generator_ends_with_the_true_size(played, again):
+    generator = bench_host_store.fill("Pong", 512, again)
     next(generator)
     size = next(generator)
     (store,) = fbuf.stores()
     assert size["host"] == store.nbytes and size["device"] > 512 * 8 and store.stats()["rows_live"] == 512
 
 
+def test_a_run_whose_game_changes_and_growth(played):
+    report = bench_host_store.drift(("Pong", "Qbert"), 2_000, 500, judged=False)
+    assert len(report) == 2 and all(r["ratio"] > 0 for r in report)
+    assert bench_host_store.index("Pong", 512)["ratio"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_in_a_fresh_process():
     pytest.importorskip("ale_py")
-    shown = bench_compression.memory("Pong", 2_000, judged=False)
-    assert shown["peer"] > 0 and shown["target"] is None
+    shown = bench_host_store.grown("Pong", 2_000, again=False)
+    assert shown["rss"] > 0 and shown["result"]["host"] > 0
 
 
 # --------------------------------------------------------------------------------- deduplicated
