@@ -87,6 +87,11 @@ def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: A
     _write_rows(context, out, id, token, after, None, *rows)
 
 
+def _write_slots(context: Any, out: Any, id: Any, token: Any, after: Any, slots: Any, *rows: Any) -> None:
+    tickets = find(join_id(_view(id))).write([_view(r) for r in rows], None, _view(slots))
+    np.asarray(out)[...] = tickets[..., None].view(np.uint32)
+
+
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
     arrays, present = out[: len(columns)], out[len(columns) :]
     store = find(join_id(_view(id)))
@@ -179,6 +184,19 @@ def write(
     if keep is None:
         return _call(_write_all, shape, _guard(id, token, after, *rows), effect=True)
     return _call(_write_rows, shape, _guard(id, token, after, keep, *rows), effect=True)
+
+
+def write_slots(
+    id: jax.Array, token: jax.Array, after: jax.Array, rows: Sequence[jax.Array], slots: jax.Array
+) -> jax.Array:
+    """Hands rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot comes twice.
+
+    Returns:
+      Tickets uint32[N, E, 2], 0 where a slot is out of range.
+    """
+    shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
+    rows = [lax.stop_gradient(r) for r in rows]
+    return _call(_write_slots, shape, _guard(id, token, after, slots, *rows), effect=True)
 
 
 def read(

@@ -51,8 +51,8 @@ class Hosted:
 
     def _open(self, geometry: Geometry, spec: Spec) -> Store:
         """A new store."""
-        columns = self._columns(spec)
-        return Store(columns, lanes=geometry.lanes, length=geometry.length, slack=self._slack(geometry))
+        lanes, length, streams = geometry
+        return Store(self._columns(spec), lanes=lanes, length=length, slack=self._slack(geometry), streams=streams)
 
     @property
     def masks_expired(self) -> bool:

@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend import core
 
 from fbuf._host import callback, owner
+from fbuf._host.column import one_by_one
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     dtypes: tuple[str, ...]
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
+    streams: bool  # the store's: whether writes name slots
 
     @property
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -118,19 +120,20 @@ def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns:
         ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
         device=_arrays.allocate(geometry.capacity, rest),
         slot=owned.slot,
-        layout=_layout(spec, structure, columns),
+        layout=_layout(geometry, spec, structure, columns),
     )
     rows.owner = owned
     return rows
 
 
-def _layout(spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
     return Layout(
         names=tuple(spec),
         shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
         dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
         columns=columns,
         structure=structure,
+        streams=geometry.streams,
     )
 
 
@@ -143,7 +146,7 @@ def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str,
         ticket=jax.ShapeDtypeStruct((capacity, 2), jnp.uint32),
         device={n: jax.ShapeDtypeStruct((capacity, *s.shape), s.dtype) for n, s in rest.items()},
         slot=0,
-        layout=_layout(spec, structure, columns),
+        layout=_layout(geometry, spec, structure, columns),
     )
 
 
@@ -155,6 +158,7 @@ def plan_host(
     ratio: float | None,
 ) -> tuple[int, str, int]:
     """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
+    columns = columns if geometry.streams else tuple(one_by_one(c) for c in columns)
     number = geometry.lanes * (geometry.length + slack)
     raw = number * sum(c.nbytes for c in columns)
     if all(c.codec is None for c in columns):
@@ -198,7 +202,11 @@ def write(
 ) -> SideRows:
     """Host leaves to the store, their tickets and the other leaves to the device."""
     columns = rows.layout.columns
-    tickets = callback.write(rows.id, token, _after(rows), [leaves[n] for n in columns], keep)
+    side = [leaves[n] for n in columns]
+    if rows.layout.streams:
+        tickets = callback.write(rows.id, token, _after(rows), side, keep)
+    else:  # a row that is not kept has a slot out of range
+        tickets = callback.write_slots(rows.id, token, _after(rows), side, slot)
     device = {n: _arrays.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
     return rows.replace(_arrays.write(rows.ticket, slot, tickets, token), device)
 
@@ -284,6 +292,7 @@ def from_arrays(
         lanes=geometry.lanes,
         length=geometry.length,
         slack=slack,
+        streams=geometry.streams,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
     device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
