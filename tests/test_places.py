@@ -176,6 +176,64 @@ def test_futures_of_one_state_never_read_each_other_and_never_fill_the_store(cod
     assert fetch(store, old)[1].all()  # slots 3 to 7, which no future touched
 
 
+@given(data=st.data())
+def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataObject) -> None:
+    """States as a buffer keeps them: tickets by slot, and which write made them. Any of them may be written to."""
+    length, slack = data.draw(st.integers(1, 12), "length"), data.draw(st.integers(0, 12), "slack")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
+    store = make(data.draw(st.sampled_from(CODECS), "codec"), length=length, slack=slack)
+    states, rows = [(0, np.zeros(length, np.uint64))], {0: 0}
+    readable = 0
+
+    def reads(table: np.ndarray) -> bool:
+        """Never other data; whether all rows were there."""
+        got, ok = fetch(store, table)
+        expected = np.where(ok, [rows[t] for t in table.tolist()], 0)
+        assert (got == expected[:, None]).all()
+        return bool(ok.all())
+
+    for _ in range(data.draw(st.integers(1, 40), "writes")):
+        last, table = states[int(rng.choice([len(states) - 1, rng.integers(len(states))]))]
+        whole = reads(table)
+        slots = rng.permutation(length)[: rng.integers(0, length + 1)]
+        values = rng.integers(1, 200, len(slots)).astype(np.uint8)
+        tickets = store.write(
+            [np.repeat(values[:, None, None], 5, 2)], None, slots[:, None].astype(np.int32), (last, table)
+        )[:, 0]
+        rows |= dict(zip(tickets.tolist(), values.tolist(), strict=True))
+        assert len(rows) == 1 + store.stats()["rows_accepted"]  # no ticket twice
+        table = table.copy()
+        table[slots] = tickets
+        states.append((int(tickets[0]) if len(tickets) else last, table))
+        if whole:
+            readable += 1
+            assert reads(table), "a state of which every row was there has lost one by its own write"
+        if rng.random() < 0.1:
+            store = reload(store)
+        for _, other in states[-5:]:
+            reads(other)
+    assert readable
+
+
+def test_a_future_that_is_dropped_costs_nothing() -> None:
+    store = make(None, length=8, slack=4)
+    table, last = np.zeros(8, np.uint64), 0
+
+    def write(slots: list[int], value: int) -> tuple[int, np.ndarray]:
+        rows = np.full((len(slots), 1, 5), value, np.uint8)
+        tickets = store.write([rows], None, np.array(slots, np.int32)[:, None], (last, table))[:, 0]
+        new = table.copy()
+        new[slots] = tickets
+        return int(tickets[0]), new
+
+    last, table = write(list(range(8)), 1)
+    for i in range(100):
+        write([0, 1, 2], 99)  # dropped
+        last, table = write([7], i)
+        got, ok = fetch(store, table)
+        assert ok.all() and (got[:7] == 1).all() and (got[7] == i).all()
+
+
 @pytest.mark.parametrize("first", [0, 2**40])
 def test_tickets_are_never_alike(first: int) -> None:
     places, rng, seen, number = Places(7, 5, first), np.random.default_rng(0), set(), 0

@@ -239,7 +239,7 @@ def test_the_largest_stay_and_come_out_in_order(storage: str, data: st.DataObjec
 
 
 def test_of_several_rows_for_one_slot_the_last_is_written() -> None:
-    for storage in ("Device", *HOSTED):
+    for storage in ("Device", "Compressed"):
         buffer = make(storage, "Anywhere", capacity=4)
         state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 200))
         got = jax.device_get(buffer.rows(state))
@@ -303,6 +303,23 @@ def test_two_futures_of_a_state_keep_apart(storage: str) -> None:
         assert set(got["id"].tolist()) <= set(range(12)) | set(range(first, first + 5))
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
+@pytest.mark.parametrize("storage", ["Host", "Compressed"])
+def test_steps_that_are_tried_and_dropped_cost_nothing(storage: str) -> None:
+    buffer = make(dataclasses.replace(STORAGES[storage], slack=8), "Largest")
+    extend = jax.jit(buffer.extend)
+    state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
+    for i in range(20):
+        extend(state, rows_of(500, 5) | {"score": np.full(5, 1000 + i, np.float32)})
+        state = buffer.update_rows(state, buffer.last(state, 1).index, {"done": np.ones(1, bool)})
+        state = extend(state, rows_of(100 + i, 1) | {"score": np.float32([3.5])})
+    rows = jax.device_get(buffer.rows(state))
+    assert sorted(rows.data["id"].tolist()) == [*range(4, 12), 100, 101, 102, 103]
+    assert all(
+        np.array_equal(o, rows_of(int(i), 1)["obs"][0]) for i, o in zip(rows.data["id"], rows.data["obs"], strict=True)
+    )
+
+
 def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
     buffer = make("Device", "Largest", capacity=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 2) | {"score": np.float32([1000, 2000])})
@@ -353,6 +370,8 @@ def test_update_and_write_in_one_step_copy_nothing() -> None:
 def test_strict_promotion_and_x64() -> None:
     for storage in ("Device", "Compressed"):
         for x64 in (False, True):
+            if x64 and storage == "Device":
+                continue
             with jax.numpy_dtype_promotion("strict"), jax.enable_x64(x64), jax.debug_nans(True):
                 buffer = make(storage, "Largest", sampler=Prioritized())
                 state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
@@ -375,7 +394,7 @@ def test_a_buffer_on_the_device_vmaps() -> None:
 # --------------------------------------------------------------------------------------------- kept, measured, converted
 
 
-@pytest.mark.parametrize("storage", ["Device", *HOSTED])
+@pytest.mark.parametrize("storage", ["Device", "Compressed", "Blocks"])
 def test_rows_go_through_arrays_and_on(storage: str) -> None:
     buffer = make(storage, "Anywhere")
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
@@ -388,7 +407,7 @@ def test_rows_go_through_arrays_and_on(storage: str) -> None:
         a, b = jax.device_get(buffer.rows(state)), jax.device_get(buffer.rows(other))
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
         state, other = (buffer.extend(s, rows_of(100 * i, 5)) for s in (state, other))
-    if storage in HOSTED:
+    if storage != "Device":
         stream = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
         with pytest.raises(ValueError, match="rows were saved in any order"):
             stream.storage.from_arrays(arrays, stream.geometry, spec, structure)

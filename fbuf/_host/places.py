@@ -5,9 +5,11 @@ row is *retired* when another one is written to its slot, and can be read until 
 are retired, so that a state a little old reads its own. A ticket is `lap * places + place + 1`, lap counting the rows that the
 place has held: so a ticket says where to look, and what must be found there.
 
-Every slot has one row that is not retired, so a place is always to be had. Rejected: to be told the tickets that a write
-replaces and retire those. Two futures of one state replace the same rows; the rows of the one that is dropped would
-never be retired, and in the end fill the store.
+Every slot has one row that is not retired, so a place is always to be had. Where a write goes on from another state than the
+one before it (a future was dropped, or two are carried on), the rows of that state are the ones not retired from then on,
+and those of the other wait their turn: `resume`. Rejected: to be told the tickets that a write replaces and retire those. Two
+futures of one state replace the same rows; the rows of the one that is dropped would never be retired, and in the end
+fill the store, while those it replaced would be lost to the other.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Places:
         self.size = capacity + slack
         self.touched = 0  # places that hold a row: the first ones
         self.accepted = 0
+        self.newest = 0  # ticket of the first row of the last write: which state is the newest
         self.ticket: Array = np.zeros(self.size, np.uint64)  # of the row in each place; 0: none yet
         self._first = first
         small: Any = np.uint32 if self.size < 2**32 - 1 else np.uint64
@@ -58,6 +61,24 @@ class Places:
         slots = min(len(self._of_slot), self.touched)
         small = self._queue.itemsize
         return self.touched * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
+
+    def resume(self, place: Array, there: Array) -> None:
+        """Goes on from a state whose rows lie at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
+        slot = np.flatnonzero(there)
+        slot = slot[np.unique(place[slot], return_index=True)[1]]
+        stays = np.zeros(self.touched, bool)
+        stays[place[slot]] = True
+        newest = self._of_slot[self._of_slot > 0].astype(np.int64) - 1
+        retired = np.concatenate([self._waits(), newest])
+        retired = retired[~stays[retired]]
+        self._of_slot[:] = 0
+        self._of_slot[slot] = place[slot] + 1
+        self._queue[: len(retired)] = retired
+        self._head, self._waiting, self._queued = 0, len(retired), max(self._queued, len(retired))
+
+    def _waits(self) -> Array:
+        """int64[r], places of retired rows, the first retired first."""
+        return self._queue[(self._head + np.arange(self._waiting)) % self.size].astype(np.int64)
 
     def plan(self, slot: Array) -> Move:
         """Places for rows at int64[n] slots, none twice. Changes nothing.
@@ -98,6 +119,7 @@ class Places:
         self.ticket[move.at] = move.ticket
         self.touched += len(move.at) - len(move.gone)
         self.accepted += len(move.at)
+        self.newest = int(move.ticket[0]) if len(move.ticket) else self.newest
 
     def find(self, ticket: Array) -> tuple[Array, Array]:
         """Places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
@@ -109,18 +131,17 @@ class Places:
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, copied."""
-        waiting = self._queue[(self._head + np.arange(self._waiting)) % self.size]
         return {
-            "places:first": np.array([self._first, self.accepted], np.uint64),
+            "places:first": np.array([self._first, self.accepted, self.newest], np.uint64),
             "places:ticket": self.ticket[: self.touched].copy(),
             "places:slot": self._of_slot.astype(np.uint64),
-            "places:retired": waiting.astype(np.uint64),
+            "places:retired": self._waits().astype(np.uint64),
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], capacity: int, slack: int) -> Places:
         """The inverse. Raises ValueError if the arrays do not fit together."""
-        first, accepted = expect(arrays, "places:first", np.uint64, (2,)).tolist()
+        first, accepted, newest = expect(arrays, "places:first", np.uint64, (3,)).tolist()
         places = cls(capacity, slack, first)
         ticket = expect(arrays, "places:ticket", np.uint64, (None,))
         slot = expect(arrays, "places:slot", np.uint64, (capacity,))
@@ -138,5 +159,5 @@ class Places:
         places._of_slot[:] = slot
         places._queue[: len(retired)] = retired
         places._waiting = places._queued = len(retired)
-        places.touched, places.accepted = touched, accepted
+        places.touched, places.accepted, places.newest = touched, accepted, newest
         return places

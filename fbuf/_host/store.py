@@ -132,7 +132,13 @@ class Store:
     # ---------------------------------------------------------------- writing
 
     @_recorded
-    def write(self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None) -> Array:
+    def write(
+        self,
+        rows: Sequence[Array],
+        keep: Array | None,
+        slots: Array | None = None,
+        state: tuple[int, Array] | None = None,
+    ) -> Array:
         """Takes rows in; each gets a new ticket.
 
         Args:
@@ -140,6 +146,9 @@ class Store:
           keep: bool[N, E], or None for all.
           slots: int32[N, E], without streams: the slot, 0 to E * length - 1, whose row each one replaces. Rows with any
             other are not kept; no slot comes twice.
+          state: Without streams: which state this goes on from, by the ticket of the first row that was kept in the write
+            that made it (0: none was), and its tickets uint64[E * length] by slot, which are looked at if that was not the
+            last write. None: it was.
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
@@ -160,6 +169,8 @@ class Store:
                 move, after = None, batch.after
             else:
                 assert slots is not None
+                if state is not None and state[0] != places.newest:
+                    places.resume(*self._resolve(0, state[1])[1:3])
                 move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
                 batch, tickets = self._scatter(rows, keep, move)
                 after = np.minimum(batch.after, self.depth)

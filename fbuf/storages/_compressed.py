@@ -25,7 +25,8 @@ class Compressed(Hosted):
     Attributes:
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
       codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster; or any
-        value with `chunk`, `encode`, `decode`.
+        value with `chunk`, `encode`, `decode`. With a writer that replaces any row, rows are encoded one by one (some 35
+        bytes a row beside what they compress to), and a codec of your own must have `chunk` 1.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
