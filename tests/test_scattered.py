@@ -368,11 +368,12 @@ def test_update_and_write_in_one_step_copy_nothing() -> None:
 
 
 def test_strict_promotion_and_x64() -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     for storage in ("Device", "Compressed"):
         for x64 in (False, True):
             if x64 and storage == "Device":
                 continue
-            with jax.numpy_dtype_promotion("strict"), jax.enable_x64(x64), jax.debug_nans(True):
+            with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
                 buffer = make(storage, "Largest", sampler=Prioritized())
                 state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
                 state, batch = buffer.sample(state, jax.random.key(0), 4)
