@@ -450,7 +450,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
         state = extend(state, rows_of(200 * i, 200))
         if i % 50 == 9:
             sizes.append(buffer.nbytes(state)["host"])
-    assert max(sizes) < 1.2 * sizes[0]
+    assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
