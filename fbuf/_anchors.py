@@ -136,7 +136,7 @@ def extend(
     Returns:
       The anchors, what opened and closed, and the token.
     """
-    lanes, length = geometry
+    lanes, length, _ = geometry
     rule = anchors.rule
     num, tail_rows = end.shape[0], width(rule)
     whole = jnp.int32(length)

@@ -24,11 +24,24 @@ from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
-from fbuf._typing import Deciding, Geometry, Growable, Prompt, Rule, Sampler, Storage, View
+from fbuf._typing import (
+    Deciding,
+    Geometry,
+    Growable,
+    InOrder,
+    Prompt,
+    Rule,
+    Sampler,
+    Scattering,
+    Storage,
+    Streaming,
+    View,
+    Writer,
+)
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
-from fbuf.writers import Ring as RingWriter
+from fbuf.writers import Ring
 
 if TYPE_CHECKING:
     from fbuf._plan import Plan
@@ -45,7 +58,8 @@ class Buffer:
         `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
-      writer: Which slots new rows take: `writers.Ring()`.
+      writer: Which slots new rows take: `writers.Ring()`, or one of your own that replaces any row it likes
+        (`fbuf._typing.Scattering`).
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
 
@@ -63,7 +77,7 @@ class Buffer:
     storage: Storage = Device()
     sampler: Sampler = Uniform()
     view: View = Row()
-    writer: RingWriter = RingWriter()
+    writer: Writer = Ring()
     lanes: int | None = None
     episode_end: tuple[str, ...] = ()
 
@@ -94,7 +108,8 @@ class Buffer:
             ("sampler", self.sampler, Sampler),
             ("view", self.view, View),
             ("view", self.view, Prompt if getattr(getattr(self.view, "rule", None), "prompt", True) else Deciding),
-            ("writer", self.writer, RingWriter),
+            ("writer", self.writer, Writer),
+            ("writer", self.writer, Streaming if getattr(self.writer, "streams", True) else Scattering),
         ):
             if isinstance(value, type):
                 asks = dataclasses.is_dataclass(value) and any(
@@ -109,6 +124,8 @@ class Buffer:
                 raise TypeError(
                     f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
                 )
+        if not self.writer.streams:
+            self._check_order()
         if self.sampler.by_episode and (self.view.rule.crosses or not self.ends):
             why = "its windows cross the ends of episodes" if self.ends else "nothing ends an episode"
             fix = (
@@ -123,11 +140,26 @@ class Buffer:
                 f"{each}. Use capacity={need * self.geometry.lanes} or more."
             )
 
+    def _check_order(self) -> None:
+        """Refuses what needs rows in order beside a writer that keeps none."""
+        needs = ""
+        if self.view.rule != Rule():
+            needs = f"{self.view!r} looks at neighbouring rows"
+        elif self.sampler.by_episode:
+            needs = f"{self.sampler!r} draws episodes"
+        elif isinstance(self.sampler, InOrder) and self.sampler.in_order:
+            needs = f"{self.sampler!r} counts on the oldest row being replaced first"
+        if needs:
+            fix = "sampler=fbuf.samplers.Uniform()" if self.view.rule == Rule() else "view=fbuf.views.Row()"
+            raise ValueError(
+                f"Buffer: {needs}, but {self.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
+            )
+
     @property
     def geometry(self) -> Geometry:
         """Lanes and rows a lane."""
         lanes = self.lanes or 1
-        return Geometry(lanes, self.capacity // lanes)
+        return Geometry(lanes, self.capacity // lanes, self.writer.streams)
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -413,6 +445,8 @@ class Buffer:
 
     def rows(self, state: BufferState) -> Rows:
         """Every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` False past the newest.
+
+        With a writer that replaces any row all lanes are one stream: in order of arrival along both axes.
 
         Cost: O(C).
         """

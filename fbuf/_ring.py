@@ -7,12 +7,10 @@ for equality. It is computed from the cursor, so it costs no memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from fbuf._typing import Geometry, Ring
+from fbuf._typing import Geometry, Placement, Ring
 
 
 def init(geometry: Geometry) -> Ring:
@@ -25,21 +23,12 @@ def init(geometry: Geometry) -> Ring:
     )
 
 
-class Placement(NamedTuple):
-    """Where one write goes."""
-
-    slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
-    rank: jax.Array  # int32[N, E], place among the lane's rows of this write
-    rows: jax.Array  # int32[E], rows of this write per lane
-    ring: Ring  # the rings afterwards
-
-
 def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
     """Slots for `num` rows a lane, after `skipped` rows that are too old to be kept at all.
 
     Of more rows than a lane holds the newest stay; which slots they take is as if all had been written one by one.
     """
-    lanes, length = geometry
+    lanes, length, _ = geometry
     order = jnp.arange(num, dtype=jnp.int32)[:, None]
     if keep is None:
         rank = jnp.broadcast_to(order + jnp.int32(skipped), (num, lanes))
@@ -64,11 +53,11 @@ def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
     return Ring(
         cursor=end % length,
         size=jnp.minimum(ring.size + count, length),
-        lap=_later(ring.lap, (end // length).astype(jnp.uint32)),
+        lap=later(ring.lap, (end // length).astype(jnp.uint32)),
     )
 
 
-def _later(lap: jax.Array, more: jax.Array) -> jax.Array:
+def later(lap: jax.Array, more: jax.Array) -> jax.Array:
     """`lap + more` in 1 .. 2^32 - 1, round and round: 0 is no lap, because generation 0 says that no row lies there."""
     new = lap + more
     return new + (new < lap).astype(jnp.uint32)
@@ -84,7 +73,7 @@ def clear(ring: Ring) -> Ring:
     return Ring(
         cursor=jnp.zeros_like(ring.cursor),
         size=jnp.zeros_like(ring.size),
-        lap=_later(ring.lap, jnp.uint32(1)),
+        lap=later(ring.lap, jnp.uint32(1)),
     )
 
 

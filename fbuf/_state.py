@@ -8,6 +8,7 @@ import jax
 
 from fbuf._anchors import Anchors
 from fbuf._config import state
+from fbuf._scatter import Scatter
 from fbuf._typing import Ring
 
 COUNTERS = (
@@ -35,8 +36,9 @@ class BufferState:
     """
 
     rows: Any  # the storage's: for Device the rows themselves, leaves [C, ...]
-    ring: Ring  # where each lane writes next
+    ring: Ring  # where each lane writes next; where rows lie in no order, how many there are
     anchors: Anchors | None  # which rows can be drawn; None where all can
     sampler: Any  # the sampler's: logs, priorities
     counters: jax.Array  # uint32[9], see `COUNTERS`
     token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._pin`)
+    scatter: Scatter | None = None  # which row lies in each slot; None where the rings say it

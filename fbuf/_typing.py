@@ -27,6 +27,7 @@ class Geometry(NamedTuple):
 
     lanes: int  # E, parallel environments; 1 without lanes
     length: int  # L, rows a lane holds
+    streams: bool = True  # rows replace the oldest of their lane; else any, and a lane is but a column of slots
 
     @property
     def capacity(self) -> int:
@@ -42,6 +43,15 @@ class Ring:
     size: jax.Array  # int32[E], rows held, in [0, L]
     # uint32[E], how often the lane came round (and was cleared), from 1; wraps, compared for equality only
     lap: jax.Array
+
+
+class Placement(NamedTuple):
+    """Where one write goes."""
+
+    slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
+    rank: jax.Array  # int32[N, E], place among the lane's rows of this write
+    rows: jax.Array  # int32[E], rows of this write per lane
+    ring: Ring  # the rings afterwards
 
 
 @state
@@ -133,6 +143,54 @@ class Population(NamedTuple):
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._anchors`; None where every row held is an anchor
     starts: Starts | None = None  # None unless the view's rule asks for them
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Says which slots new rows take: a `Streaming` or a `Scattering`."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether rows replace the oldest of their lane, so that neighbours in time are neighbours in the buffer."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What a writer has besides if it `streams`: rings, one a lane."""
+
+    def init(self, geometry: Geometry) -> Ring:
+        """The rings of an empty buffer."""
+
+    def place(self, ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
+        """Slots for `num` rows a lane, those where `keep` bool[N, E]; `skipped` older ones are not kept at all."""
+
+    def clear(self, ring: Ring) -> Ring:
+        """Empty, and every index handed out so far is stale."""
+
+    def generation(self, ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
+        """uint32, tells the rows apart that lie in a slot one after another; 0 where none does."""
+
+
+@runtime_checkable
+class Scattering(Protocol):
+    """What a writer has besides if it does not: it names a slot for every row. What it remembers is a pytree of arrays.
+
+    Rows come step by step, and of one step lane by lane; any of them may take any slot in [0, C). Lanes are no more than that:
+    rows that come side by side.
+    """
+
+    def init(self, geometry: Geometry, spec: Spec) -> Any:
+        """What it remembers of an empty buffer; raises if rows lack what it looks at."""
+
+    def choose(
+        self, own: Any, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Slots int32[N, E] for rows with leaves `[N, E, ...]`, those where `keep`; and what it remembers then.
+
+        A row replaces the one in its slot; of several the last. It is not kept where its slot is out of range. Slots 0 to
+        `held` int32[] - 1 hold rows; the others are filled in this order, and a row that would leave one before it empty is
+        refused and counted.
+        """
 
 
 @runtime_checkable
@@ -292,6 +350,15 @@ class Sampler(Protocol):
     @property
     def stamp(self) -> str | None:
         """Name of an integer leaf it wants to know of each anchor (`Change.open_stamp`)."""
+
+
+@runtime_checkable
+class InOrder(Protocol):
+    """What a sampler has besides if it may count on rows being replaced oldest first."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it does; it is then refused beside a writer that replaces any row."""
 
 
 class Window(NamedTuple):

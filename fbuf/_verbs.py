@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _anchors, _ring
+from fbuf import _anchors, _ring, _scatter
 from fbuf._dispatch import Verb
 from fbuf._duplicates import keep_last
 from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Growable, Population, Read, Ring
+from fbuf._typing import Growable, Population, Read, Ring, Scattering, Streaming
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -36,19 +36,36 @@ def count(state: BufferState) -> jax.Array:
 
 def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     """No rows yet, over a storage's empty `rows`."""
-    geometry = buffer.geometry
+    geometry, writer = buffer.geometry, buffer.writer
+    scatter = None
+    if isinstance(writer, Scattering) and not writer.streams:
+        scatter = _scatter.init(writer, geometry, buffer.storage.spec(rows)[0])
     return BufferState(
         rows=rows,
-        ring=buffer.writer.init(geometry),
+        ring=_ring.init(geometry) if scatter is not None else _streaming(buffer).init(geometry),
         anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler),
         sampler=buffer.sampler.init(geometry, buffer.dense),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
+        scatter=scatter,
     )
 
 
-def _index(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
-    return Index(slot, buffer.writer.generation(state.ring, buffer.geometry, slot))
+def _streaming(buffer: Buffer) -> Streaming:
+    assert isinstance(buffer.writer, Streaming)
+    return buffer.writer
+
+
+def _scattering(buffer: Buffer) -> Scattering:
+    assert isinstance(buffer.writer, Scattering)
+    return buffer.writer
+
+
+def _generation(buffer: Buffer, state: BufferState, slot: jax.Array) -> jax.Array:
+    """uint32, of the row that lies in each slot."""
+    if state.scatter is not None:
+        return _scatter.generation(state.scatter, slot)
+    return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
 
 
 def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -106,32 +123,40 @@ def _extend_core(
     stamp = _stamp(buffer, leaves, (num, geometry.lanes))
 
     # Of more rows than a lane holds only the newest are touched.
-    skipped = max(num - geometry.length, 0) if mask is None else 0
+    skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
-    place = buffer.writer.place(state.ring, geometry, num - skipped, mask, skipped)
-    keep = None if mask is None else place.slot < jnp.int32(geometry.capacity)
+    scatter = state.scatter
+    if scatter is None:
+        place = _streaming(buffer).place(state.ring, geometry, num - skipped, mask, skipped)
+        slot, ring = place.slot, place.ring
+    else:
+        placed = _scatter.place(_scattering(buffer), geometry, scatter, state.ring, leaves, mask, token)
+        slot, ring, scatter = placed.slot, placed.ring, placed.scatter
+        counts["refused_rows"] = placed.refused
+    keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
     if state.anchors is None:
         anchors = None
-        all_kept = jnp.ones(place.slot.shape, bool) if keep is None else keep
+        all_kept = jnp.ones(slot.shape, bool) if keep is None else keep
         given = None if priority is None else priority[skipped:]
-        change = _anchors.dense(place.slot, all_kept, given, None if stamp is None else stamp[skipped:])
+        change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
         anchors, change, token = _anchors.extend(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
         )
     change = dataclasses.replace(change, newest_stamp=_largest(stamp, mask))
-    rows, no_room = buffer.storage.write(state.rows, place.slot, kept, keep, token)
+    rows, no_room = buffer.storage.write(state.rows, slot, kept, keep, token)
     if no_room is not None:
-        counts["refused_rows"] = no_room
+        counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
     return (
         dataclasses.replace(
             state,
             rows=rows,
-            ring=place.ring,
+            ring=ring,
             anchors=anchors,
             sampler=buffer.sampler.change(state.sampler, change, geometry, token),
             counters=_count_up(state, **counts) if counts else state.counters,
             token=token,
+            scatter=scatter,
         ),
         None,
     )
@@ -142,10 +167,10 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
 
     What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
     brings. Its oldest row never comes to lie at position 0 by this, where it would look like the first row that there ever
-    was (see `_may_have_lost_rows`).
+    was (see `_may_have_lost_rows`). A writer that replaces any row keeps what it chose: then new rows are refused.
     """
     geometry = buffer.geometry
-    if not isinstance(buffer.storage, Growable):
+    if not isinstance(buffer.storage, Growable) or not geometry.streams:
         return state
     storage: Growable = buffer.storage
     skipped = max(shape[0] - geometry.length, 0) if mask is None else 0
@@ -158,7 +183,7 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
     crowded = storage.crowded(state.rows, jnp.sum(brought, dtype=jnp.int32))
     if crowded is None:
         return state
-    overwritten = buffer.writer.place(state.ring, geometry, num, mask, skipped).slot
+    overwritten = _streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
 
     # The newest rows stay: some of them may not be decided yet.
     rule = buffer.view.rule
@@ -217,9 +242,10 @@ def _sample_core(
     sampler, draw = buffer.sampler.draw(state.sampler, key, batch_size, held, options, state.token)
     window = buffer.view.window(spec, held, draw.slot, draw.mask, jax.random.fold_in(key, _VIEW))
     arrays, ok = buffer.storage.read(state.rows, window.reads)
-    token, (arrays, ok, draw, context) = pin(state.token, (arrays, ok, draw, window.context))
+    generation = _generation(buffer, state, draw.slot)
+    token, (arrays, ok, draw, context, generation) = pin(state.token, (arrays, ok, draw, window.context, generation))
     data = buffer.view.assemble(spec, structure, arrays, window._replace(context=context))
-    index = _index(buffer, state, draw.slot)
+    index = Index(draw.slot, generation)
     probability, weight, mask = draw.probability, draw.weight, draw.mask
     counts = {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
@@ -258,12 +284,12 @@ def _update_priority_core(
     mask: jax.Array | None,
     eta: jax.Array | None,
 ) -> tuple[BufferState, None]:
-    geometry, token = buffer.geometry, state.token
+    geometry = buffer.geometry
     error = td_error.astype(jnp.float32)
     finite = jnp.isfinite(error)
     if mask is not None and eta is not None:
         error, finite = _mixture(error, mask, eta)
-    masked, inside, fresh = _judge(buffer, state, index)
+    token, masked, inside, fresh = _judge(buffer, state, index)
     drawable = fresh
     if state.anchors is not None:
         at = jnp.where(inside, index.slot, jnp.int32(0))
@@ -283,32 +309,34 @@ def _update_priority_core(
     return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 
-def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Which indices are masked rows of a sample, in range, and still name the row they did."""
+def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The token; and which indices are masked rows of a sample, in range, and still name the row they did."""
     capacity = jnp.int32(buffer.geometry.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
     inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
-    now = buffer.writer.generation(state.ring, buffer.geometry, index.slot)
+    token, now = state.token, _generation(buffer, state, index.slot)
+    if state.scatter is not None:
+        token, now = pin(token, now)
     fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
-    return masked, inside, fresh
+    return token, masked, inside, fresh
 
 
 def _update_rows_core(
     buffer: Buffer, state: BufferState, index: Index, leaves: dict[str, jax.Array]
 ) -> tuple[BufferState, None]:
     capacity = jnp.int32(buffer.geometry.capacity)
-    masked, inside, fresh = _judge(buffer, state, index)
+    token, masked, inside, fresh = _judge(buffer, state, index)
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
-    rows, no_room = buffer.storage.update(state.rows, slot, leaves, state.token)
+    rows, no_room = buffer.storage.update(state.rows, slot, leaves, token)
     counters = _count_up(
         state,
         refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
         refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
         **({} if no_room is None else {"refused_rows": no_room}),
     )
-    return dataclasses.replace(state, rows=rows, counters=counters), None
+    return dataclasses.replace(state, rows=rows, counters=counters, token=token), None
 
 
 def population(buffer: Buffer, state: BufferState) -> Population:
@@ -320,7 +348,7 @@ def population(buffer: Buffer, state: BufferState) -> Population:
 
 
 def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
-    index = _index(buffer, state, slot)
+    index = Index(slot, _generation(buffer, state, slot))
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
     spec, structure = buffer.storage.spec(state.rows)
@@ -335,7 +363,7 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
 
 
 def _get_core(buffer: Buffer, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
-    fresh = _judge(buffer, state, index)[2]
+    fresh = _judge(buffer, state, index)[3]
     slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot)
 
@@ -347,13 +375,28 @@ def _aged_rows(buffer: Buffer, state: BufferState, age: jax.Array) -> tuple[Buff
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
+def _scattered_rows(buffer: Buffer, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
+    """The oldest `number` rows in order of arrival, or the newest; `number` is a multiple of the lanes."""
+    assert state.scatter is not None
+    held, rank = _scatter.held(state.ring), jnp.arange(number, dtype=jnp.int32)
+    rank = rank + held - jnp.int32(number) if newest else rank
+    order = _scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+    there = (rank >= jnp.int32(0)) & (rank < held)
+    slot = jnp.where(there, order, jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot if buffer.lanes is None else slot.reshape(-1, buffer.geometry.lanes))
+
+
 def _all_rows_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, Rows]:
-    lanes, length = buffer.geometry
+    lanes, length, streams = buffer.geometry
+    if not streams:
+        return _scattered_rows(buffer, state, buffer.geometry.capacity, newest=False)
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     return _aged_rows(buffer, state, age)
 
 
 def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+    if state.scatter is not None:
+        return _scattered_rows(buffer, state, n * buffer.geometry.lanes, newest=True)
     return _aged_rows(
         buffer, state, (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
     )
@@ -362,11 +405,18 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
 def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
     anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler)
+    scatter = state.scatter
+    if scatter is None:
+        ring = _streaming(buffer).clear(state.ring)
+    else:
+        ring = _ring.clear(state.ring)
+        scatter = _scatter.clear(scatter, _scattering(buffer), geometry, buffer.storage.spec(state.rows)[0])
     return (
         dataclasses.replace(
             state,
             rows=buffer.storage.clear(state.rows),
-            ring=buffer.writer.clear(state.ring),
+            ring=ring,
+            scatter=scatter,
             anchors=anchors,
             sampler=buffer.sampler.clear(state.sampler, geometry, buffer.dense),
         ),
@@ -388,7 +438,7 @@ def _convert_core(
     that it is left out, but for what it says of the row after it.
     """
     geometry = buffer.geometry
-    lanes, length = geometry
+    lanes, length, _ = geometry
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     keep = age < state.ring.size[None, :]
     slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))

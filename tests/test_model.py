@@ -427,7 +427,7 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
     flags = np.asarray(state.anchors.flags)
     slots = set(np.flatnonzero(flags & _anchors.OPEN).tolist())
     if not buffer.sampler.prioritized:
-        lanes, length = buffer.geometry
+        lanes, length, _ = buffer.geometry
         queue = getattr(state.sampler, "log", state.sampler)
         log, head, count = np.asarray(queue.slot), np.asarray(queue.head), np.asarray(queue.count)
         logged = [int(log[(head[e] + i) % length * lanes + e]) for e in range(lanes) for i in range(count[e])]

@@ -24,6 +24,10 @@ class Batch:
     after: Array  # int64[E]
     uniform: bool  # all lanes are level and keep all, so that slices will do
     low: tuple[Array, Array] | None = None  # int64[E], first rows to keep, before and after; None: by depth
+    # Where rows lie in no order: int64[N], their places, which stand for counts of a single lane (then E is 1, all are kept,
+    # and `before` and `after` only say how many there are), and those of them that hold a row until now.
+    at: Array | None = None
+    gone: Array | None = None
     _picks: dict[int, Array] = field(default_factory=dict)
     _places: tuple[Array, Array, Array] | None = None
 
@@ -31,7 +35,9 @@ class Batch:
         """Of every kept row: its place on axis 0, its lane, its count in the lane."""
         if self._places is None:
             n, e = self.rows[0].shape[:2]
-            if self.keep is None:
+            if self.at is not None:
+                step, lane, count = np.arange(n), np.zeros(n, np.int64), self.at
+            elif self.keep is None:
                 step, lane = np.divmod(np.arange(n * e), e)
                 count = self.before[lane] + step
             else:

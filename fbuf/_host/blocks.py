@@ -246,7 +246,8 @@ class Blocked:
         width = self.number + (self.k == 1)
         ids = np.zeros((*rows.shape[:2], width), np.uint32)
         step, lane, count = batch.places()
-        order = np.flatnonzero(count >= self._oldest(batch.after)[lane])
+        stays = count >= self._oldest(batch.after)[lane] if batch.at is None else np.ones(len(count), bool)
+        order = np.flatnonzero(stays)
         order = order[np.argsort(lane[order], kind="stable")]  # rows of a lane one after another: they repeat
         step, lane, count = step[order], lane[order], count[order]
         whole = rows.shape[1] == 1 and len(step) == len(rows)
@@ -280,6 +281,8 @@ class Blocked:
         """int64[D, blocks], places of the rows that a batch drops, 0 where unknown. Only writers drop rows: they are there."""
         low = self._oldest(batch.before)
         lane, count = ranges(low, np.minimum(self._oldest(batch.after), batch.before))
+        if batch.gone is not None:
+            lane, count = np.zeros(len(batch.gone), np.int64), batch.gone
         if not len(lane):
             return np.zeros((0, self.number), np.int64)
         try:

@@ -87,6 +87,18 @@ def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: A
     _write_rows(context, out, id, token, after, None, *rows)
 
 
+def _write_slots(
+    context: Any, out: Any, id: Any, token: Any, after: Any, table: Any, state: Any, slots: Any, *rows: Any
+) -> None:
+    known, table, store = _tickets(_view(state)), _tickets(_view(table)), find(join_id(_view(id)))
+    before = (int(known[0]), table) if table.size == store.lanes * store.length else None
+    tickets = store.write([_view(r) for r in rows], None, _view(slots), before)
+    kept = tickets[tickets != 0]
+    made = kept[:1] if kept.size else known
+    np.asarray(out[0])[...] = tickets[..., None].view(np.uint32)
+    np.asarray(out[1])[...] = made[..., None].view(np.uint32)
+
+
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
     arrays, present = out[: len(columns)], out[len(columns) :]
     store = find(join_id(_view(id)))
@@ -179,6 +191,33 @@ def write(
     if keep is None:
         return _call(_write_all, shape, _guard(id, token, after, *rows), effect=True)
     return _call(_write_rows, shape, _guard(id, token, after, keep, *rows), effect=True)
+
+
+def write_slots(
+    id: jax.Array,
+    token: jax.Array,
+    after: jax.Array,
+    table: jax.Array,
+    state: jax.Array,
+    rows: Sequence[jax.Array],
+    slots: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Hands rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot comes twice.
+
+    Args:
+      table: uint32[C, 2], tickets by slot. On CPU the store may look at it, at no cost; elsewhere it would be copied to the
+        host with every write, so that it does not.
+      state: uint32[1, 2], what this gave when the state was made, 0 at first.
+    Returns:
+      Tickets uint32[N, E, 2], 0 where a slot is out of range; and the new `state`.
+    """
+    shapes = (jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32), jax.ShapeDtypeStruct((1, 2), jnp.uint32))
+    rows = [lax.stop_gradient(r) for r in rows]
+    if jax.default_backend() != "cpu":
+        table = after
+    operands = _guard(id, token, after, table, state, slots, *rows)
+    tickets, made = _call(_write_slots, shapes, operands, effect=True)
+    return tickets, made
 
 
 def read(

@@ -205,11 +205,14 @@ class Chunks:
         tail, head = self.span(batch.before, low)
         new_tail, new_head = self.span(batch.after, new_low)
         gone = np.minimum(new_tail, head)
-        if (gone > tail).any():
+        if batch.gone is not None:
+            self._evict(np.zeros(len(batch.gone), np.int64), batch.gone)
+        elif (gone > tail).any():
             self._evict(*ranges(tail, gone))
         if staged.blobs:
             assert staged.addresses is not None
-            at = np.array(staged.chunks, np.int64) % self.ring, np.array(staged.lanes, np.int64)
+            chunks = np.array(staged.chunks, np.int64) if batch.at is None else batch.at
+            at = chunks % self.ring, np.array(staged.lanes, np.int64)
             self.address[at] = staged.addresses
             self.length[at] = [len(b) for b in staged.blobs]
             self.checksum[at] = staged.checksums

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fbuf._host.arrays import Array
-from fbuf._host.codec import Codec, Raw
+from fbuf._host.bits import BitPack
+from fbuf._host.blocks import Blocks
+from fbuf._host.codec import Codec, Raw, Zstd
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,25 @@ class Column:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
+def one_by_one(column: Column) -> Column:
+    """The column for rows in no order, of which none can be encoded together.
+
+    Raises:
+      ValueError: a codec of the user's wants several.
+    """
+    codec, column = column.codec, replace(column, stacks=False)
+    if isinstance(codec, Zstd):
+        return replace(column, codec=replace(codec, chunk=1, repack=False))
+    if codec is None or codec.chunk == 1:
+        return column
+    if not isinstance(codec, (BitPack, Blocks)):
+        raise ValueError(
+            f"Column: codec of '{column.name}' has chunk {codec.chunk}, but with a writer that replaces any row no rows stay "
+            f"together; expected 1. Use {type(codec).__name__}(chunk=1)."
+        )
+    return replace(column, codec=replace(codec, chunk=1))
+
+
 def check_rows(columns: Sequence[Column], lanes: int, rows: Sequence[Array], keep: Array | None) -> Array | None:
     """What `Store.write` takes: `[N, E, *shape]` a column and bool[N, E]; None instead of a `keep` that keeps all."""
     if len(rows) != len(columns):
@@ -62,6 +83,18 @@ def check_rows(columns: Sequence[Column], lanes: int, rows: Sequence[Array], kee
         return None
     check("Store.write", "keep", keep, np.dtype(bool), (n, lanes))
     return None if keep.all() else keep
+
+
+def check_slots(slots: Array | None, keep: Array | None, shape: tuple[int, int], capacity: int) -> Array | None:
+    """Which rows are kept, where each names its slot: those with one from 0 to `capacity` - 1; None for all."""
+    if slots is None:
+        raise ValueError(
+            "Store.write: slots is None, but rows lie in no order; expected int32[N, E]. Say which row each replaces."
+        )
+    check("Store.write", "slots", slots, np.dtype(np.int32), shape)
+    inside = (slots >= 0) & (slots < capacity)
+    inside = inside if keep is None else inside & keep
+    return None if inside.all() else inside
 
 
 def check_request(columns: Sequence[Column], index: int, tickets: Array, out: Array) -> None:

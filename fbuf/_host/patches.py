@@ -107,6 +107,14 @@ class Patches:
             if not heap:
                 del self._heaps[lane]
 
+    def forget(self, counts: Sequence[int]) -> None:
+        """Forgets patches of these rows, where rows lie in no order (and `expire` has no meaning)."""
+        self._heaps.clear()
+        if self._origins:
+            for count in counts:
+                for ticket in self._origins.pop((0, count), ()):
+                    self._remove(ticket)
+
     def _remove(self, ticket: int) -> None:
         self.nbytes -= _size(self.held.pop(ticket))
 

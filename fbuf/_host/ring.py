@@ -70,6 +70,9 @@ class Ring:
         """Takes the newest rows of a batch."""
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)
+        if batch.at is not None:
+            array[batch.at, 0] = rows[:, 0]
+            return
         if batch.uniform:
             stop = int(batch.after[0])
             start = max(int(batch.before[0]), stop - depth)

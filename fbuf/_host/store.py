@@ -5,6 +5,9 @@ ones and cannot read each other's rows; the newest `length + slack` rows of each
 expired: zeros and False, never other data. A stream ticket is `count * E + lane + 1`; a changed row (`patch`) is kept
 beside the stream under a ticket with bit 63 set, until the row it replaced expires, and holds the changed columns only.
 
+Where rows are no streams, because a writer replaces any of them, they lie in places (`fbuf._host.places`). To the columns
+these are the counts of a single lane, of which every one up to the last that was ever taken holds a row.
+
 One lock for writers, held while they encode; one for bookkeeping, held for a fraction of a millisecond; decoding holds
 neither. Rejected: one lock (a reader would wait for the compression of a batch) and a decode pool (no gain measured:
 the Python between two decompressions holds the GIL).
@@ -27,9 +30,10 @@ from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
-from fbuf._host.column import Column, check_patch, check_request, check_rows
+from fbuf._host.column import Column, check_patch, check_request, check_rows, check_slots, one_by_one
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
+from fbuf._host.places import Move, Places
 from fbuf._host.repack import Lot
 from fbuf._host.ring import Ring
 from fbuf._host.stacking import stackings
@@ -75,10 +79,12 @@ class Store:
       lanes: E.
       length: Rows a lane of the buffer holds.
       slack: Rows kept beyond that, for states a little old.
-      first_seq: Count of the first row of each lane.
+      first_seq: Count of the first row of each lane; without streams, lap of the first row of each place.
       cache: Bytes of decoded chunks kept for later reads, for each column with a codec that works by chunks.
+      streams: New rows replace the oldest of their lane. False: each replaces the row in a slot that `write` is told.
     Raises:
-      ValueError: no columns, lanes or length < 1, slack or first_seq < 0.
+      ValueError: no columns, lanes or length < 1, slack or first_seq < 0; without streams, a codec of the user's whose chunk
+        is not 1.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Store:
         slack: int,
         first_seq: int = 0,
         cache: int = 0,
+        streams: bool = True,
     ) -> None:
         for name, value, least in (
             ("columns", len(columns), 1),
@@ -101,15 +108,18 @@ class Store:
         ):
             if value < least:
                 raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
-        self.columns = tuple(columns)
+        self.columns = tuple(columns) if streams else tuple(one_by_one(c) for c in columns)
         self.lanes = lanes
         self.length = length
         self.slack = slack
         self.cache = cache
-        self.depth = length + slack
+        self._places = None if streams else Places(lanes * length, lanes * slack, first_seq)
+        self._lanes = lanes if streams else 1  # of the parts
+        self.depth = length + slack if self._places is None else self._places.size
         self.last_error: Exception | None = None
         self._base = first_seq * lanes + 1  # ticket of the first row of lane 0
-        self._count: Array = np.zeros(lanes, np.int64)  # rows accepted, by lane, from first_seq on
+        # Rows accepted, by lane, from first_seq on; without streams, places that hold a row.
+        self._count: Array = np.zeros(self._lanes, np.int64)
         self._parts: list[Part] = [self._part(c) for c in self.columns]
         self._patches = Patches([c.codec for c in self.columns], slack)
         self._writing = threading.Lock()  # taken before _lock
@@ -121,12 +131,12 @@ class Store:
 
     def _part(self, column: Column) -> Part:
         if column.codec is None or column.nbytes == 0:
-            return Ring(column.shape, column.dtype, self.lanes, self.depth)
+            return Ring(column.shape, column.dtype, self._lanes, self.depth)
         if isinstance(column.codec, Blocks):
-            return Blocked(column.codec, column.shape, column.dtype, self.lanes, self.depth)
+            return Blocked(column.codec, column.shape, column.dtype, self._lanes, self.depth)
         if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
-            return Stacks(column.codec, column.shape, column.dtype, self.lanes, self.depth, self.cache)
-        return Chunks(column.codec, column.shape, column.dtype, self.lanes, self.depth, self.cache)
+            return Stacks(column.codec, column.shape, column.dtype, self._lanes, self.depth, self.cache)
+        return Chunks(column.codec, column.shape, column.dtype, self._lanes, self.depth, self.cache)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -135,12 +145,23 @@ class Store:
     # ---------------------------------------------------------------- writing
 
     @_recorded
-    def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
+    def write(
+        self,
+        rows: Sequence[Array],
+        keep: Array | None,
+        slots: Array | None = None,
+        state: tuple[int, Array] | None = None,
+    ) -> Array:
         """Takes rows in; each gets a new ticket.
 
         Args:
           rows: One array a column, `[N, E, *shape]`, of the column's dtype. Not kept.
           keep: bool[N, E], or None for all.
+          slots: int32[N, E], without streams: the slot, 0 to E * length - 1, whose row each one replaces. Rows with any
+            other are not kept; no slot comes twice.
+          state: Without streams: which state this goes on from, by the ticket of the first row that was kept in the write
+            that made it (0: none was), and its tickets uint64[E * length] by slot, which are looked at if that was not the
+            last write. None: it was.
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
@@ -149,36 +170,65 @@ class Store:
         Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; some 20 us a call.
         """
         keep = check_rows(self.columns, self.lanes, rows, keep)
-        n = len(rows[0])
+        n, places = len(rows[0]), self._places
+        if places is not None:
+            keep = check_slots(slots, keep, (n, self.lanes), self.lanes * self.length)
         with self._writing:
             self._check_open()
-            kept = np.full(self.lanes, n, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
-            before, after = self._count, self._count + kept
             if n == 0 or (keep is not None and not keep.any()):
                 return np.zeros((n, self.lanes), np.uint64)
-            level = keep is None and bool((before == before[0]).all())
-            batch = Batch(rows, keep, before, after, level)
+            if places is None:
+                batch, tickets = self._stream(rows, keep)
+                move, after = None, batch.after
+            else:
+                assert slots is not None
+                if state is not None and state[0] != places.newest:
+                    places.resume(*self._resolve(0, state[1])[1:3])
+                move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
+                batch, tickets = self._scatter(rows, keep, move)
+                after = np.minimum(batch.after, self.depth)
             parts, staged = list(self._parts), list[Any]()
             with self._undone(parts, staged):
                 for i, part in enumerate(parts):
-                    stage = part.stage(batch, rows[i])
+                    stage = part.stage(batch, batch.rows[i])
                     if stage.incompressible:
                         parts[i] = self._as_ring(i)
-                        stage = parts[i].stage(batch, rows[i])
+                        stage = parts[i].stage(batch, batch.rows[i])
                     staged.append(stage)
             with self._lock:
                 with self._undone(parts, staged):
                     for part, stage in zip(parts, staged, strict=True):
                         part.reserve(stage)
                 self._count = after
-                for part, array, stage in zip(parts, rows, staged, strict=True):
+                for part, array, stage in zip(parts, batch.rows, staged, strict=True):
                     part.commit(batch, array, stage)
                 self._parts = parts
-                self._patches.expire(after - self.depth)
+                if places is None or move is None:
+                    self._patches.expire(after - self.depth)
+                else:
+                    places.commit(move)
+                    self._patches.forget(move.gone.tolist())
                 for part in parts:
                     part.compact(after)
                 self._repack_if_due()
-        return self._tickets(keep, n, before)
+        return tickets
+
+    def _stream(self, rows: Sequence[Array], keep: Array | None) -> tuple[Batch, Array]:
+        """Rows that follow those of their lane, and their tickets."""
+        n, before = len(rows[0]), self._count
+        kept = np.full(self.lanes, n, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
+        level = keep is None and bool((before == before[0]).all())
+        return Batch(rows, keep, before, before + kept, level), self._tickets(keep, n, before)
+
+    def _scatter(self, rows: Sequence[Array], keep: Array | None, move: Move) -> tuple[Batch, Array]:
+        """Rows that go to places, and their tickets."""
+        tickets = np.zeros(rows[0].shape[:2], np.uint64)
+        tickets[... if keep is None else keep] = move.ticket if keep is not None else move.ticket.reshape(tickets.shape)
+        chosen = [r if keep is None else r[keep] for r in rows]
+        number = len(move.at)
+        single = [c.reshape(number, 1, *column.shape) for c, column in zip(chosen, self.columns, strict=True)]
+        batch = Batch(single, None, self._count, self._count + number, False, at=move.at, gone=move.gone)
+        return batch, tickets
 
     @staticmethod
     @contextlib.contextmanager
@@ -203,7 +253,7 @@ class Store:
     def _as_ring(self, index: int) -> Ring:
         """The rows of a column that turned out not to compress, as they are."""
         column = self.columns[index]
-        ring = Ring(column.shape, column.dtype, self.lanes, self.depth)
+        ring = Ring(column.shape, column.dtype, self._lanes, self.depth)
         low = np.maximum(self._count - self.depth, 0)
         lane, count = ranges(low, self._count)
         values: Array = np.empty((len(lane), *column.shape), column.dtype)
@@ -233,7 +283,8 @@ class Store:
             check_request(self.columns, index, tickets, out)
         wanted = [np.ascontiguousarray(t).reshape(-1) for _, t, _ in requests]
         present: list[Array] = [np.ones(0, bool)] * len(requests)  # rows that are there, ticket 0 is not
-        fetches: list[tuple[Fetch, list[int], list[slice], Array, Array]] = []  # its requests, their rows, lane, count
+        # Its requests, their rows, and what says whether these are there still.
+        fetches: list[tuple[Fetch, list[int], list[slice], Callable[[], Array]]] = []
         patched: list[tuple[int, int, int, bytes]] = []  # request, place in it, column, value
         with self._lock:
             self._check_open()
@@ -251,17 +302,17 @@ class Store:
                         if piece.start <= at < piece.stop:
                             patched.append((i, at - piece.start, column, value))
                 there[[at for at, _ in changed]] = False
-                fetches.append((part.fetch(lane, count, there, self._count, starts), group, pieces, lane, count))
+                lasting = functools.partial(self._lasting, column, tickets, lane, count)
+                fetches.append((part.fetch(lane, count, there, self._count, starts), group, pieces, lasting))
         wrong = [fetch.run([flat(requests[i][2]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.volatile for fetch, *_ in fetches):
             with self._lock:  # rows overwritten while they were copied have expired by now
-                low = np.maximum(self._count - self.depth, 0)
-            for (fetch, group, pieces, lane, count), bad in zip(fetches, wrong, strict=True):
-                if fetch.volatile:
-                    lasting = count >= low[lane]
-                    _intact(bad, lasting)
+                last = [still() if fetch.volatile else None for fetch, *_, still in fetches]
+            for (_, group, pieces, _), bad, stays in zip(fetches, wrong, last, strict=True):
+                if stays is not None:
+                    _intact(bad, stays)
                     for i, piece in zip(group, pieces, strict=True):
-                        present[i] &= lasting[piece]
+                        present[i] &= stays[piece]
         for i, at, column, value in patched:
             if present[i][at]:
                 row = self.columns[column].nbytes
@@ -272,6 +323,12 @@ class Store:
         oks = [there | (t == 0) for there, t in zip(present, wanted, strict=True)]
         return np.concatenate(oks) if oks else np.ones(0, bool)
 
+    def _lasting(self, column: int, tickets: Array, lane: Array, count: Array) -> Array:
+        """bool[M], which rows that were there have not expired."""
+        if self._places is not None:
+            return self._resolve(column, tickets)[2]
+        return cast(Array, count >= np.maximum(self._count - self.depth, 0)[lane])
+
     def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
         """Of every ticket: lane, count, whether it is there (False for 0); and the patched values among them."""
         stream = tickets
@@ -281,9 +338,12 @@ class Store:
             stream = tickets.copy()
             for at in np.flatnonzero(is_patch).tolist():
                 patch = self._patches.held.get(int(tickets[at]))
-                stream[at] = 0 if patch is None else patch.count * self.lanes + patch.lane + self._base
+                stream[at] = 0 if patch is None else self._ticket_of(patch)
                 if patch is not None and column in patch.values:
                     found.append((at, patch.values[column]))
+        if self._places is not None:
+            place, ok = self._places.find(stream)
+            return np.zeros(len(place), np.int64), place, ok, found
         # uint64 wraps below the base, to counts beyond any lane's.
         number = stream - np.uint64(self._base)
         if self.lanes == 1:
@@ -345,6 +405,12 @@ class Store:
                 self._lots.pop()
             return True
 
+    def _ticket_of(self, patch: Patch) -> int:
+        """The ticket of the row that it comes from."""
+        if self._places is not None:
+            return int(self._places.ticket[patch.count])
+        return patch.count * self.lanes + patch.lane + self._base
+
     # ---------------------------------------------------------------- changed rows
 
     @_recorded
@@ -391,6 +457,8 @@ class Store:
             }
             for i, part in enumerate(self._parts):
                 arrays |= {f"column{i}:{n}": a for n, a in checkpoint.save(part, self._count).items()}
+            if self._places is not None:
+                arrays |= self._places.to_arrays()
             return arrays | checkpoint.save_patches(self._patches)
 
     @classmethod
@@ -403,6 +471,7 @@ class Store:
         length: int,
         slack: int,
         cache: int = 0,
+        streams: bool = True,
     ) -> Store:
         """The store `to_arrays` was called on: the same tickets readable, writes go on.
 
@@ -418,15 +487,27 @@ class Store:
                 f"Load with the buffer that was saved."
             )
         first = int(expect(arrays, "first", np.uint64, (1,))[0])
-        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, cache=cache)
-        store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
+        if streams == any(name.startswith("places:") for name in arrays):
+            kind = ("in any order", "streams") if streams else ("streams", "in any order")
+            raise ValueError(
+                f"Store.from_arrays: rows were saved {kind[0]}; expected {kind[1]}. Load with the writer that was saved."
+            )
+        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, cache=cache, streams=streams)
+        store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
         if (store._count < 0).any():
             raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
+        if not streams:
+            store._places = Places.from_arrays(arrays, lanes * length, lanes * slack)
+            if store._count.tolist() != [store._places.touched]:
+                raise ValueError(
+                    f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._places.touched]}, as many as "
+                    f"there are tickets. Load another checkpoint."
+                )
         for i, column in enumerate(store.columns):
             prefix = f"column{i}:"
             own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             if "rows" in own:  # also a column with a codec, if its rows did not compress
-                store._parts[i] = Ring(column.shape, column.dtype, lanes, store.depth)
+                store._parts[i] = Ring(column.shape, column.dtype, store._lanes, store.depth)
             elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
                 store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth, cache)
             checkpoint.load(store._parts[i], own, store._count)
@@ -448,7 +529,7 @@ class Store:
             return self._nbytes()
 
     def _nbytes(self) -> int:
-        total = self._count.nbytes + self._patches.nbytes
+        total = self._count.nbytes + self._patches.nbytes + (0 if self._places is None else self._places.nbytes)
         for part in self._parts:
             total += part.size(self._count)
         return total
@@ -461,7 +542,7 @@ class Store:
             live = int(np.minimum(self._count, self.depth).sum())
             chunks, payload, dictionaries = map(sum, zip(*(p.census(self._count) for p in self._parts), strict=True))
             return {
-                "rows_accepted": int(self._count.sum()),
+                "rows_accepted": int(self._count.sum()) if self._places is None else self._places.accepted,
                 "rows_live": live,
                 "chunks": chunks,
                 "payload_bytes": payload,

@@ -106,6 +106,7 @@ class Epoch:
     options: ClassVar[Mapping[str, Any]] = {}
     prioritized: ClassVar[bool] = False
     by_episode: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:

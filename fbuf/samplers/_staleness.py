@@ -100,6 +100,7 @@ class Staleness:
     options: ClassVar[Mapping[str, Any]] = {}
     prioritized: ClassVar[bool] = False
     by_episode: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MOST:

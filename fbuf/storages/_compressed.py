@@ -35,6 +35,8 @@ class Compressed(Hosted):
       codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster;
         `BitPack()` for zeros and ones; `Raw()` for what does not compress; or any value with `chunk`, `encode`, `decode`
         (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
+        With a writer that replaces any row, rows are encoded one by one (some 35 bytes a row beside what they compress to),
+        and a codec of your own must have `chunk` 1.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       cache: Bytes of decoded chunks kept for each leaf, for draws that come back to the same rows: priorities that a few rows

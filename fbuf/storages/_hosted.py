@@ -55,14 +55,9 @@ class Hosted:
 
     def _open(self, geometry: Geometry, spec: Spec) -> Store:
         """A new store."""
-        columns = self._columns(spec)
-        return Store(
-            columns,
-            lanes=geometry.lanes,
-            length=geometry.length,
-            slack=self._slack(geometry),
-            cache=self._cache(),
-        )
+        lanes, length, streams = geometry
+        slack, cache = self._slack(geometry), self._cache()
+        return Store(self._columns(spec), lanes=lanes, length=length, slack=slack, cache=cache, streams=streams)
 
     @property
     def masks_expired(self) -> bool:

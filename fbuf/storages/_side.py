@@ -20,6 +20,7 @@ from jax import lax
 from jax.extend import core
 
 from fbuf._host import callback, owner
+from fbuf._host.column import one_by_one
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     dtypes: tuple[str, ...]
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
+    streams: bool  # the store's: whether writes name slots
 
     @property
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -45,19 +47,20 @@ class Layout(NamedTuple):
 class SideRows:
     """The rows of a host storage: a pytree node that keeps its store open."""
 
-    __slots__ = ("device", "id", "layout", "owner", "slot", "ticket")
+    __slots__ = ("device", "id", "last", "layout", "owner", "slot", "ticket")
 
-    def __init__(self, id: Any, ticket: Any, device: Any, slot: int, layout: Layout):
+    def __init__(self, id: Any, ticket: Any, device: Any, last: Any, slot: int, layout: Layout):
         self.id = id  # uint32[2], names the store
         self.ticket = ticket  # uint32[C, 2], row in each slot; 0: none
         self.device = device  # leaves that stay on the device, [C, ...] by name
+        self.last = last  # uint32[1, 2], which write made this state; None where rows are streams
         self.slot = slot  # static: owner group
         self.layout = layout  # static
         self.owner = owner.owner_of(slot, id)
 
-    def replace(self, ticket: Any, device: Any) -> SideRows:
+    def replace(self, ticket: Any, device: Any, last: Any = None) -> SideRows:
         """The same store with other tickets and device leaves."""
-        return SideRows(self.id, ticket, device, self.slot, self.layout)
+        return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
         copied = [jnp.array(x, copy=True) if isinstance(x, jax.Array) else x for x in jax.tree.leaves(self)]
@@ -74,19 +77,19 @@ class SideRows:
         return f"SideRows(host={self.layout.columns}, device={tuple(self.device)})"
 
 
-def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any], tuple[int, Layout]]:
-    return (rows.id, rows.ticket, rows.device), (rows.slot, rows.layout)
+def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
+    return (rows.id, rows.ticket, rows.device, rows.last), (rows.slot, rows.layout)
 
 
 def _flatten_with_keys(rows: SideRows) -> tuple[Any, tuple[int, Layout]]:
-    names = (jax.tree_util.GetAttrKey(n) for n in ("id", "ticket", "device"))
+    names = (jax.tree_util.GetAttrKey(n) for n in ("id", "ticket", "device", "last"))
     children, static = _flatten(rows)
     return tuple(zip(names, children, strict=True)), static
 
 
 def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
-    id, ticket, device = children
-    return SideRows(id, ticket, device, *static)
+    id, ticket, device, last = children
+    return SideRows(id, ticket, device, last, *static)
 
 
 jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
@@ -117,20 +120,22 @@ def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns:
         id=jnp.asarray(owner.split_id(owned.id)),
         ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
         device=_arrays.allocate(geometry.capacity, rest),
+        last=None if geometry.streams else jnp.zeros((1, 2), jnp.uint32),
         slot=owned.slot,
-        layout=_layout(spec, structure, columns),
+        layout=_layout(geometry, spec, structure, columns),
     )
     rows.owner = owned
     return rows
 
 
-def _layout(spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
     return Layout(
         names=tuple(spec),
         shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
         dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
         columns=columns,
         structure=structure,
+        streams=geometry.streams,
     )
 
 
@@ -142,8 +147,9 @@ def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str,
         id=jax.ShapeDtypeStruct((2,), jnp.uint32),
         ticket=jax.ShapeDtypeStruct((capacity, 2), jnp.uint32),
         device={n: jax.ShapeDtypeStruct((capacity, *s.shape), s.dtype) for n, s in rest.items()},
+        last=None if geometry.streams else jax.ShapeDtypeStruct((1, 2), jnp.uint32),
         slot=0,
-        layout=_layout(spec, structure, columns),
+        layout=_layout(geometry, spec, structure, columns),
     )
 
 
@@ -155,6 +161,7 @@ def plan_host(
     ratio: float | None,
 ) -> tuple[int, str, int]:
     """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
+    columns = columns if geometry.streams else tuple(one_by_one(c) for c in columns)
     number = geometry.lanes * (geometry.length + slack)
     raw = number * sum(c.nbytes for c in columns)
     if all(c.codec is None for c in columns):
@@ -198,9 +205,13 @@ def write(
 ) -> SideRows:
     """Host leaves to the store, their tickets and the other leaves to the device."""
     columns = rows.layout.columns
-    tickets = callback.write(rows.id, token, _after(rows), [leaves[n] for n in columns], keep)
+    side, last = [leaves[n] for n in columns], None
+    if rows.layout.streams:
+        tickets = callback.write(rows.id, token, _after(rows), side, keep)
+    else:  # a row that is not kept has a slot out of range
+        tickets, last = callback.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
     device = {n: _arrays.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
-    return rows.replace(_arrays.write(rows.ticket, slot, tickets, token), device)
+    return rows.replace(_arrays.write(rows.ticket, slot, tickets, token), device, last)
 
 
 def _after(rows: SideRows) -> jax.Array:
@@ -264,6 +275,8 @@ def nbytes(rows: SideRows) -> dict[str, int]:
 def to_arrays(rows: SideRows) -> dict[str, np.ndarray]:
     """Tickets, device leaves and the store's own arrays, under names of their own."""
     arrays = {"ticket": np.asarray(rows.ticket)}
+    if rows.last is not None:
+        arrays["last"] = np.asarray(rows.last)
     arrays |= {f"device:{n}": np.asarray(a) for n, a in rows.device.items()}
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
@@ -286,10 +299,12 @@ def from_arrays(
         length=geometry.length,
         slack=slack,
         cache=cache,
+        streams=geometry.streams,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
     device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device)
+    last = None if rows.last is None else jnp.array(arrays["last"], jnp.uint32)
+    return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device, last)
 
 
 def default_slack(geometry: Geometry, slack: int | None) -> int:

@@ -5,12 +5,13 @@ The arithmetic is in `fbuf._ring`; this is the value a user puts into a `Buffer`
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 
 from fbuf import _ring
 from fbuf._config import component
-from fbuf._ring import Placement
-from fbuf._typing import Geometry
+from fbuf._typing import Geometry, Placement
 from fbuf._typing import Ring as RingState
 
 
@@ -23,6 +24,8 @@ class Ring:
       >>> fbuf.Buffer(capacity=1000).writer
       Ring()
     """
+
+    streams: ClassVar[bool] = True
 
     def init(self, geometry: Geometry) -> RingState:
         return _ring.init(geometry)
