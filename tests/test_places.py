@@ -538,6 +538,8 @@ def test_wrong_slots_are_named_and_change_nothing() -> None:
 
 def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
     store = make(Zstd(chunk=8), Blocks(chunk=8), Zstd(level=3, chunk=1))
-    assert [c.codec.chunk for c in store.columns] == [1, 1, 1] and store.columns[2].codec == Zstd(level=3, chunk=1)
+    assert [c.codec.chunk for c in store.columns] == [1, 1, 1] and store.columns[2].codec == Zstd(
+        level=3, chunk=1, repack=False
+    )
     with pytest.raises(ValueError, match=r"codec of 'c0' has chunk 4, .* expected 1. Use Deflate\(chunk=1\)"):
         make(Deflate(4))

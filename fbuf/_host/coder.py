@@ -107,7 +107,8 @@ class ZstdCoder(Coder):
 
     @property
     def reuses(self) -> bool:  # type: ignore[override]
-        return self._packed < self._size  # then bits are unpacked into one array
+        """Bits are unpacked into one array."""
+        return self._packed < self._size
 
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)
