@@ -171,7 +171,7 @@ def ours(run: Run, stacked: bool = False) -> tuple[Side, Callable[[], Any]]:
     return Side(write, read, drawn, lambda: buffer.nbytes(held[0])["host"]), lambda: held[0]
 
 
-def numpy_store(run: Run, codec: fbuf.storages.Codec) -> Side:
+def numpy_store(run: Run, codec: fbuf.storages.Codec | None) -> tuple[Side, Store]:
     """The same store by its own calls, without jit and callbacks."""
     store = Store((Column("obs", (84, 84), np.dtype(np.uint8), codec),), lanes=1, length=len(run.frames), slack=0)
     tickets = np.zeros(len(run.frames), np.uint64)
@@ -190,7 +190,7 @@ def numpy_store(run: Run, codec: fbuf.storages.Codec) -> Side:
         store.read(requests)
         return at, requests[0][2], requests[1][2]
 
-    return Side(write, read, read, lambda: store.nbytes)
+    return Side(write, read, read, lambda: store.nbytes), store
 
 
 def torchrl(peer: Any, codec: str, capacity: int) -> Side:
@@ -220,7 +220,8 @@ def torchrl(peer: Any, codec: str, capacity: int) -> Side:
     return Side(lambda given: replay.extend(given.items), replay.sample, drawn, storage.bytes)
 
 
-def _tensordict(run: Run, at: np.ndarray) -> Any:
+def tensordict_of(run: Run, at: np.ndarray) -> Any:
+    """Transitions as torchrl takes them."""
     import torch
     from tensordict import TensorDict
 
@@ -240,13 +241,14 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
       rounds: Reads of each.
     """
     mine, state = ours(run)
-    sides = {"ours": mine, "stacked": ours(run, stacked=True)[0], "store": numpy_store(run, fbuf.storages.Zstd())}
-    sides |= {label: numpy_store(run, codec) for label, codec in BLOCK_CODECS.items()}
+    plain, store = numpy_store(run, fbuf.storages.Zstd())
+    sides = {"ours": mine, "stacked": ours(run, stacked=True)[0], "store": plain}
+    sides |= {label: numpy_store(run, codec)[0] for label, codec in BLOCK_CODECS.items()}
     if not isinstance(peer, Absent):
         sides |= {label: torchrl(peer, codec, len(run.frames)) for label, codec in CODECS.items()}
 
     def given(at: np.ndarray) -> Given:
-        items = None if isinstance(peer, Absent) else _tensordict(run, at)
+        items = None if isinstance(peer, Absent) else tensordict_of(run, at)
         rows = run.rows(at)
         stacked = rows | {"obs": run.stacks(at)}
         rows, stacked = jax.block_until_ready(jax.device_put((rows, stacked)))
@@ -268,8 +270,8 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
             side.write(last)
     _check(run, sides)
     written_bytes = {name: side.nbytes() for name, side in sides.items()}
-    for store in fbuf.stores():  # as they are read once there are some more
-        store.repack()
+    for open_store in (store, *fbuf.stores()):  # as they are read once there are some more
+        open_store.repack()
     return {
         "bytes": written_bytes,
         "device": sum(x.nbytes for x in jax.tree.leaves(state())),
@@ -296,7 +298,7 @@ def torchrl_payload(run: Run, peer: Any) -> float:
     side = torchrl(peer, "default", len(run.frames))
     for first in range(0, len(run.frames), WRITTEN):
         at = np.arange(first, min(first + WRITTEN, len(run.frames)))
-        side.write(Given(at, run.frames[:0], None, None, _tensordict(run, at)))
+        side.write(Given(at, run.frames[:0], None, None, tensordict_of(run, at)))
     return side.nbytes() / len(run.frames)
 
 
