@@ -86,10 +86,11 @@ class Replay:
         self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
         self._raise_for_write("Replay.extend", priority)
 
-    def sample(self, batch_size: int, *, to: str = "jax", **options: Any) -> Sample:
+    def sample(self, batch_size: int | None = None, *, to: str = "jax", **options: Any) -> Sample:
         """Draws a batch; see `Buffer.sample`.
 
         Args:
+          batch_size: B; None: the buffer's.
           to: "jax", "numpy" or "torch": the arrays in the `Sample`.
         Raises:
           ValueError: there is nothing to draw; or `to` is something else.

@@ -1,0 +1,226 @@
+"""Reads begun before they are wanted: one thread a store, and a table of the last few.
+
+A request is only a hint. `take` hands out rows if the request with this number asked for these very tickets and was done
+well; otherwise it says so, and the store reads as if there had been no request. So whatever becomes of one (dropped for
+newer ones, failed in its thread, never begun because there is no thread), a batch is right. One that nobody has begun
+yet is done by whoever wants it, into the arrays it was wanted in: no waiting, and no thread needed.
+
+The thread knows its queue alone, and a request knows its store weakly: they keep no store alive. It ends with the store,
+or when the interpreter does; after a fork the child starts its own. Rejected: a thread for each request (60 us, and no end
+to their number); a pool of them (the Python between two decompressions holds the GIL); results that go with the first
+`take` (an old state can be sampled twice).
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fbuf._host.codec import Array
+from fbuf._host.part import Fetch
+from fbuf._host.patches import Patches
+
+
+class Reading(NamedTuple):
+    """A read of a store once it is known where the rows lie; holds what it reads alive."""
+
+    wanted: list[Array]  # uint64[M], tickets of each request
+    present: list[Array]  # bool[M], which of these rows are there
+    fetches: list[tuple[Fetch, list[int], list[slice], Array, Array]]  # its requests, their rows, lane, count
+    patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
+    patches: Patches
+
+
+Finish = Callable[[Reading, Sequence[Array]], Array]
+Room = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+_KEPT = 2
+"""Requests held: the one that is wanted next, and the one before it, whose arrays the next request will use."""
+_PATIENCE = 0.5  # seconds between looks at whether the thread one waits for is alive
+
+
+class Request:
+    """One read: waiting, under way (somebody has the `claim`), or done."""
+
+    __slots__ = ("asked", "claim", "collected", "done", "finish", "ok", "outs", "reading", "room", "takers", "thread")
+
+    def __init__(
+        self,
+        finish: weakref.WeakMethod[Finish],
+        reading: Reading,
+        asked: Sequence[tuple[int, Array]],
+        room: Room,
+        outs: list[Array] | None,
+    ) -> None:
+        self.finish = finish
+        self.reading: Reading | None = reading
+        self.asked = asked  # (column, tickets)
+        self.room = room
+        self.outs = outs  # arrays of that shape, to be filled; None: not yet made
+        self.ok: Array | None = None  # of `outs`, once they are filled well
+        self.claim = threading.Lock()  # held by who reads, and never given back: `reading` is good for one run
+        self.thread: threading.Thread | None = None  # that has it
+        self.done = threading.Event()
+        self.takers = 0
+        self.collected = False
+
+    def asks(self, requests: Sequence[tuple[int, Array, Array]]) -> bool:
+        """Whether these are the rows it reads."""
+        return len(requests) == len(self.asked) and all(
+            a == column and np.array_equal(t, tickets)
+            for (a, t), (column, tickets, _) in zip(self.asked, requests, strict=True)
+        )
+
+    def begin(self) -> bool:
+        """Whether the caller is to read; True once."""
+        if not self.claim.acquire(blocking=False):
+            return False
+        self.thread = threading.current_thread()
+        return True
+
+    def run(self, outs: Sequence[Array] | None) -> Array | None:
+        """Reads; None if it fails, for whatever reason: the error would keep alive what its frames refer to."""
+        finish, reading, self.reading = self.finish(), self.reading, None
+        if finish is None or reading is None:
+            return None
+        try:
+            if outs is None:
+                if self.outs is None:
+                    self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
+                outs = self.outs
+            return finish(reading, outs)
+        except Exception:
+            return None
+
+    def work(self) -> None:
+        """Reads, unless somebody has begun to."""
+        if self.begin():
+            try:
+                self.ok = self.run(None)
+            finally:
+                self.done.set()
+
+    def drop(self) -> list[Array] | None:
+        """Its arrays, if nobody uses them any more; it will not be begun from now on."""
+        if self.begin():
+            self.reading = None
+            self.done.set()
+        return self.outs if self.done.is_set() and not self.takers else None
+
+
+class ReadAhead:
+    """The requests of one store. Any thread may call.
+
+    Args:
+      finish: Does a reading, see `Store._finish`; weakly, so that no request keeps its store alive.
+    """
+
+    def __init__(self, finish: weakref.WeakMethod[Finish]) -> None:
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._requests: dict[int, Request] = {}  # by number, oldest first
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._closed = False
+
+    def begin(self, reading: Reading, asked: Sequence[tuple[int, Array]], room: Room) -> int:
+        """Puts a read into the thread's hands; its number, from 1."""
+        with self._lock:
+            if self._closed:
+                return 0
+            outs = None
+            if len(self._requests) >= _KEPT:
+                old = next((n for n, r in self._requests.items() if r.collected), next(iter(self._requests)))
+                dropped = self._requests.pop(old)
+                outs = dropped.drop()
+                if dropped.room != room:
+                    outs = None
+            self._number = self._number % (2**32 - 1) + 1
+            request = self._requests[self._number] = Request(self._finish, reading, asked, room, outs)
+            if self._runs():
+                self._queue.put(request)
+            return self._number
+
+    def _runs(self) -> bool:
+        """Whether there is a thread; starts one if there is none (after a fork it is gone, with its queue)."""
+        if self._thread is not None and self._thread.is_alive():
+            return True
+        queue: SimpleQueue[Request | None] = SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(queue,), name="fbuf-read-ahead", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads for this process: `take` does it all
+            return False
+        _threads[thread] = queue
+        self._thread, self._queue = thread, queue
+        weakref.finalize(self, queue.put, None).atexit = False  # `put` may be called by the garbage collector
+        return True
+
+    def take(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array | None:
+        """Fills the outputs of (column, tickets, out) from request `number`.
+
+        Returns:
+          What `Store.read` returns; None: there is no such request, or it failed.
+        """
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None or not request.asks(requests):
+                return None
+            request.takers += 1
+        outs = [out for *_, out in requests]
+        try:
+            if request.begin():
+                try:
+                    return request.run(outs)
+                finally:
+                    request.done.set()
+            while not request.done.wait(_PATIENCE):
+                if request.thread is not None and not request.thread.is_alive():
+                    return None
+            if request.ok is None or request.outs is None:
+                return None
+            for out, done in zip(outs, request.outs, strict=True):
+                out[...] = done
+            return request.ok.copy()
+        finally:
+            with self._lock:
+                request.takers -= 1
+                request.collected = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows held."""
+        with self._lock:
+            return sum(out.nbytes for request in self._requests.values() for out in request.outs or ())
+
+    def close(self) -> None:
+        """Ends the thread and lets go of everything. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            self._requests.clear()
+            self._queue.put(None)
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Request | None]] = weakref.WeakKeyDictionary()
+
+
+def _serve(queue: SimpleQueue[Request | None]) -> None:
+    """Reads what is asked for until it is told to end."""
+    while (request := queue.get()) is not None:
+        request.work()
+        del request  # it holds arrays
+
+
+@atexit.register
+def _end() -> None:
+    """Lets threads finish what they are at before the interpreter goes."""
+    for queue in list(_threads.values()):
+        queue.put(None)
+    for thread in list(_threads):
+        thread.join(timeout=5.0)
