@@ -106,7 +106,8 @@ class Replay:
         """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
-          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set.
+          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set. With
+            `prefetch=1` stale ones are only counted.
         """
         check_eta("Replay.update_priority", eta)
         index, td_error, mask = _index(index), _array(td_error), None if mask is None else _array(mask)
@@ -166,7 +167,8 @@ class Replay:
         if not self.strict:
             return
         before, self._counters = self._counters, np.array(self._state.counters)
-        raise_for(call, before, self._counters, "Replay(..., strict=False) counts them in stats() instead.")
+        hint = "Replay(..., strict=False) counts them in stats() instead."
+        raise_for(call, before, self._counters, hint, ahead=self.buffer.prefetch > 0)
 
 
 def _is_torch(value: Any) -> bool:

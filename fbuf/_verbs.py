@@ -48,6 +48,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
 
 
 def index_of(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
+    """Slots with the generations that lie there now."""
     return Index(slot, buffer.writer.generation(state.ring, buffer.geometry, slot))
 
 

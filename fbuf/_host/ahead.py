@@ -3,7 +3,8 @@
 A request is only a hint. `take` hands out rows if the request with this number asked for these very tickets and was done
 well; otherwise it says so, and the store reads as if there had been no request. So whatever becomes of one (dropped for
 newer ones, failed in its thread, never begun because there is no thread), a batch is right. One that nobody has begun
-yet is done by whoever wants it, into the arrays it was wanted in: no waiting, and no thread needed.
+yet is done by whoever wants it, into the arrays it was wanted in: no waiting, and no thread needed. Rows of a ring, which
+the next write may overwrite, are read before it does (`settle`): it is not a matter of luck which of them are there.
 
 The thread knows its queue alone, and a request knows its store weakly: they keep no store alive. It ends with the store,
 or when the interpreter does; after a fork the child starts its own. Rejected: a thread for each request (60 us, and no end
@@ -14,9 +15,11 @@ to their number); a pool of them (the Python between two decompressions holds th
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -36,38 +39,35 @@ class Reading(NamedTuple):
     patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
     patches: Patches
 
+    @property
+    def volatile(self) -> bool:
+        """Whether writes may overwrite what it reads."""
+        return any(fetch.volatile for fetch, *_ in self.fetches)
+
 
 Finish = Callable[[Reading, Sequence[Array]], Array]
 Room = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 _KEPT = 2
 """Requests held: the one that is wanted next, and the one before it, whose arrays the next request will use."""
-_PATIENCE = 0.5  # seconds between looks at whether the thread one waits for is alive
+_PATIENCE = 0.5  # seconds between looks at whether this is another process by now
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One read: waiting, under way (somebody has the `claim`), or done."""
 
-    __slots__ = ("asked", "claim", "collected", "done", "finish", "ok", "outs", "reading", "room", "takers", "thread")
-
-    def __init__(
-        self,
-        finish: weakref.WeakMethod[Finish],
-        reading: Reading,
-        asked: Sequence[tuple[int, Array]],
-        room: Room,
-        outs: list[Array] | None,
-    ) -> None:
-        self.finish = finish
-        self.reading: Reading | None = reading
-        self.asked = asked  # (column, tickets)
-        self.room = room
-        self.outs = outs  # arrays of that shape, to be filled; None: not yet made
-        self.ok: Array | None = None  # of `outs`, once they are filled well
-        self.claim = threading.Lock()  # held by who reads, and never given back: `reading` is good for one run
-        self.thread: threading.Thread | None = None  # that has it
-        self.done = threading.Event()
-        self.takers = 0
-        self.collected = False
+    finish: weakref.WeakMethod[Finish]
+    reading: Reading | None  # None: it is being read, or was
+    volatile: bool  # it reads what writes may overwrite
+    asked: Sequence[tuple[int, Array]]  # (column, tickets)
+    room: Room
+    outs: list[Array] | None  # arrays to fill; None: not yet made
+    ok: Array | None = None  # what `Store.read` returns, once `outs` are filled well
+    claim: threading.Lock = field(default_factory=threading.Lock)  # who reads has it, for good: a reading runs once
+    process: int = 0  # of who has it
+    done: threading.Event = field(default_factory=threading.Event)
+    takers: int = 0
+    collected: bool = False
 
     def asks(self, requests: Sequence[tuple[int, Array, Array]]) -> bool:
         """Whether these are the rows it reads."""
@@ -80,15 +80,15 @@ class Request:
         """Whether the caller is to read; True once."""
         if not self.claim.acquire(blocking=False):
             return False
-        self.thread = threading.current_thread()
+        self.process = os.getpid()
         return True
 
     def run(self, outs: Sequence[Array] | None) -> Array | None:
         """Reads; None if it fails, for whatever reason: the error would keep alive what its frames refer to."""
         finish, reading, self.reading = self.finish(), self.reading, None
-        if finish is None or reading is None:
-            return None
         try:
+            if finish is None or reading is None:
+                return None
             if outs is None:
                 if self.outs is None:
                     self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
@@ -104,6 +104,13 @@ class Request:
                 self.ok = self.run(None)
             finally:
                 self.done.set()
+
+    def wait(self) -> bool:
+        """Whether whoever reads is done with it; False if that thread is in the process which this one was forked from."""
+        while not self.done.wait(_PATIENCE):
+            if self.process not in (0, os.getpid()):
+                return False
+        return True
 
     def drop(self) -> list[Array] | None:
         """Its arrays, if nobody uses them any more; it will not be begun from now on."""
@@ -142,7 +149,7 @@ class ReadAhead:
                 if dropped.room != room:
                     outs = None
             self._number = self._number % (2**32 - 1) + 1
-            request = self._requests[self._number] = Request(self._finish, reading, asked, room, outs)
+            request = self._requests[self._number] = Request(self._finish, reading, reading.volatile, asked, room, outs)
             if self._runs():
                 self._queue.put(request)
             return self._number
@@ -180,10 +187,7 @@ class ReadAhead:
                     return request.run(outs)
                 finally:
                     request.done.set()
-            while not request.done.wait(_PATIENCE):
-                if request.thread is not None and not request.thread.is_alive():
-                    return None
-            if request.ok is None or request.outs is None:
+            if not request.wait() or request.ok is None or request.outs is None:
                 return None
             for out, done in zip(outs, request.outs, strict=True):
                 out[...] = done
@@ -192,6 +196,14 @@ class ReadAhead:
             with self._lock:
                 request.takers -= 1
                 request.collected = True
+
+    def settle(self) -> None:
+        """Finishes what reads from places that the caller is about to overwrite."""
+        with self._lock:
+            unsafe = [r for r in self._requests.values() if r.volatile and not r.done.is_set()]
+        for request in unsafe:
+            request.work()
+            request.wait()
 
     @property
     def nbytes(self) -> int:
