@@ -663,6 +663,19 @@ def test_compressed_rows_may_expire_while_they_are_read() -> None:
     assert not s.read([(0, tickets, out)]).any() and not out.any()
 
 
+def test_a_write_does_not_wait_for_what_it_leaves_alone() -> None:
+    s = store(slack=4)
+    tickets = write(s, 0, 16)
+    GATE.open.clear()
+    number = ask(s, tickets)
+    assert GATE.entered.wait(10)
+    write(s, 16, 4)  # the ring beside the chunks has room
+    assert own_thread(s).is_alive() and not s._ahead._requests[number].done.is_set()
+    GATE.open.set()
+    requests = wanted(tickets)
+    check(requests, s.collect(number, requests), 0)
+
+
 @pytest.mark.parametrize("codec", [None, Zstd(chunk=2), Blocks(chunk=2)])
 def test_a_write_waits_for_what_it_would_overwrite(codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the thread has begun or not."""

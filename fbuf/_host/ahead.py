@@ -39,10 +39,14 @@ class Reading(NamedTuple):
     patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
     patches: Patches
 
-    @property
-    def volatile(self) -> bool:
-        """Whether writes may overwrite what it reads."""
-        return any(fetch.volatile for fetch, *_ in self.fetches)
+    def endangered(self, low: Array) -> bool:
+        """Whether it reads from places that are used again once each lane's rows before int64[E] `low` have expired."""
+        for fetch, group, _, lane, count in self.fetches:
+            if fetch.volatile:
+                there = np.concatenate([self.present[i] for i in group])
+                if (there & (count < low[lane])).any():
+                    return True
+        return False
 
 
 Finish = Callable[[Reading, Sequence[Array]], Array]
@@ -57,8 +61,7 @@ class Request:
     """One read: waiting, under way (somebody has the `claim`), or done."""
 
     finish: weakref.WeakMethod[Finish]
-    reading: Reading | None  # None: it is being read, or was
-    volatile: bool  # it reads what writes may overwrite
+    reading: Reading | None  # None: it has been read, or never will be
     asked: Sequence[tuple[int, Array]]  # (column, tickets)
     room: Room
     outs: list[Array] | None  # arrays to fill; None: not yet made
@@ -85,10 +88,10 @@ class Request:
 
     def run(self, outs: Sequence[Array] | None) -> Array | None:
         """Reads; None if it fails, for whatever reason: the error would keep alive what its frames refer to."""
-        finish, reading, self.reading = self.finish(), self.reading, None
+        finish, reading = self.finish(), self.reading
+        if finish is None or reading is None:
+            return None
         try:
-            if finish is None or reading is None:
-                return None
             if outs is None:
                 if self.outs is None:
                     self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
@@ -96,6 +99,8 @@ class Request:
             return finish(reading, outs)
         except Exception:
             return None
+        finally:
+            self.reading = None
 
     def work(self) -> None:
         """Reads, unless somebody has begun to."""
@@ -149,7 +154,7 @@ class ReadAhead:
                 if dropped.room != room:
                     outs = None
             self._number = self._number % (2**32 - 1) + 1
-            request = self._requests[self._number] = Request(self._finish, reading, reading.volatile, asked, room, outs)
+            request = self._requests[self._number] = Request(self._finish, reading, asked, room, outs)
             if self._runs():
                 self._queue.put(request)
             return self._number
@@ -197,13 +202,15 @@ class ReadAhead:
                 request.takers -= 1
                 request.collected = True
 
-    def settle(self) -> None:
-        """Finishes what reads from places that the caller is about to overwrite."""
+    def settle(self, low: Array) -> None:
+        """Finishes what reads from the places of rows before int64[E] `low`: the caller is about to overwrite them."""
         with self._lock:
-            unsafe = [r for r in self._requests.values() if r.volatile and not r.done.is_set()]
-        for request in unsafe:
-            request.work()
-            request.wait()
+            requests = list(self._requests.values())
+        for request in requests:
+            reading = request.reading
+            if reading is not None and reading.endangered(low):
+                request.work()
+                request.wait()
 
     @property
     def nbytes(self) -> int:

@@ -156,7 +156,7 @@ class Store:
                         parts[i] = self._as_ring(i)
                         stage = parts[i].stage(batch, rows[i])
                     staged.append(stage)
-                self._ahead.settle()
+                self._ahead.settle(after - self.depth)
             with self._lock:
                 with self._undone(parts, staged):
                     for part, stage in zip(parts, staged, strict=True):
