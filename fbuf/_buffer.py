@@ -52,19 +52,22 @@ class Buffer:
         what it hands out.
       batch_size: B of `sample` where none is given; with prefetch it must be given here.
 
-    With `prefetch=1` storages on the host read the next batch while the step goes on. What a batch shows:
+    With `prefetch=1` a storage on the host reads the next batch in a thread while the step goes on; on the device it only costs
+    memory for one more batch. Same keys, same batches, whatever the storage:
 
     * `sample(state, key)` draws the next batch with `key` from the state it is given: rows, priorities and numbers (`beta`
       too) are those of this moment, before the `update_priority` of this step and the `extend` of the next. It is what
       `peek(state, key)` gives.
     * It hands out the batch drawn by the `sample` before. If there is none (the first; after `clear`; after there was nothing
       to draw) it draws one on the spot, with `jax.random.fold_in(key, 1)`.
-    * A row that was overwritten, retired or changed since is handed out as it was drawn. If overwritten or retired its index
-      is stale: `update_priority` and `update_rows` skip it, and `stats` counts it as `stale_draws`. No row is ever handed out
-      under the index of another.
+    * A row that was overwritten, retired or changed since is handed out as it was drawn. If overwritten or retired, the index
+      of its anchor is stale: `update_priority` and `update_rows` skip it, and `stats` counts it as `stale_draws`. No row is
+      ever handed out under the index of another.
     * Samplers that remember what they drew (`Epoch`, `Consume`) count a row as drawn when it is drawn, not when it is
       handed out. `peek`, `get` and `rows` look at the state as it is.
-    * `convert` drops what was drawn ahead; what samplers remember is not undone by it, nor by `clear`.
+    * `convert` and `clear` drop what was drawn ahead.
+    * What goes wrong in the thread is no error: the rows are read when they are handed out, and raise then what they would
+      have raised without prefetch.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp

@@ -362,10 +362,16 @@ def test_states_under_vmap_draw_for_themselves() -> None:
             assert_same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
 
 
-def test_a_host_store_refuses_vmap_over_keys() -> None:
-    buffer = make("compressed")
+def test_many_keys_of_one_state() -> None:
+    """On the device; a request to a host store is none that can be mapped."""
+    buffer = make("device", "consume")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     keys = jax.random.split(jax.random.key(1), 3)
+    together = jax.vmap(lambda key: buffer.sample(state, key))(keys)
+    for i, key in enumerate(keys):
+        assert_same(buffer.sample(state, key), jax.tree.map(lambda x, i=i: x[i], together))
+    buffer = make("compressed")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
     with pytest.raises(TypeError, match="cannot be vmapped"):
         jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
@@ -941,6 +947,18 @@ def test_a_request_that_fails_is_read_later(monkeypatch: pytest.MonkeyPatch) -> 
         assert int(state.ahead.held.number) == 0
         state, batch = buffer.sample(state, jax.random.key(9))
         assert_same(batch, then)
+
+
+def test_rows_that_expire_because_nothing_read_them_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = dataclasses.replace(make(), storage=Host(keys=("obs",), slack=0, on_expired="mask"))
+    state = filled(buffer)
+    monkeypatch.setattr(Store, "request", lambda *_: 0)
+    state, _ = buffer.sample(state, jax.random.key(1))
+    state = buffer.extend(state, rows_at(1, 20))
+    state, batch = buffer.sample(state, jax.random.key(2))
+    assert not batch.mask.any() and not np.asarray(batch.data["t"]).any() and not np.asarray(batch.weight).any()
+    stats = buffer.stats(state)
+    assert int(stats["expired_rows"]) == int(stats["stale_draws"]) == BATCH
 
 
 def test_a_freed_store_says_so() -> None:
