@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _errors, _verbs
+from fbuf import _ahead, _errors, _verbs
 from fbuf._config import component
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
@@ -62,6 +62,26 @@ class Buffer:
         (`fbuf._typing.Scattering`).
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
+      prefetch: 1: each `sample` hands out the batch that the one before drew, and draws the next; see below. 0: it draws
+        what it hands out.
+      batch_size: B of `sample` where none is given; with prefetch it must be given here.
+
+    With `prefetch=1` a storage on the host reads the next batch in a thread while the step goes on; on the device it only costs
+    memory for one more batch. Same keys, same batches, whatever the storage:
+
+    * `sample(state, key)` draws the next batch with `key` from the state it is given: rows, priorities and numbers (`beta`
+      too) are those of this moment, before the `update_priority` of this step and the `extend` of the next. It is what
+      `peek(state, key)` gives.
+    * It hands out the batch drawn by the `sample` before. If there is none (the first; after `clear`; after there was nothing
+      to draw) it draws one on the spot, with `jax.random.fold_in(key, 1)`.
+    * A row that was overwritten, retired or changed since is handed out as it was drawn. If overwritten or retired, the index
+      of its anchor is stale: `update_priority` and `update_rows` skip it, and `stats` counts it as `stale_draws`. No row is
+      ever handed out under the index of another.
+    * Samplers that remember what they drew (`Epoch`, `Consume`) count a row as drawn when it is drawn, not when it is
+      handed out. `peek`, `get` and `rows` look at the state as it is.
+    * `convert` and `clear` drop what was drawn ahead.
+    * What goes wrong in the thread is no error: the rows are read when they are handed out, and raise then what they would
+      have raised without prefetch.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -80,6 +100,8 @@ class Buffer:
     writer: Writer = Ring()
     lanes: int | None = None
     episode_end: tuple[str, ...] = ()
+    prefetch: int = 0
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.capacity, (int, np.integer)) or isinstance(self.capacity, bool) or self.capacity < 1:
@@ -97,6 +119,19 @@ class Buffer:
                 raise ValueError(
                     f"Buffer: capacity is {self.capacity}, not a multiple of lanes={self.lanes}. Use capacity={near}."
                 )
+        if isinstance(self.prefetch, bool) or self.prefetch not in (0, 1):
+            raise ValueError(
+                f"Buffer: prefetch is {self.prefetch!r}; expected 0, or 1 to draw each batch one `sample` ahead."
+            )
+        object.__setattr__(self, "prefetch", int(self.prefetch))
+        if self.batch_size is not None:
+            _check_batch_size("Buffer", self.batch_size)
+            object.__setattr__(self, "batch_size", int(self.batch_size))
+        elif self.prefetch:
+            raise ValueError(
+                "Buffer: prefetch is 1, but batch_size is None; expected an int, as the state holds the batch drawn ahead. "
+                "Write Buffer(..., prefetch=1, batch_size=256)."
+            )
         if isinstance(self.episode_end, str):
             raise TypeError(
                 f"Buffer: episode_end is {self.episode_end!r}; expected a tuple. "
@@ -190,7 +225,7 @@ class Buffer:
         """
         spec = self.checked_spec("Buffer.init", example)
         rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
-        return _verbs.empty_state(self, rows)
+        return _ahead.empty_state(self, rows)
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
         """Spec of a row that this buffer can hold; raises what `init` raises."""
@@ -370,50 +405,66 @@ class Buffer:
 
     # ----------------------------------------------------------------------------------------------- reading
 
-    def sample(self, state: BufferState, key: jax.Array, batch_size: int, **options: Any) -> tuple[BufferState, Sample]:
+    def sample(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+    ) -> tuple[BufferState, Sample]:
         """Draws a batch. Carry the returned state: it orders this read before later writes.
+
+        With `prefetch=1` it hands out the batch drawn before and draws the next, as `Buffer` says.
 
         Args:
           state: From `init` or an earlier call.
           key: PRNG key, typed or raw; consumed.
-          batch_size: B >= 1, a Python int.
-          **options: Numbers for this call alone: `beta=schedule(step)` for prioritized samplers.
+          batch_size: B >= 1, a Python int; None: the buffer's.
+          **options: Numbers for this call alone: `beta=schedule(step)` for prioritized samplers. With prefetch they are those
+            of the batch drawn now, which the next call hands out.
         Returns:
           The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False and all else zero.
         Raises:
-          ValueError: `batch_size` < 1; an option the sampler does not know (at trace time).
-        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback.
+          ValueError: `batch_size` < 1, given nowhere, or with prefetch another than the buffer's; an option the sampler does
+            not know (at trace time).
+        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two.
         """
-        state, batch = self._sample("Buffer.sample", "sample(state, key, batch_size)", state, key, batch_size, options)
-        return state, batch
+        call, form = "Buffer.sample", "sample(state, key, batch_size)"
+        size, given = self._check_sample(call, form, state, key, batch_size, options)
+        if not self.prefetch:
+            return _verbs.sample(self, state, key, given, static=(size,))
+        if size != self.batch_size:
+            raise ValueError(
+                f"{call}: batch_size is {size}, but the state holds a batch of {self.batch_size} drawn ahead. Leave it out, or "
+                f"write dataclasses.replace(buffer, batch_size={size}) and buffer.convert(other, state)."
+            )
+        return _ahead.sample(self, state, key, given)
 
-    def peek(self, state: BufferState, key: jax.Array, batch_size: int, **options: Any) -> Sample:
-        """The batch `sample` would give, without the state: for evaluation, and for `vmap` over keys.
+    def peek(self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any) -> Sample:
+        """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys.
 
-        Nothing orders it before later writes, so in a step that also writes use `sample`.
+        Nothing orders it before later writes, so in a step that also writes use `sample`. What was drawn ahead stays.
         """
-        return self._sample("Buffer.peek", "peek(state, key, batch_size)", state, key, batch_size, options)[1]
+        call, form = "Buffer.peek", "peek(state, key, batch_size)"
+        size, given = self._check_sample(call, form, state, key, batch_size, options)
+        return _verbs.sample(self, state, key, given, static=(size,))[1]
 
-    def _sample(
+    def _check_sample(
         self,
         call: str,
         form: str,
         state: BufferState,
         key: Any,
-        batch_size: int,
+        batch_size: int | None,
         options: dict[str, Any],
-    ) -> tuple[BufferState, Sample]:
+    ) -> tuple[int, dict[str, jax.Array]]:
+        """Batch size and options."""
         self._state_spec(call, form, state)
         if isinstance(batch_size, jax.core.Tracer):
             raise TypeError(
                 f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
             )
-        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-            raise TypeError(
-                f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int. The order is {form}."
-            )
-        if batch_size < 1:
-            raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
+        if batch_size is None:
+            batch_size = self.batch_size
+        if batch_size is None:
+            raise TypeError(f"{call}: batch_size is given neither here nor to Buffer(batch_size=...). Write {form}.")
+        _check_batch_size(call, batch_size, f" The order is {form}.")
         if not hasattr(key, "dtype"):
             raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
         typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -423,8 +474,7 @@ class Buffer:
                 f"many keys vmap `peek`."
             )
         asked = {name: value for name, value in options.items() if value is not None}
-        given = self._check_numbers(call, self.sampler.options, asked)
-        return _verbs.sample(self, state, key, given, static=(int(batch_size),))
+        return int(batch_size), self._check_numbers(call, self.sampler.options, asked)
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Rows by index, as they were added.
@@ -489,7 +539,7 @@ class Buffer:
         return plan(self, example, **settings)
 
     def convert(self, other: Buffer, state: BufferState) -> BufferState:
-        """The same rows as a state of `other`, a buffer with another sampler or view.
+        """The same rows as a state of `other`, a buffer with another sampler, view, prefetch or batch_size.
 
         Rows are shared, not copied: donate at most one of the two states. Priorities, and numbers given by `set`, start
         anew. What came before the
@@ -513,7 +563,8 @@ class Buffer:
                 )
         other._check_fields("Buffer.convert", spec)
         anchors, sampler = _verbs.convert(self, state, static=(other,))[1]
-        return dataclasses.replace(state, anchors=anchors, sampler=sampler)
+        state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
+        return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
 
     def grow(self, state: BufferState, blocks: Any = None) -> tuple[Buffer, BufferState]:
         """The same rows, indices and priorities with more room for distinct blocks (`storages.Deduplicated`).
@@ -550,16 +601,17 @@ class Buffer:
         return self.storage.spec(state.rows)
 
     def check_state(self, state: BufferState) -> None:
-        """Refuses a state that another buffer made: other capacity, lanes, sampler or view. At trace time only."""
+        """Refuses a state that another buffer made: other capacity, lanes, sampler, view or prefetch. At trace time only."""
         spec, structure = self.storage.spec(state.rows)
         items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
         found = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
         made = None if state.anchors is None else state.anchors.rule
-        if (found, made) != _expected_state(self, items, structure):
+        if (found, made, jax.tree.structure(state.ahead)) != _expected_state(self, items, structure):
             raise ValueError(
                 f"Buffer: this state was made by another buffer than {self!r} (of another capacity, number of lanes, "
-                f"storage, sampler or view). Use the buffer that made it (buffer, state = buffer.grow(state) gives another); "
-                f"for another sampler or view of the same rows buffer.convert(other, state)."
+                f"storage, sampler, view, prefetch or batch_size). Use the buffer that made it (buffer, state = "
+                f"buffer.grow(state) gives another); for another sampler, view or prefetch of the same rows "
+                f"buffer.convert(other, state)."
             )
 
     def _check_numbers(self, call: str, known: Mapping[str, Any], numbers: dict[str, Any]) -> dict[str, jax.Array]:
@@ -587,12 +639,12 @@ class Buffer:
 
 @functools.lru_cache(maxsize=256)
 def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> Any:
-    """Shapes and dtypes of the leaves of `buffer`'s states, and the rule of their anchors."""
+    """Shapes and dtypes of the leaves of `buffer`'s states, the rule of their anchors, and what a batch drawn ahead is."""
     spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
     rows = buffer.storage.abstract(buffer.geometry, spec, structure)
-    state = jax.eval_shape(functools.partial(_verbs.empty_state, buffer), rows)
+    state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer), rows)
     leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
-    return leaves, None if state.anchors is None else state.anchors.rule
+    return leaves, None if state.anchors is None else state.anchors.rule, jax.tree.structure(state.ahead)
 
 
 def check_eta(call: str, eta: Any) -> None:
@@ -605,6 +657,14 @@ def check_eta(call: str, eta: Any) -> None:
         or not 0 <= float(eta) <= 1
     ):
         raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
+
+
+def _check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
+    """Raises unless it is an int >= 1."""
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+        raise TypeError(f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int.{order}")
+    if batch_size < 1:
+        raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
 
 
 def _methods(protocol: Any) -> list[str]:

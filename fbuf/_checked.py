@@ -18,10 +18,13 @@ from fbuf._state import BY_DESIGN, COUNTERS, BufferState
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str) -> None:
-    """Raises if more was refused `after` than `before`, both uint32 counters."""
+def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead: bool = False) -> None:
+    """Raises if more was refused `after` than `before`, both uint32 counters.
+
+    Where batches are drawn `ahead`, rows may go before they are handed out, so that stale indices are nobody's mistake.
+    """
     new = dict(zip(COUNTERS, (int(n) for n in after - before), strict=True))
-    for name in BY_DESIGN:
+    for name in (*BY_DESIGN, *(("refused_stale",) if ahead else ())):
         del new[name]
     if new.pop("empty_samples"):
         raise ValueError(
@@ -64,7 +67,8 @@ def checked(step: F) -> F:
         before = [np.array(state.counters) for state in _states((args, kwargs))]
         result = step(*args, **kwargs)
         for old, new in zip(before, _states(result), strict=False):
-            raise_for("checked", old, np.asarray(new.counters), "buffer.stats(state) has the totals.")
+            ahead = new.ahead is not None
+            raise_for("checked", old, np.asarray(new.counters), "buffer.stats(state) has the totals.", ahead)
         return result
 
     return cast(F, wrapped)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from fbuf import _errors, _verbs
+from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
 from fbuf._typing import Forecast, Forecasting
 
@@ -24,7 +24,7 @@ class Plan:
     """Bytes a buffer takes, by place; peaks are device bytes at the worst moment of a call, state included."""
 
     device: int  # the state
-    host: int  # the side-store
+    host: int  # the side-store, and what is read ahead
     host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
     host_raw: int  # the side-store if nothing compressed at all
     disk: int
@@ -74,7 +74,7 @@ def plan(
     buffer: Any,
     example: PyTree,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_rows: int = 1,
     donated: bool = True,
     rows: PyTree | None = None,
@@ -83,7 +83,7 @@ def plan(
     """What `buffer` takes for rows like `example`.
 
     Args:
-      batch_size: B of the `sample` whose peak is wanted.
+      batch_size: B of the `sample` whose peak is wanted; None: the buffer's, or 32.
       num_rows: N of the `extend` (a lane).
       donated: Whether the state is donated to `extend`.
       rows: Some real rows, as `extend` takes them, to compress on trial, or to count their distinct blocks; a thousand or
@@ -111,7 +111,9 @@ def plan(
     table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
 
     abstract = storage.abstract(geometry, spec, structure)
-    state = jax.eval_shape(partial(_verbs.empty_state, buffer), abstract)
+    state = jax.eval_shape(partial(_ahead.empty_state, buffer), abstract)
+    ahead = _ahead.held_bytes(buffer, state)
+    batch_size = batch_size or buffer.batch_size or 32
     size = tree_bytes(state)
     lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
     incoming = structure.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in spec.values()])
@@ -119,9 +121,9 @@ def plan(
     donate = (0,) if donated else ()
     return Plan(
         device=size,
-        host=host,
+        host=host + ahead,
         host_from=host_from,
-        host_raw=host_raw,
+        host_raw=host_raw + ahead,
         disk=0,
         peak_init=size,
         peak_extend=_peak(buffer.extend, (state, incoming), donate),

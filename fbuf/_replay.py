@@ -86,10 +86,11 @@ class Replay:
         self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
         self._raise_for_write("Replay.extend", priority)
 
-    def sample(self, batch_size: int, *, to: str = "jax", **options: Any) -> Sample:
+    def sample(self, batch_size: int | None = None, *, to: str = "jax", **options: Any) -> Sample:
         """Draws a batch; see `Buffer.sample`.
 
         Args:
+          batch_size: B; None: the buffer's.
           to: "jax", "numpy" or "torch": the arrays in the `Sample`.
         Raises:
           ValueError: there is nothing to draw; or `to` is something else.
@@ -105,7 +106,8 @@ class Replay:
         """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
-          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set.
+          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set. With
+            `prefetch=1` stale ones are only counted.
         """
         check_eta("Replay.update_priority", eta)
         index, td_error, mask = _index(index), _array(td_error), None if mask is None else _array(mask)
@@ -165,7 +167,8 @@ class Replay:
         if not self.strict:
             return
         before, self._counters = self._counters, np.array(self._state.counters)
-        raise_for(call, before, self._counters, "Replay(..., strict=False) counts them in stats() instead.")
+        hint = "Replay(..., strict=False) counts them in stats() instead."
+        raise_for(call, before, self._counters, hint, ahead=self.buffer.prefetch > 0)
 
 
 def _is_torch(value: Any) -> bool:

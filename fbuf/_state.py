@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fbuf._anchors import Anchors
-from fbuf._config import state
+from fbuf._config import component, state
+from fbuf._sample import Sample
 from fbuf._scatter import Scatter
 from fbuf._typing import Ring
 
@@ -28,6 +31,29 @@ landed on rows which had found no room."""
 BY_DESIGN = ("retired_rows", "draws_refused")
 
 
+@component
+class ReadNames:
+    """The leaves that a view reads, read by read. Static."""
+
+    names: tuple[str, ...]
+
+
+@state
+class Ahead:
+    """The batch drawn ahead, which the next `sample` hands out (`Buffer(prefetch=1)`)."""
+
+    batch: Sample  # as it was drawn, without data; `mask` False throughout: nothing is pending
+    reads: ReadNames  # the view's, and what it wants remembered
+    context: Any
+    held: Any  # the storage's: what is read, or what to read it by
+    stale: jax.Array  # uint32[], draws handed out whose anchor had gone since they were drawn
+
+    def dropped(self) -> Ahead:
+        """With nothing pending."""
+        nothing = dataclasses.replace(self.batch, mask=jnp.zeros_like(self.batch.mask))
+        return dataclasses.replace(self, batch=nothing)
+
+
 @state
 class BufferState:
     """Everything that changes. Arrays only, so it jits, scans, donates, shards and checkpoints.
@@ -42,3 +68,4 @@ class BufferState:
     counters: jax.Array  # uint32[9], see `COUNTERS`
     token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._pin`)
     scatter: Scatter | None = None  # which row lies in each slot; None where the rings say it
+    ahead: Ahead | None = None  # None without prefetch

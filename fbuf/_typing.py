@@ -120,7 +120,7 @@ class Read(NamedTuple):
     """One gather a view asks for: leaf `name` at `slot`; zeros where the slot is C."""
 
     name: str
-    slot: jax.Array  # int32[B, ...]
+    slot: Any  # int32[B, ...]; None in `View.assemble` of a batch that was drawn ahead, where only names are left
     # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
     pool: jax.Array | None = None
     start: jax.Array | None = None  # int32[B]; a storage for which rows are dear reads the pool once
@@ -253,6 +253,27 @@ class Storage(Protocol):
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> Any:
         """The inverse of `to_arrays`, in any process. Eager."""
+
+
+@runtime_checkable
+class Requesting(Protocol):
+    """What a storage has besides if a read can be begun ahead (`Buffer(prefetch=1)`); one that has not reads at once.
+
+    `collect(rows, request(rows, hold(rows, reads)))` is `read(rows, reads)`, with or without `request`, whatever was
+    written to the rows after `hold`.
+    """
+
+    def hold(self, rows: Any, reads: Sequence[Read]) -> Any:
+        """A pytree of arrays: what the reads depend on that later writes may change. Starts nothing."""
+
+    def request(self, rows: Any, held: Any) -> Any:
+        """The same, after asking the host to begin; only a hint. Returns at once."""
+
+    def collect(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+        """What `read` returns; waits for what was begun."""
+
+    def held_bytes(self, rows: Any, held: Any) -> int:
+        """Host bytes taken by what is begun ahead, from shapes."""
 
 
 @runtime_checkable

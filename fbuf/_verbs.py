@@ -20,7 +20,7 @@ from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Growable, Population, Read, Ring, Scattering, Streaming
+from fbuf._typing import Draw, Growable, Population, Read, Ring, Scattering, Streaming, Window
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -61,11 +61,16 @@ def _scattering(buffer: Buffer) -> Scattering:
     return buffer.writer
 
 
-def _generation(buffer: Buffer, state: BufferState, slot: jax.Array) -> jax.Array:
+def generation(buffer: Buffer, state: BufferState, slot: jax.Array) -> jax.Array:
     """uint32, of the row that lies in each slot."""
     if state.scatter is not None:
         return _scatter.generation(state.scatter, slot)
     return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
+
+
+def index_of(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
+    """Slots with the generations that lie there now."""
+    return Index(slot, generation(buffer, state, slot))
 
 
 def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -219,7 +224,9 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _ring.retire(state.ring, count)
         counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
-        state = BufferState(rows, ring, anchors, sampler, counters, token)
+        state = dataclasses.replace(
+            state, rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token
+        )
         return jnp.zeros_like(count), state
 
     # Once or not at all, as a loop: a branch would copy the counts of the blocks.
@@ -234,19 +241,27 @@ def _zero_masked(mask: jax.Array, data: Any) -> Any:
     )
 
 
-def _sample_core(
+def draw(
     buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
-) -> tuple[BufferState, Sample]:
-    spec, structure = buffer.storage.spec(state.rows)
+) -> tuple[Any, Draw, Window]:
+    """The sampler's state after a draw, the draw, and what to read for it."""
+    spec, _ = buffer.storage.spec(state.rows)
     held = population(buffer, state)
-    sampler, draw = buffer.sampler.draw(state.sampler, key, batch_size, held, options, state.token)
-    window = buffer.view.window(spec, held, draw.slot, draw.mask, jax.random.fold_in(key, _VIEW))
-    arrays, ok = buffer.storage.read(state.rows, window.reads)
-    generation = _generation(buffer, state, draw.slot)
-    token, (arrays, ok, draw, context, generation) = pin(state.token, (arrays, ok, draw, window.context, generation))
-    data = buffer.view.assemble(spec, structure, arrays, window._replace(context=context))
-    index = Index(draw.slot, generation)
-    probability, weight, mask = draw.probability, draw.weight, draw.mask
+    sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, held, options, state.token)
+    return (
+        sampler,
+        drawn,
+        buffer.view.window(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW)),
+    )
+
+
+def deliver(
+    buffer: Buffer, state: BufferState, drawn: Sample, window: Window, arrays: list[jax.Array], ok: jax.Array | None
+) -> tuple[Sample, jax.Array]:
+    """A batch `drawn` without data, with it, and the counters: from what was read, where `ok` says that it was there."""
+    spec, structure = buffer.storage.spec(state.rows)
+    data = buffer.view.assemble(spec, structure, arrays, window)
+    index, probability, weight, mask = drawn.index, drawn.probability, drawn.weight, drawn.mask
     counts = {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
         why = "draws_refused" if isinstance(buffer.storage, Growable) else "expired_rows"
@@ -258,8 +273,19 @@ def _sample_core(
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
         if buffer.storage.masks_expired:
             data = _zero_masked(mask, data)
-    batch = Sample(data=data, index=index, probability=probability, weight=weight, mask=mask)
-    return dataclasses.replace(state, sampler=sampler, token=token, counters=_count_up(state, **counts)), batch
+    return Sample(data, index, probability, weight, mask), _count_up(state, **counts)
+
+
+def _sample_core(
+    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, Sample]:
+    sampler, drawn, window = draw(buffer, state, key, options, batch_size)
+    arrays, ok = buffer.storage.read(state.rows, window.reads)
+    index = index_of(buffer, state, drawn.slot)
+    token, (arrays, ok, drawn, context, index) = pin(state.token, (arrays, ok, drawn, window.context, index))
+    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
+    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok)
+    return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
 
 
 def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -314,7 +340,7 @@ def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array,
     capacity = jnp.int32(buffer.geometry.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
     inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
-    token, now = state.token, _generation(buffer, state, index.slot)
+    token, now = state.token, generation(buffer, state, index.slot)
     if state.scatter is not None:
         token, now = pin(token, now)
     fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
@@ -348,7 +374,7 @@ def population(buffer: Buffer, state: BufferState) -> Population:
 
 
 def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
-    index = Index(slot, _generation(buffer, state, slot))
+    index = index_of(buffer, state, slot)
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
     spec, structure = buffer.storage.spec(state.rows)
@@ -419,6 +445,7 @@ def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
             scatter=scatter,
             anchors=anchors,
             sampler=buffer.sampler.clear(state.sampler, geometry, buffer.dense),
+            ahead=None if state.ahead is None else state.ahead.dropped(),
         ),
         None,
     )
@@ -493,6 +520,8 @@ def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[s
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
     if isinstance(buffer.storage, Growable):
         counts |= buffer.storage.stats(state.rows, counts["size"])
+    if state.ahead is not None:
+        counts["stale_draws"] = state.ahead.stale
     return state, counts | buffer.sampler.stats(state.sampler)
 
 

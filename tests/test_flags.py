@@ -56,6 +56,7 @@ BUFFERS = {
         sampler=Prioritized(),
         view=Transition(n_step=2, stack=2),
     ),
+    "prefetch": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Prioritized(), prefetch=1, batch_size=BATCH),
 }
 
 

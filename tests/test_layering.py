@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
     ("_verbs", "_checked", "testing", "torch"),
+    ("_ahead",),
     ("_plan",),
     ("_buffer",),  # glue
     ("_presets", "_replay"),

@@ -1,4 +1,4 @@
-"""How jitted code reaches a host store: three callbacks (write, read, patch) and the guard in front of them.
+"""How jitted code reaches a host store: callbacks (write, read, patch, request) and the guard in front of them.
 
 On CPU they are `jax.experimental.buffer_callback`s: operands and results are the arrays themselves (no copy), 6 to 25
 times less overhead than `io_callback`/`pure_callback`, and no hang with one core and a pending operand. Elsewhere the
@@ -8,11 +8,13 @@ memory of immutable arrays); outputs are always filled; functions are at module 
 Order: a read depends on the tickets it is given; a write on the token of the reads before it, and on one element of the
 ticket table that the write before it made (without it XLA runs two writes of one jit in the order their operands are
 ready, and the store then expires the wrong rows). A write has a side effect (never dropped, merged or repeated); a read
-is a pure function of id and tickets, because a ticket names immutable bytes.
+is a pure function of id and tickets, because a ticket names immutable bytes. That holds of a read which was asked for
+ahead, too: its request has a side effect and gives a number, on which the read depends, but what it reads are tickets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -100,10 +102,30 @@ def _write_slots(
 
 
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
-    arrays, present = out[: len(columns)], out[len(columns) :]
     store = find(join_id(_view(id)))
+    _fetch(store.read, columns, strict, out, tickets)
+
+
+def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
+    number = 0
+    with contextlib.suppress(Exception):  # a hint: whatever is wrong is said when the rows are collected
+        wanted = [(c, _tickets(_view(t))) for c, t in zip(columns, tickets, strict=True)]
+        number = find(join_id(_view(id))).request(wanted)
+    np.asarray(out)[...] = number
+
+
+def _collect_rows(
+    columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, number: Any, *tickets: Any
+) -> None:
+    collect = functools.partial(find(join_id(_view(id))).collect, int(_view(number)))
+    _fetch(collect, columns, strict, out, tickets)
+
+
+def _fetch(read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]) -> None:
+    """Fills the arrays, and bool of what was there, in `out`."""
+    arrays, present = out[: len(columns)], out[len(columns) :]
     wanted = [_tickets(_view(t)) for t in tickets]
-    ok = store.read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
+    ok = read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
     start = 0
     for there, ticket in zip(present, wanted, strict=True):
         np.asarray(there)[...] = ok[start : start + ticket.size].reshape(ticket.shape)
@@ -142,6 +164,16 @@ def _tickets(pairs: np.ndarray) -> np.ndarray:
 @functools.cache
 def _reader(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
     return functools.partial(_read_rows, columns, strict)
+
+
+@functools.cache
+def _requester(columns: tuple[int, ...]) -> Callable[..., None]:
+    return functools.partial(_request_rows, columns)
+
+
+@functools.cache
+def _collector(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
+    return functools.partial(_collect_rows, columns, strict)
 
 
 @functools.cache
@@ -221,20 +253,34 @@ def write_slots(
 
 
 def read(
-    id: jax.Array, requests: Sequence[tuple[int, jax.Array, Item]], strict: bool
+    id: jax.Array, requests: Sequence[tuple[int, jax.Array, Item]], strict: bool, number: jax.Array | None = None
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Fetches rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
 
     Args:
       requests: (column of the store, tickets uint32[..., 2], item).
       strict: Raise where a row has expired.
+      number: uint32[], what `request` gave for these tickets: they may be there already. The value is the same.
     """
     (id,) = _guard(id)
     shapes = [jax.ShapeDtypeStruct((*t.shape[:-1], *item), dtype) for _, t, (item, dtype) in requests]
     shapes += [jax.ShapeDtypeStruct(t.shape[:-1], np.dtype(bool)) for _, t, _ in requests]
-    columns = tuple(c for c, _, _ in requests)
-    out = _call(_reader(columns, strict), shapes, (id, *(t for _, t, _ in requests)), effect=False)
+    columns, tickets = tuple(c for c, _, _ in requests), [t for _, t, _ in requests]
+    if number is None:
+        out = _call(_reader(columns, strict), shapes, (id, *tickets), effect=False)
+    else:
+        out = _call(_collector(columns, strict), shapes, _guard(id, number, *tickets), effect=False)
     return out[: len(columns)], out[len(columns) :]
+
+
+def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Array:
+    """Lets the store begin a read of (column, tickets uint32[..., 2]) and returns at once: its number, uint32[].
+
+    Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
+    """
+    operands = _guard(id, *(t for _, t in requests))
+    shape = jax.ShapeDtypeStruct((), jnp.uint32)
+    return _call(_requester(tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
 def patch(

@@ -18,19 +18,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fbuf._host import checkpoint, repack
+from fbuf._host.ahead import ReadAhead, Reading, Still
 from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
-from fbuf._host.column import Column, check_patch, check_request, check_rows, check_slots, one_by_one
+from fbuf._host.column import (
+    Column,
+    check,
+    check_patch,
+    check_request,
+    check_rows,
+    check_slots,
+    column_at,
+    one_by_one,
+)
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
@@ -122,6 +133,7 @@ class Store:
         self._count: Array = np.zeros(self._lanes, np.int64)
         self._parts: list[Part] = [self._part(c) for c in self.columns]
         self._patches = Patches([c.codec for c in self.columns], slack)
+        self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
         self._closed = False
@@ -195,6 +207,7 @@ class Store:
                         parts[i] = self._as_ring(i)
                         stage = parts[i].stage(batch, batch.rows[i])
                     staged.append(stage)
+                self._ahead.settle(after - self.depth, batch.at)
             with self._lock:
                 with self._undone(parts, staged):
                     for part, stage in zip(parts, staged, strict=True):
@@ -281,14 +294,18 @@ class Store:
         """
         for index, tickets, out in requests:
             check_request(self.columns, index, tickets, out)
-        wanted = [np.ascontiguousarray(t).reshape(-1) for _, t, _ in requests]
+        reading = self._look_up([(column, tickets) for column, tickets, _ in requests])
+        return self._finish(reading, [out for *_, out in requests])
+
+    def _look_up(self, requests: Sequence[tuple[int, Array]]) -> Reading:
+        """Where the rows lie that (column, tickets) ask for."""
+        wanted = [np.ascontiguousarray(t).reshape(-1) for _, t in requests]
         present: list[Array] = [np.ones(0, bool)] * len(requests)  # rows that are there, ticket 0 is not
-        # Its requests, their rows, and what says whether these are there still.
-        fetches: list[tuple[Fetch, list[int], list[slice], Callable[[], Array]]] = []
-        patched: list[tuple[int, int, int, bytes]] = []  # request, place in it, column, value
+        fetches: list[tuple[Fetch, list[int], list[slice], Still]] = []
+        patched: list[tuple[int, int, int, bytes]] = []
         with self._lock:
             self._check_open()
-            for column in sorted({c for c, _, _ in requests}):
+            for column in sorted({c for c, _ in requests}):
                 group = [i for i, request in enumerate(requests) if request[0] == column]
                 sizes = [wanted[i].size for i in group]
                 starts = np.cumsum([0, *sizes[:-1]])
@@ -302,12 +319,17 @@ class Store:
                         if piece.start <= at < piece.stop:
                             patched.append((i, at - piece.start, column, value))
                 there[[at for at, _ in changed]] = False
-                lasting = functools.partial(self._lasting, column, tickets, lane, count)
+                lasting = Still(column, tickets, lane, count)
                 fetches.append((part.fetch(lane, count, there, self._count, starts), group, pieces, lasting))
-        wrong = [fetch.run([flat(requests[i][2]) for i in group]) for fetch, group, *_ in fetches]
+            return Reading(wanted, present, fetches, patched, self._patches)
+
+    def _finish(self, reading: Reading, outs: Sequence[Array]) -> Array:
+        """Fills `outs`, one a request; what `read` returns. Once for each `reading`."""
+        wanted, present, fetches, patched, patches = reading
+        wrong = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.volatile for fetch, *_ in fetches):
             with self._lock:  # rows overwritten while they were copied have expired by now
-                last = [still() if fetch.volatile else None for fetch, *_, still in fetches]
+                last = [self._lasting(still) if fetch.volatile else None for fetch, *_, still in fetches]
             for (_, group, pieces, _), bad, stays in zip(fetches, wrong, last, strict=True):
                 if stays is not None:
                     _intact(bad, stays)
@@ -316,18 +338,51 @@ class Store:
         for i, at, column, value in patched:
             if present[i][at]:
                 row = self.columns[column].nbytes
-                self._patches.decode(column, value, flat(requests[i][2])[at * row : (at + 1) * row])
-        for (_, _, out), there in zip(requests, present, strict=True):
+                patches.decode(column, value, flat(outs[i])[at * row : (at + 1) * row])
+        for out, there in zip(outs, present, strict=True):
             if not there.all() and out.nbytes:
                 out.reshape(-1).view(np.uint8).reshape(len(there), -1)[~there] = 0
         oks = [there | (t == 0) for there, t in zip(present, wanted, strict=True)]
         return np.concatenate(oks) if oks else np.ones(0, bool)
 
-    def _lasting(self, column: int, tickets: Array, lane: Array, count: Array) -> Array:
-        """bool[M], which rows that were there have not expired."""
+    def _lasting(self, still: Still) -> Array:
+        """bool[M], which rows that were there have not expired; `_lock` is held."""
         if self._places is not None:
-            return self._resolve(column, tickets)[2]
-        return cast(Array, count >= np.maximum(self._count - self.depth, 0)[lane])
+            return self._resolve(still.column, still.tickets)[2]
+        return cast(Array, still.row >= np.maximum(self._count - self.depth, 0)[still.lane])
+
+    # ---------------------------------------------------------------- reading ahead
+
+    def request(self, requests: Sequence[tuple[int, Array]]) -> int:
+        """Begins a read on the store's own thread, of (column, tickets uint64[...]); `collect` hands out what it gave.
+
+        Where the rows lie is found here, so that compressed rows which expire in the meantime are read all the same.
+
+        Returns:
+          A number for `collect`, 1 to 2^32 - 1.
+        Raises:
+          ValueError, TypeError, StoreClosed: as for `write`.
+        Cost: some 100 us; the copies of the last two requests' rows stay in memory.
+        """
+        copies = [(column, tickets.copy()) for column, tickets in requests]  # they outlive the call
+        room = []
+        for index, tickets in copies:
+            column = column_at("Store.request", self.columns, index)
+            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
+            room.append(((*tickets.shape, *column.shape), column.dtype))
+        return self._ahead.begin(self._look_up(copies), copies, room)
+
+    @_recorded
+    def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
+        """What `read` does, out of request `number` if that is what it asked for and has not been dropped since.
+
+        Waits if it is under way. A request that failed, was dropped or asked for something else is no error: the rows are
+        read now, and that is where an error of theirs is raised.
+        """
+        for index, tickets, out in requests:
+            check_request(self.columns, index, tickets, out)
+        ok = self._ahead.take(number, requests)
+        return self.read(requests) if ok is None else ok
 
     def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
         """Of every ticket: lane, count, whether it is there (False for 0); and the patched values among them."""
@@ -520,7 +575,7 @@ class Store:
     @property
     def nbytes(self) -> int:
         """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, tables of blocks (with their empty places),
-        rings (as far as written), changes.
+        rings (as far as written), changes, rows read ahead.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """
@@ -529,7 +584,8 @@ class Store:
             return self._nbytes()
 
     def _nbytes(self) -> int:
-        total = self._count.nbytes + self._patches.nbytes + (0 if self._places is None else self._places.nbytes)
+        total = self._count.nbytes + self._patches.nbytes + self._ahead.nbytes
+        total += 0 if self._places is None else self._places.nbytes
         for part in self._parts:
             total += part.size(self._count)
         return total
@@ -554,6 +610,7 @@ class Store:
 
     def close(self) -> None:
         """Frees everything; reads under way finish, later calls raise StoreClosed. Closing twice is fine."""
+        self._ahead.close()
         with self._repacking, self._writing, self._lock:
             self._closed = True
             self._parts = []

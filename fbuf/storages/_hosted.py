@@ -17,8 +17,9 @@ from fbuf._host.column import Column
 from fbuf._host.store import Store
 from fbuf._tree import Spec, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _side
+from fbuf.storages import _arrays, _side, _sideread
 from fbuf.storages._side import SideRows
+from fbuf.storages._sideread import SideHeld
 
 
 class Hosted:
@@ -95,7 +96,19 @@ class Hosted:
         return _side.write(rows, slot, leaves, keep, token), None
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _side.read(rows, reads, strict=not self.masks_expired)
+        return _sideread.collect(rows, _sideread.hold(rows, reads), strict=not self.masks_expired, ahead=False)
+
+    def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+        return _sideread.hold(rows, reads)
+
+    def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
+        return _sideread.request(rows, held)
+
+    def collect(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
+        return _sideread.collect(rows, held, strict=not self.masks_expired)
+
+    def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
+        return _sideread.host_bytes(rows, held)
 
     def update(
         self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array

@@ -10,7 +10,7 @@ Ownership, copying and the refusal to be pickled or traced at `init` are here to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from fbuf._host.column import one_by_one
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
-from fbuf._typing import Geometry, Read
+from fbuf._typing import Geometry
 from fbuf.storages import _arrays
 
 
@@ -217,32 +217,6 @@ def write(
 def _after(rows: SideRows) -> jax.Array:
     """uint32[1, 2] of the ticket table: known only when the write before is done."""
     return lax.slice(rows.ticket, (0, 0), (1, 2))
-
-
-def read(rows: SideRows, reads: Sequence[Read], strict: bool) -> tuple[list[jax.Array], jax.Array | None]:
-    """All host leaves in one callback; the rest as gathers."""
-    columns, spec = rows.layout.columns, rows.layout.spec
-    out: list[jax.Array | None] = [
-        _arrays.read(rows.device[r.name], r.slot) if r.name in rows.device else None for r in reads
-    ]
-    side = [(i, r) for i, r in enumerate(reads) if r.name not in rows.device]
-    if not side:
-        return [a for a in out if a is not None], None
-    requests = []
-    known = {id(r.slot): r.slot for _, r in side}
-    gathered = {key: _arrays.read(rows.ticket, slot) for key, slot in known.items()}
-    for _, r in side:
-        tickets = gathered[id(r.slot)]
-        leaf = spec[r.name]
-        requests.append((columns.index(r.name), tickets, (tuple(leaf.shape), leaf.dtype)))
-    arrays, present = callback.read(rows.id, requests, strict=strict)
-    ok = jnp.ones((), bool)
-    for (i, _), array, there in zip(side, arrays, present, strict=True):
-        out[i] = array
-        if there.ndim:
-            there = jnp.all(there, axis=tuple(range(1, there.ndim)))
-        ok = ok & there
-    return [a for a in out if a is not None], ok
 
 
 def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
