@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _errors, _verbs
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting
+from fbuf._typing import Forecast, Forecasting, Resumable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def plan(
         host=host,
         host_from=host_from,
         host_raw=host_raw,
-        disk=0,
+        disk=storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0,
         peak_init=size,
         peak_extend=_peak(buffer.extend, (state, incoming), donate),
         peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),

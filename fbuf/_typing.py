@@ -214,6 +214,22 @@ class Growable(Protocol):
         """The storage and its rows with more room: by half, or as `blocks` says. Eager."""
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """What a storage has besides if its rows can outlive the process."""
+
+    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[Any, np.ndarray]:
+        """The rows that lie at its path, and int64[E], how many each lane ever had. Eager.
+
+        Row `count` of a lane lies at position `count % L`, as if a `Ring` had written them all.
+        """
+
+    def plan_disk(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> int:
+        """Bytes on disk of a full buffer."""
+
+
 class Forecast(NamedTuple):
     """What the blocks of a full buffer will make of the tables they share."""
 

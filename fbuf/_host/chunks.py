@@ -28,6 +28,7 @@ from fbuf._host.codec import (
     checksum,
     coder_of,
 )
+from fbuf._host.filearena import FileArena
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
 
@@ -50,13 +51,21 @@ class Staged:
 class Chunks:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
 
-    def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        arena: Arena | FileArena | None = None,
+    ) -> None:
         self.k = codec.chunk
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
-        self.arena = Arena()
+        self.arena: Any = Arena() if arena is None else arena
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
@@ -83,7 +92,7 @@ class Chunks:
     def size(self, count: Array) -> int:
         """Segments (capacity), index rows written to, dictionaries, context, open chunks."""
         used = min(int(count.max(initial=0)) // self.k, self.ring)
-        total = self.arena.capacity + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
+        total = self.arena.memory + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
         held = {id(d): d.nbytes for d in self.table.values()}
         if self.coder.current is not None:
             held[id(self.coder.current)] = self.coder.current.nbytes
@@ -229,8 +238,8 @@ class Chunks:
         at = chunk[moved] % self.ring, lane[moved]
         old, length = self.address[at], self.length[at]
         try:
-            self.address[at] = self.arena.append(self.arena.views(old, length))
-        except MemoryError:  # it only saves memory
+            self.address[at] = self.arena.move(old, length)
+        except (MemoryError, OSError):  # it only saves memory
             return
         self.arena.release(old, length)
 

@@ -6,6 +6,7 @@ The arithmetic is in `fbuf._ring`; this is the value a user puts into a `Buffer`
 from __future__ import annotations
 
 import jax
+import numpy as np
 
 from fbuf import _ring
 from fbuf._config import component
@@ -26,6 +27,9 @@ class Ring:
 
     def init(self, geometry: Geometry) -> RingState:
         return _ring.init(geometry)
+
+    def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
+        return _ring.resumed(geometry, count)
 
     def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
         return _ring.place(ring, geometry, num, keep, skipped)
