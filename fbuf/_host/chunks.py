@@ -134,10 +134,10 @@ class Chunks:
                 total = self.closed + len(staged.blobs)
                 seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
                 if seen and not self.probed:
-                    self.probed = True
                     if not self._worthwhile(batch, staged, self.encoded + encoded, total):
-                        staged.incompressible = True
+                        staged.incompressible = True  # asked again if the write fails
                         return staged
+                    self.probed = True
                 if self.coder.due(total * k):
                     self._renew(batch, staged, total)
         return staged

@@ -79,7 +79,7 @@ class FileArena:
         self._next = 0
         self._tail = -1
         self._offset = 0
-        self._undo: tuple[int, int] | None = None
+        self._undo: tuple[int, int, int] | None = None
         if not folder.fresh:
             for file in folder.files(f"{name}.segment-"):
                 number = int(file.rpartition("-")[2])
@@ -99,7 +99,7 @@ class FileArena:
     def append(self, records: Sequence[bytes | memoryview]) -> Array:
         """Stores records, header and chunk each; addresses uint64 of the chunks. On OSError nothing is stored."""
         addresses = np.empty(len(records), np.uint64)
-        mark = self._undo = self._tail, self._offset
+        mark = self._undo = self._tail, self._offset, self._next
         pending: list[bytes | memoryview] = []
         start = self._offset
         done = 0
@@ -141,9 +141,9 @@ class FileArena:
         self.release(addresses, lengths)
         if self._undo is None:
             return
-        tail, offset = self._undo
+        tail, offset, first = self._undo
         self._undo = None
-        for number in [n for n in self.segments if n > tail]:
+        for number in [n for n in self.segments if n >= first]:
             self._drop(number)
         self._tail, self._offset = tail, offset
         segment = self.segments.get(tail)

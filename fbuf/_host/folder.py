@@ -75,9 +75,14 @@ class Folder:
                 f"Buffer.resume: there is no store at {self.path}; expected one. Make one with buffer.init(example), or give "
                 f"the path it was made with.",
             )
-        with telling("make", self.file("lock")):
-            os.makedirs(self.path, exist_ok=True)
-        fd = _lock(call, self.file("lock"))
+        try:
+            with telling("make", self.file("lock")):
+                os.makedirs(self.path, exist_ok=True)
+            fd = _lock(call, self.file("lock"))
+        except BaseException:
+            if self.temporary:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
         self._end = weakref.finalize(self, _release, fd, self.path if self.temporary else None, os.getpid())
         try:
             if resume:
