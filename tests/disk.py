@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import tempfile
 import zlib
 from typing import Any
 
@@ -88,3 +90,18 @@ def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.n
     spec = store.columns[column]
     out = np.full(tickets.size * spec.nbytes, 171, np.uint8).view(spec.dtype).reshape(*tickets.shape, *spec.shape)
     return out, store.read([(column, tickets, out)])
+
+
+_FOLDERS = tempfile.TemporaryDirectory(prefix="fbuf-tests-")
+
+
+def somewhere(name: str) -> str:
+    """A path for a storage in a table of storages; before it is used there: `fresh`."""
+    return f"{_FOLDERS.name}/{name}"
+
+
+def fresh(storage: Any) -> Any:
+    """The storage, with nothing at its path: a value that buffers can be made of again and again."""
+    if isinstance(getattr(storage, "path", None), str):
+        shutil.rmtree(storage.path, ignore_errors=True)
+    return storage

@@ -32,8 +32,9 @@ from fbuf.testing import assert_inplace
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
     "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
+    "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
 }
-STORAGE = pytest.mark.parametrize("storage", STORAGES)
+STORAGE = pytest.mark.parametrize("storage", ["host", "compressed", pytest.param("memmap", marks=pytest.mark.slow)])
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
 
 
