@@ -125,10 +125,6 @@ def test_arrays_of_a_store_in_memory_load_into_files_and_back(tmp_path: Path, zs
 # -------------------------------------------------------------------------------------------------- what fails
 
 
-class Fault(OSError):
-    """What the n-th call raises."""
-
-
 class Faults:
     """Makes the n-th call of the file system fail; a write does half of its work first."""
 

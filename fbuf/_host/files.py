@@ -30,6 +30,7 @@ class File:
     """
 
     __slots__ = ("fd", "path", "size")
+    _close = staticmethod(os.close)  # there until the last file is gone, which `os` is not at exit
 
     def __init__(self, path: str, size: int | None = None) -> None:
         self.fd = -1
@@ -99,7 +100,7 @@ class File:
         """No more writes; mappings stay."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            self._close(fd)
 
     def __del__(self) -> None:
         self.close()

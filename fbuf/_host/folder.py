@@ -84,6 +84,7 @@ class Folder:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
         self._end = weakref.finalize(self, _release, fd, self.path if self.temporary else None, os.getpid())
+        self._end.atexit = self.temporary  # a write may be under way: the system unlocks what is left
         try:
             if resume:
                 self._check()
