@@ -106,8 +106,9 @@ class FileChunks:
         if k == 1:  # none stays open
             return half
         fresh = np.flatnonzero((new > old) | (batch.before == 0))
-        labels = np.ascontiguousarray((new[fresh] + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
-        self._open.scatter(labels, half[fresh] * lanes + fresh)
+        if len(fresh):
+            labels = np.ascontiguousarray((new[fresh] + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+            self._open.scatter(labels, half[fresh] * lanes + fresh)
         if batch.uniform:
             begin = max(int(new[0]) * k, int(batch.before[0]))
             stay = int(batch.after[0]) - begin

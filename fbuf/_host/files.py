@@ -64,10 +64,12 @@ class File:
         """Rows uint8[M, row] to places int64[M] of that size; neighbours in one call."""
         if not len(places):
             return
-        order = np.argsort(places, kind="stable")
-        places = places[order]
-        rows = np.ascontiguousarray(rows if (np.diff(order) == 1).all() else rows[order])
         row = rows.shape[1]
+        if (places[1:] - places[:-1] == 1).all():
+            self.write(flat(np.ascontiguousarray(rows)), start + int(places[0]) * row)
+            return
+        order = np.argsort(places, kind="stable")
+        places, rows = places[order], np.ascontiguousarray(rows[order])
         begin = np.flatnonzero(np.concatenate([[True], np.diff(places) != 1])).tolist()
         view = flat(rows)
         for first, last in zip(begin, [*begin[1:], len(places)], strict=True):
