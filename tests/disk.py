@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 import zlib
@@ -92,12 +93,13 @@ def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.n
     return out, store.read([(column, tickets, out)])
 
 
-_FOLDERS = tempfile.TemporaryDirectory(prefix="fbuf-tests-")
+FOLDER = f"{tempfile.gettempdir()}/fbuf-tests-{os.getpid()}"
+"""Of what `somewhere` names; removed when the tests are done (`conftest`)."""
 
 
 def somewhere(name: str) -> str:
     """A path for a storage in a table of storages; before it is used there: `fresh`."""
-    return f"{_FOLDERS.name}/{name}"
+    return f"{FOLDER}/{name}"
 
 
 def fresh(storage: Any) -> Any:
