@@ -30,6 +30,7 @@ from fbuf._typing import (
     Growable,
     InOrder,
     Prompt,
+    Resumable,
     Rule,
     Sampler,
     Scattering,
@@ -53,7 +54,7 @@ class Buffer:
 
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
-      storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`.
+      storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
         `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
@@ -226,6 +227,52 @@ class Buffer:
         spec = self.checked_spec("Buffer.init", example)
         rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         return _ahead.empty_state(self, rows)
+
+    def resume(self, example: PyTree) -> BufferState:
+        """The rows that lie at the storage's path, as a state that goes on from there (`storages.Memmap`, `Compressed`).
+
+        They are the newest of each lane in the order the store took them, whichever states they were written through, with
+        their last changes (`update_rows`); rows that `clear` forgot are there again. Priorities, numbers given by `set` and
+        counters start anew, as for `convert`, and so do draws without replacement.
+
+        Args:
+          example: As for `init`: of the same leaves, shapes and dtypes.
+        Raises:
+          TypeError: the storage has no files; or this is being traced.
+          ValueError: no path is given, or `keys` leave some leaves on the device; what lies there was made with another
+            capacity, number of lanes, slack, codec or example, or is damaged.
+          FileNotFoundError: there is no store at the path.
+          BlockingIOError: another process, or another store of this one, holds the path.
+          StoreCorrupted (a RuntimeError): what many rows need is damaged. Single damaged chunks raise it when they are read.
+        Cost: O(C); of `Compressed` one look at every chunk's header.
+
+        Example:
+          >>> import fbuf, tempfile, jax.numpy as jnp
+          >>> with tempfile.TemporaryDirectory() as path:
+          ...     buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(path))
+          ...     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          ...     del state  # or the process ends
+          ...     state = buffer.resume({"t": 0})
+          ...     print(buffer.last(state, 2).data["t"])
+          ...     del state
+          [3 4]
+        """
+        spec = self.checked_spec("Buffer.resume", example)
+        if not isinstance(self.storage, Resumable):
+            raise TypeError(
+                f"Buffer.resume: {self.storage!r} keeps no files; expected a storage with a path. "
+                f'Use storage=fbuf.storages.Memmap(path="/data/replay").'
+            )
+        if not isinstance(self.writer, Streaming):
+            raise TypeError(
+                f"Buffer.resume: {self.writer!r} says itself where rows go, which no file knows; expected writers.Ring(). "
+                f"Use fbuf.save and fbuf.load."
+            )
+        rows, count = self.storage.resume(self.geometry, spec, jax.tree.structure(example))
+        ring = self.writer.resume(self.geometry, np.asarray(count))
+        state = dataclasses.replace(_ahead.empty_state(self, rows), ring=ring)
+        anchors, sampler = _verbs.convert(self, state, static=(self,))[1]
+        return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
         """Spec of a row that this buffer can hold; raises what `init` raises."""

@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting
+from fbuf._typing import Forecast, Forecasting, Resumable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def plan(
         host=host + ahead,
         host_from=host_from,
         host_raw=host_raw + ahead,
-        disk=0,
+        disk=storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0,
         peak_init=size,
         peak_extend=_peak(buffer.extend, (state, incoming), donate),
         peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._typing import Geometry, Placement, Ring
 
@@ -20,6 +21,16 @@ def init(geometry: Geometry) -> Ring:
         cursor=jnp.zeros(lanes, jnp.int32),
         size=jnp.zeros(lanes, jnp.int32),
         lap=jnp.ones(lanes, jnp.uint32),
+    )
+
+
+def resumed(geometry: Geometry, count: np.ndarray) -> Ring:
+    """The rings after int64[E] rows, any number of them, and no `clear`."""
+    lap = count // geometry.length % (2**32 - 1) + 1
+    return Ring(
+        cursor=jnp.asarray(count % geometry.length, jnp.int32),
+        size=jnp.asarray(np.minimum(count, geometry.length), jnp.int32),
+        lap=jnp.asarray(lap, jnp.uint32),
     )
 
 

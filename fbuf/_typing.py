@@ -170,6 +170,9 @@ class Streaming(Protocol):
     def generation(self, ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
         """uint32, tells the rows apart that lie in a slot one after another; 0 where none does."""
 
+    def resume(self, geometry: Geometry, count: np.ndarray) -> Ring:
+        """The rings after int64[E] rows, any number of them, and no `clear`."""
+
 
 @runtime_checkable
 class Scattering(Protocol):
@@ -291,6 +294,22 @@ class Growable(Protocol):
 
     def grow(self, rows: Any, blocks: Any = None) -> tuple[Any, Any]:
         """The storage and its rows with more room: by half, or as `blocks` says. Eager."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """What a storage has besides if its rows can outlive the process."""
+
+    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[Any, np.ndarray]:
+        """The rows that lie at its path, and int64[E], how many each lane ever had. Eager.
+
+        Row `count` of a lane lies at position `count % L`, as if a `Ring` had written them all.
+        """
+
+    def plan_disk(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> int:
+        """Bytes on disk of a full buffer."""
 
 
 class Forecast(NamedTuple):

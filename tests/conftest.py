@@ -9,6 +9,7 @@ runs all of them; a slow test named on the command line always runs.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Iterator
@@ -82,6 +83,13 @@ def pytest_runtest_teardown() -> None:
     65,530 are used up."""
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
+
+
+def pytest_sessionfinish() -> None:
+    """Removes the folders of storages that stand in tables (`tests.disk.somewhere`)."""
+    disk = sys.modules.get("tests.disk")
+    if disk is not None:
+        shutil.rmtree(disk.FOLDER, ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
+from tests.disk import fresh, somewhere
 
 
 def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:
@@ -30,7 +31,9 @@ STORAGES = {
     "Device": Device(),
     "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
     "Compressed": Compressed(keys=("obs",)),
+    "Compressed(path=...)": Compressed(keys=("obs",), path=somewhere("combinations")),
     "Host": Host(keys=("obs",)),
+    "Memmap": Memmap(keys=("obs",)),
 }
 SAMPLERS = {
     "Uniform": Uniform(),
@@ -86,7 +89,7 @@ def make(storage: str, sampler: str, view: str) -> fbuf.Buffer:
     return fbuf.Buffer(
         40,
         lanes=LANES,
-        storage=STORAGES[storage],
+        storage=fresh(STORAGES[storage]),
         sampler=SAMPLERS[sampler],
         view=VIEWS[view],
         writer=WRITERS["Ring"],

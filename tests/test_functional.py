@@ -27,7 +27,7 @@ from jax import export, lax
 import fbuf
 from fbuf._config import from_config, to_config
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
 from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -625,7 +625,8 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
 
 
 def test_views_and_storages_are_values_too() -> None:
-    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64))
+    files = (Memmap(), Memmap("a", slack=3), Compressed(path="a"))
+    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64), *files)
     views = (Row(), Transition(), fbuf.views.Sequence(3), fbuf.views.Episode(4))
     for part in (
         *views,

@@ -29,11 +29,12 @@ from fbuf._host.store import Store
 from fbuf.storages import _hosted, _side
 from fbuf.testing import assert_inplace
 
-STORAGES: dict[str, Callable[..., Any]] = {
+STORAGES: dict[str, Any] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
     "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
+    "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
 }
-STORAGE = pytest.mark.parametrize("storage", STORAGES)
+STORAGE = pytest.mark.parametrize("storage", ["host", "compressed", pytest.param("memmap", marks=pytest.mark.slow)])
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
 
 
@@ -661,7 +662,7 @@ def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
         f"{i}": jnp.asarray(rng.integers(0, 2, (5, *shape)).astype(np.float32)).astype(dtype)
         for i, (dtype, shape) in enumerate(leaves)
     }
-    kind = {"host": fbuf.storages.Host, "compressed": fbuf.storages.Compressed}[storage]
+    kind = STORAGES[storage].func
     buffer = fbuf.Buffer(capacity=5, storage=kind(keys=tuple(rows)))
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     got = jax.jit(lambda s: buffer.rows(s))(state).data

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _anchors, _sumtree
+from tests.disk import fresh, somewhere
 from tests.model import Fields, Model, Row
 
 FIELDS = {
@@ -79,6 +80,8 @@ STORAGES = {
     "device": fbuf.storages.Device(),
     "host": fbuf.storages.Host(keys=("obs", "final")),
     "compressed": fbuf.storages.Compressed(keys=("obs", "info")),
+    "memmap": fbuf.storages.Memmap(keys=("obs", "final")),
+    "files": fbuf.storages.Compressed(keys=("obs", "info"), path=somewhere("model")),
     "deduplicated": fbuf.storages.Deduplicated(keys=("obs", "final"), blocks=256),  # room for all: nothing is refused
 }
 FORMS = ("eager", "jit", "donated")
@@ -89,7 +92,7 @@ def make(view: str, sampler: str, storage: str, lanes: int | None) -> fbuf.Buffe
     length = max(7, VIEWS[view].rule.rows)
     return fbuf.Buffer(
         capacity=length * (lanes or 1),
-        storage=STORAGES[storage],
+        storage=fresh(STORAGES[storage]),
         sampler=SAMPLERS[sampler],
         view=VIEWS[view],
         lanes=lanes,
@@ -497,6 +500,10 @@ SLOW_CASES = [
     ("row", "uniform", "deduplicated", None, "eager"),
     ("final, repeat", "buffer", "deduplicated", 3, "jit"),
     ("next step, stack", "none", "deduplicated", None, "donated"),
+    ("final, stack", "batch", "memmap", 3, "donated"),
+    ("mask, stride", "uniform", "memmap", None, "eager"),
+    ("stack, steps", "buffer", "files", None, "donated"),
+    ("episode", "versions, all", "files", 3, "jit"),
 ]
 
 

@@ -33,8 +33,9 @@ from fbuf._host.codec import Zstd
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
     "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
+    "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
 }
-STORAGE = pytest.mark.parametrize("storage", STORAGES)
+STORAGE = pytest.mark.parametrize("storage", ["host", "compressed", pytest.param("memmap", marks=pytest.mark.slow)])
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
 KEY = np.array([0, 7], np.uint32)
 NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the BufferState itself"

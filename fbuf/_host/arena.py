@@ -99,6 +99,15 @@ class Arena:
         spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
         return [segments[n][a:b] for n, a, b in spans]
 
+    @property
+    def memory(self) -> int:
+        """Bytes of memory."""
+        return self.capacity
+
+    def move(self, addresses: Array, lengths: Array) -> Array:
+        """Stores strings again; the old ones are still there. Raises MemoryError."""
+        return self.append(self.views(addresses, lengths))
+
     def release(self, addresses: Array, lengths: Array) -> None:
         """Gives up strings; cost: a few numpy calls and one step per segment touched."""
         if not addresses.size:

@@ -16,6 +16,8 @@ from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.batch import ranges
 from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
+from fbuf._host.filechunks import FileChunks
+from fbuf._host.filering import FileRing
 from fbuf._host.framestream import FrameStream
 from fbuf._host.part import Part
 from fbuf._host.patches import PATCH, Patch, Patches
@@ -31,8 +33,10 @@ def save(part: Part, count: Array) -> dict[str, Array]:
     """A column as arrays, copied, when its lanes have int64[E] `count` rows."""
     if isinstance(part, Ring):
         return _save_ring(part)
-    if isinstance(part, Chunks):
-        return _save_chunks(part, count)
+    if isinstance(part, FileRing):
+        return _save_file_ring(part, count)
+    if isinstance(part, Chunks | FileChunks):
+        return _save_chunks(part if isinstance(part, Chunks) else part.chunks, count)
     if isinstance(part, Stacks):
         return _save_stacks(part, count)
     assert isinstance(part, Blocked)
@@ -43,10 +47,16 @@ def load(part: Part, arrays: Mapping[str, Array], count: Array) -> None:
     """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for what many rows need."""
     if isinstance(part, Ring):
         _load_ring(part, arrays, count)
+    elif isinstance(part, FileRing):
+        _load_file_ring(part, arrays, count)
     elif isinstance(part, Chunks):
         _load_chunks(part, arrays, count)
     elif isinstance(part, Stacks):
         _load_stacks(part, arrays, count)
+    elif isinstance(part, FileChunks):
+        plain = part.in_memory()
+        _load_chunks(plain, arrays, count)
+        part.take(plain, count)
     else:
         assert isinstance(part, Blocked)
         _load_blocks(part, arrays, count)
@@ -63,6 +73,24 @@ def _load_ring(ring: Ring, arrays: Mapping[str, Array], count: Array) -> None:
     if ring.array.nbytes:
         ring.array[:touched].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
     ring.touched = touched
+
+
+def _save_file_ring(ring: FileRing, count: Array) -> dict[str, Array]:
+    """As `_save_ring`: either can be loaded as the other."""
+    touched = min(int(count.max()), ring.depth)
+    out: Array = np.zeros((touched, ring.lanes, ring.row), np.uint8)
+    lane, number = ranges(np.maximum(count - ring.depth, 0), count)
+    fetch = ring.fetch(lane, number, np.ones(len(lane), bool), count, np.zeros(1, np.int64))
+    rows: Array = np.empty((len(lane), ring.row), np.uint8)
+    fetch.run([flat(rows)])
+    out[number % ring.depth, lane] = rows
+    return {"rows": out}
+
+
+def _load_file_ring(ring: FileRing, arrays: Mapping[str, Array], count: Array) -> None:
+    rows = expect(arrays, "rows", np.uint8, (min(int(count.max()), ring.depth), ring.lanes, ring.row))
+    lane, number = ranges(np.maximum(count - ring.depth, 0), count)
+    ring.put(lane, number, rows[number % ring.depth, lane])
 
 
 def _save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.cache import Cache
 from fbuf._host.codec import Codec, Zstd
 from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
+from fbuf._host.filearena import FileArena
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
 from fbuf._host.repack import Lot, Packer, Piece
@@ -46,7 +47,14 @@ class Chunks:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
 
     def __init__(
-        self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int, cache: int = 0
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        cache: int = 0,
+        arena: Arena | FileArena | None = None,
     ) -> None:
         self.k = codec.chunk
         self.cache = Cache(cache) if cache else None  # of so many bytes
@@ -54,7 +62,8 @@ class Chunks:
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
-        self.arena = Arena(tails=2)  # of chunks as they come; of those compressed again
+        # Two tails: of chunks as they come, and of those compressed again.
+        self.arena: Any = Arena(tails=2) if arena is None else arena
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
@@ -67,7 +76,7 @@ class Chunks:
         self.probed = not isinstance(codec, Zstd)  # what a codec of the user's gives is what rows are
         self.packed: Array = np.zeros(lanes, np.int64)  # chunks before this one are not compressed again
         self.packer: Packer | None = None
-        if isinstance(self.coder, ZstdCoder) and repack.applies(codec):
+        if isinstance(self.coder, ZstdCoder) and repack.applies(codec) and arena is None:
             self.packer = Packer(self.coder, self.k * self.row)
         self.lot_size = max(repack.LOT_BYTES // max(self.k * self.row, 1), 256)
 
@@ -87,7 +96,7 @@ class Chunks:
     def size(self, count: Array) -> int:
         """Segments (capacity), index rows written to, dictionaries, context, open chunks."""
         used = min(int(count.max(initial=0)) // self.k, self.ring)
-        total = self.arena.capacity + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
+        total = self.arena.memory + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
         held = {id(d): d.nbytes for d in self.table.values()}
         for book in (self.coder.current, self.packer.latest if self.packer is not None else None):
             if book is not None:
@@ -130,10 +139,10 @@ class Chunks:
                 total = self.closed + len(staged.blobs)
                 seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
                 if seen and not self.probed:
-                    self.probed = True
                     if not self._worthwhile(batch, staged, self.encoded + encoded, total):
-                        staged.incompressible = True
+                        staged.incompressible = True  # asked again if the write fails
                         return staged
+                    self.probed = True
                 if self.coder.due(total * k):
                     self._renew(batch, staged, total)
         return staged
@@ -255,8 +264,8 @@ class Chunks:
         at = chunk[moved] % self.ring, lane[moved]
         old, length = self.address[at], self.length[at]
         try:
-            self.address[at] = self.arena.append(self.arena.views(old, length))
-        except MemoryError:  # it only saves memory
+            self.address[at] = self.arena.move(old, length)
+        except (MemoryError, OSError):  # it only saves memory
             return
         self.arena.release(old, length)
 

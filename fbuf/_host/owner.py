@@ -72,6 +72,11 @@ class StoreHandle:
         return self._store.nbytes
 
     @property
+    def disk(self) -> int:
+        """Bytes of files, as far as blocks were allocated for them; 0 for a store in memory."""
+        return self._store.disk
+
+    @property
     def waiting(self) -> bool:
         """Whether no state is left and only dispatched computations keep it open."""
         return self.id in _graveyard
@@ -104,7 +109,8 @@ class StoreHandle:
         if store is None:
             return f"StoreHandle({self.id:016x}, closed)"
         stats = store.stats()
-        return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes)"
+        disk = f", {store.disk} on disk" if store.disk else ""
+        return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
 def open_store(store: Store) -> Owner:

@@ -86,6 +86,11 @@ class Ring:
         new = count >= batch.after[lane] - depth
         array[count[new] % depth, lane[new]] = rows[step[new], lane[new]]
 
+    def put(self, lane: Array, count: Array, values: Array) -> None:
+        """Takes rows `[M, *shape]` of lanes and counts int64[M]."""
+        self.array[count % self.depth, lane] = values
+        self.touched = min(max(self.touched, int(count.max(initial=-1)) + 1), self.depth)
+
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Gather:
         """How to fetch rows, as `Part.fetch` describes it."""
         return Gather(self.array, count % self.depth * self.lanes + lane, starts)

@@ -29,6 +29,7 @@ from fbuf._host.ahead import ReadAhead, Reading, Still
 from fbuf._host.arrays import Array, StoreCorrupted, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
+from fbuf._host.changelog import ChangeLog
 from fbuf._host.checkpoint import expect
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
@@ -42,6 +43,9 @@ from fbuf._host.column import (
     column_at,
     one_by_one,
 )
+from fbuf._host.filechunks import FileChunks
+from fbuf._host.filering import FileRing
+from fbuf._host.folder import CHUNKS, NOTHING, RING, Folder
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
@@ -82,6 +86,11 @@ def _intact(damaged: Array | None, there: Array) -> None:
         )
 
 
+def _kind(part: Part) -> bytes:
+    """How a folder names a part."""
+    return CHUNKS if isinstance(part, FileChunks) else RING if isinstance(part, FileRing) else NOTHING
+
+
 class Store:
     """Rows of some columns, E lanes, readable by ticket from any thread.
 
@@ -93,9 +102,12 @@ class Store:
       first_seq: Count of the first row of each lane; without streams, lap of the first row of each place.
       cache: Bytes of decoded chunks kept for later reads, for each column with a codec that works by chunks.
       streams: New rows replace the oldest of their lane. False: each replaces the row in a slot that `write` is told.
+      folder: Where the rows lie in files; with a store in it that is to go on, its rows. None: in memory.
     Raises:
-      ValueError: no columns, lanes or length < 1, slack or first_seq < 0; without streams, a codec of the user's whose chunk
-        is not 1.
+      ValueError: no columns, lanes or length < 1, slack or first_seq < 0; without streams, a folder, or a codec of the user's
+        whose chunk is not 1.
+      OSError: a file cannot be made.
+      StoreCorrupted: the files of a folder are damaged. Damaged chunks are found when they are read.
     """
 
     def __init__(
@@ -108,6 +120,7 @@ class Store:
         first_seq: int = 0,
         cache: int = 0,
         streams: bool = True,
+        folder: Folder | None = None,
     ) -> None:
         for name, value, least in (
             ("columns", len(columns), 1),
@@ -119,6 +132,11 @@ class Store:
         ):
             if value < least:
                 raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
+        if folder is not None and not streams:
+            raise ValueError(
+                "Store: rows in files are streams; expected a writer that replaces the oldest. Use writers.Ring(), or a "
+                "storage without a path."
+            )
         self.columns = tuple(columns) if streams else tuple(one_by_one(c) for c in columns)
         self.lanes = lanes
         self.length = length
@@ -131,8 +149,10 @@ class Store:
         self._base = first_seq * lanes + 1  # ticket of the first row of lane 0
         # Rows accepted, by lane, from first_seq on; without streams, places that hold a row.
         self._count: Array = np.zeros(self._lanes, np.int64)
+        self._folder = folder
         self._parts: list[Part] = [self._part(c) for c in self.columns]
         self._patches = Patches([c.codec for c in self.columns], slack)
+        self._log: ChangeLog | None = None
         self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
@@ -140,8 +160,37 @@ class Store:
         self._repacking = threading.Lock()  # taken before _writing
         self._lots: list[Lot] = []  # under way
         self._thread: threading.Thread | None = None
+        if folder is not None:
+            self._open(folder)
+
+    def _open(self, folder: Folder) -> None:
+        """Takes the rows that lie in a folder."""
+        self._log = ChangeLog(folder)
+        if folder.fresh:
+            return
+        self._count = folder.count.copy()
+        for i, part in enumerate(self._parts):
+            if isinstance(part, FileChunks):
+                part.resume(self._count)
+            else:
+                folder.delete_chunks(f"column{i}")
+        low = np.maximum(self._count - self.depth, 0)
+        self._log.load(self._patches, low, self._count, len(self.columns))
+
+    def _file_part(self, folder: Folder, column: Column, kind: bytes, batch: int = 0) -> Part:
+        index = self.columns.index(column)
+        name, fresh = f"column{index}", folder.fresh or batch > 0
+        if kind == RING:
+            path = folder.file(f"{name}.rows")
+            return FileRing(path, column.shape, column.dtype, self.lanes, self.depth, fresh=fresh, batch=batch)
+        assert kind == CHUNKS and column.codec is not None
+        codec, shape, dtype = column.codec, column.shape, column.dtype
+        return FileChunks(folder, name, codec, shape, dtype, self.lanes, self.depth, fresh=fresh, cache=self.cache)
 
     def _part(self, column: Column) -> Part:
+        if self._folder is not None and column.nbytes:
+            index = self.columns.index(column)
+            return self._file_part(self._folder, column, self._folder.kinds[index : index + 1])
         if column.codec is None or column.nbytes == 0:
             return Ring(column.shape, column.dtype, self._lanes, self.depth)
         if isinstance(column.codec, Blocks):
@@ -187,43 +236,77 @@ class Store:
             keep = check_slots(slots, keep, (n, self.lanes), self.lanes * self.length)
         with self._writing:
             self._check_open()
-            if n == 0 or (keep is not None and not keep.any()):
-                return np.zeros((n, self.lanes), np.uint64)
-            if places is None:
-                batch, tickets = self._stream(rows, keep)
-                move, after = None, batch.after
-            else:
-                assert slots is not None
-                if state is not None and state[0] != places.newest:
-                    places.resume(*self._resolve(0, state[1])[1:3])
-                move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
-                batch, tickets = self._scatter(rows, keep, move)
-                after = np.minimum(batch.after, self.depth)
-            parts, staged = list(self._parts), list[Any]()
-            with self._undone(parts, staged):
-                for i, part in enumerate(parts):
-                    stage = part.stage(batch, batch.rows[i])
-                    if stage.incompressible:
-                        parts[i] = self._as_ring(i)
-                        stage = parts[i].stage(batch, batch.rows[i])
-                    staged.append(stage)
-                self._ahead.settle(after - self.depth, batch.at)
-            with self._lock:
+            if self._folder is None:
+                return self._write(rows, keep, slots, state)
+            tickets: list[Array] = []
+            done = 0
+            while done < n or not tickets:
+                # In files rows are written before they count, where none lie that can be read.
+                room = min((p.room(self._count) for p in self._parts if isinstance(p, FileRing)), default=n)
+                piece = slice(done, min(done + room, n))
+                try:
+                    tickets.append(self._write([r[piece] for r in rows], None if keep is None else keep[piece]))
+                except OSError as error:
+                    if done:
+                        error.strerror = f"{error.strerror} The first {done} of {n} rows were written before."
+                    raise
+                done = piece.stop
+        return np.concatenate(tickets)
+
+    def _write(
+        self,
+        rows: Sequence[Array],
+        keep: Array | None,
+        slots: Array | None = None,
+        state: tuple[int, Array] | None = None,
+    ) -> Array:
+        """`write`, of checked rows, all or nothing; `_writing` is held."""
+        n, places = len(rows[0]), self._places
+        if n == 0 or (keep is not None and not keep.any()):
+            return np.zeros((n, self.lanes), np.uint64)
+        move: Move | None = None
+        if places is None:
+            batch, tickets = self._stream(rows, keep)
+            after = batch.after
+        else:
+            assert slots is not None
+            if state is not None and state[0] != places.newest:
+                places.resume(*self._resolve(0, state[1])[1:3])
+            move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
+            batch, tickets = self._scatter(rows, keep, move)
+            after = np.minimum(batch.after, self.depth)
+        parts, staged = list(self._parts), list[Any]()
+        with self._undone(parts, staged):
+            for i, part in enumerate(parts):
+                stage = part.stage(batch, batch.rows[i])
+                if stage.incompressible:
+                    parts[i] = self._as_ring(i, n)
+                    stage = parts[i].stage(batch, batch.rows[i])
+                staged.append(stage)
+            self._ahead.settle(after - self.depth, batch.at)
+            if self._folder is not None:  # readers need not wait for a disk: what they see changes in memory only
+                self._reserve(parts, staged)
+                self._folder.save(b"".join(map(_kind, parts)), after)
+        with self._lock:
+            if self._folder is None:
                 with self._undone(parts, staged):
-                    for part, stage in zip(parts, staged, strict=True):
-                        part.reserve(stage)
-                self._count = after
-                for part, array, stage in zip(parts, batch.rows, staged, strict=True):
-                    part.commit(batch, array, stage)
-                self._parts = parts
-                if places is None or move is None:
-                    self._patches.expire(after - self.depth)
-                else:
-                    places.commit(move)
-                    self._patches.forget(move.gone.tolist())
-                for part in parts:
-                    part.compact(after)
-                self._repack_if_due()
+                    self._reserve(parts, staged)
+            self._count = after
+            for part, array, stage in zip(parts, batch.rows, staged, strict=True):
+                part.commit(batch, array, stage)
+            replaced = [i for i, part in enumerate(parts) if part is not self._parts[i]]
+            self._parts = parts
+            if places is None or move is None:
+                self._patches.expire(after - self.depth)
+            else:
+                places.commit(move)
+                self._patches.forget(move.gone.tolist())
+            for part in parts:
+                part.compact(after)
+            self._repack_if_due()
+        for i in replaced:
+            if self._folder is not None:
+                self._folder.delete_chunks(f"column{i}")
         return tickets
 
     def _stream(self, rows: Sequence[Array], keep: Array | None) -> tuple[Batch, Array]:
@@ -242,6 +325,11 @@ class Store:
         single = [c.reshape(number, 1, *column.shape) for c, column in zip(chosen, self.columns, strict=True)]
         batch = Batch(single, None, self._count, self._count + number, False, at=move.at, gone=move.gone)
         return batch, tickets
+
+    @staticmethod
+    def _reserve(parts: list[Part], staged: list[Any]) -> None:
+        for part, stage in zip(parts, staged, strict=True):
+            part.reserve(stage)
 
     @staticmethod
     @contextlib.contextmanager
@@ -263,17 +351,20 @@ class Store:
         ticket += np.arange(self.lanes, dtype=np.uint64) + np.uint64(self._base)
         return ticket if keep is None else np.where(keep, ticket, np.uint64(0))
 
-    def _as_ring(self, index: int) -> Ring:
-        """The rows of a column that turned out not to compress, as they are."""
+    def _as_ring(self, index: int, batch: int) -> Ring | FileRing:
+        """The rows of a column that turned out not to compress, as they are, with room for a batch of so many."""
         column = self.columns[index]
-        ring = Ring(column.shape, column.dtype, self._lanes, self.depth)
+        ring: Any = None
+        if self._folder is not None:
+            ring = self._file_part(self._folder, column, RING, batch)
+        else:
+            ring = Ring(column.shape, column.dtype, self._lanes, self.depth)
         low = np.maximum(self._count - self.depth, 0)
         lane, count = ranges(low, self._count)
         values: Array = np.empty((len(lane), *column.shape), column.dtype)
         there, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
         _intact(self._parts[index].fetch(lane, count, there, self._count, start).run([flat(values)]), there)
-        ring.array[count % self.depth, lane] = values
-        ring.touched = min(int(self._count.max()), self.depth)
+        ring.put(lane, count, values)
         return ring
 
     # ---------------------------------------------------------------- reading
@@ -411,6 +502,21 @@ class Store:
         ok = (count < high[lane]) & (count >= low[lane])
         return np.where(ok, lane, 0), np.where(ok, count, 0).astype(np.int64), ok, found
 
+    def newest(self) -> tuple[Array, Array]:
+        """Rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length` of them: row `count` at
+        `count % length`, as a new state of them has it; of a row that was changed the last change. 0: none.
+        """
+        with self._lock:
+            self._check_open()
+            tickets = np.zeros((self.length, self.lanes), np.uint64)
+            low = np.maximum(self._count - self.length, 0)
+            lane, count = ranges(low, self._count)
+            tickets[count % self.length, lane] = (count * self.lanes + lane + self._base).astype(np.uint64)
+            for ticket, patch in sorted(self._patches.held.items()):
+                if patch.count >= low[patch.lane]:
+                    tickets[patch.count % self.length, patch.lane] = ticket
+            return self._count.copy(), tickets
+
     # ---------------------------------------------------------------- compressing again
 
     def _repack_if_due(self) -> None:
@@ -494,8 +600,12 @@ class Store:
                 old = int(tickets[at])
                 values = {c: v[at] for c, v in fields.items()}
                 made.append((old, self._patches.prepare(old, int(lane[at]), int(count[at]), values)))
+            if self._log is not None and made:
+                self._log.append(self._patches.made + 1, [patch for _, patch in made])
             with self._lock:
                 new[picks] = np.array(self._patches.add(made), np.uint64)
+            if self._log is not None:
+                self._log.tidy(self._patches)
         return new
 
     # ---------------------------------------------------------------- checkpoints
@@ -527,6 +637,7 @@ class Store:
         slack: int,
         cache: int = 0,
         streams: bool = True,
+        folder: Folder | None = None,
     ) -> Store:
         """The store `to_arrays` was called on: the same tickets readable, writes go on.
 
@@ -547,7 +658,16 @@ class Store:
             raise ValueError(
                 f"Store.from_arrays: rows were saved {kind[0]}; expected {kind[1]}. Load with the writer that was saved."
             )
-        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, cache=cache, streams=streams)
+        store = cls(
+            columns,
+            lanes=lanes,
+            length=length,
+            slack=slack,
+            first_seq=first,
+            cache=cache,
+            streams=streams,
+            folder=folder,
+        )
         store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
         if (store._count < 0).any():
             raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
@@ -562,12 +682,18 @@ class Store:
             prefix = f"column{i}:"
             own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             if "rows" in own:  # also a column with a codec, if its rows did not compress
-                store._parts[i] = Ring(column.shape, column.dtype, store._lanes, store.depth)
+                if folder is None or not column.nbytes:
+                    store._parts[i] = Ring(column.shape, column.dtype, store._lanes, store.depth)
+                elif not isinstance(store._parts[i], FileRing):
+                    store._parts[i] = store._file_part(folder, column, RING)
             elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
                 store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth, cache)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
         checkpoint.load_patches(store._patches, arrays, low, store._count, len(store.columns))
+        if folder is not None and store._log is not None:
+            store._log.write(store._patches)
+            folder.save(b"".join(map(_kind, store._parts)), store._count)
         return store
 
     # ---------------------------------------------------------------- size, end
@@ -589,6 +715,12 @@ class Store:
         for part in self._parts:
             total += part.size(self._count)
         return total
+
+    @property
+    def disk(self) -> int:
+        """Bytes of files, as far as blocks were allocated for them; 0 without a folder."""
+        self._check_open()
+        return 0 if self._folder is None else self._folder.nbytes
 
     @_recorded
     def stats(self) -> dict[str, int]:
@@ -616,3 +748,6 @@ class Store:
             self._parts = []
             self._lots = []
             self._patches = Patches([c.codec for c in self.columns], self.slack)
+            self._log = None
+            if self._folder is not None:
+                self._folder.close()

@@ -23,7 +23,7 @@ def write(array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array
     """`values` `[..., item]` into slots int32[...]; out-of-range slots are dropped, no slot may come twice."""
     item = array.shape[1:]
     at = slot.reshape(-1) + token
-    return array.at[at].set(values.reshape((-1, *item)), mode="drop", unique_indices=True)
+    return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
 
 
 def read(array: jax.Array, slot: jax.Array) -> jax.Array:

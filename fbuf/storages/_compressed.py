@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import cast
+
+import jax
 
 from fbuf._config import allow, component
 from fbuf._host.bits import BitPack
 from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Raw, Zstd
 from fbuf._host.column import Column
-from fbuf._tree import Spec, name_of
+from fbuf._tree import Spec, item_bytes, name_of
 from fbuf.storages._hosted import Hosted
 
+_LARGE = 1024  # bytes a row
 allow(Zstd, "fbuf.storages.Zstd")
 allow(Blocks, "fbuf.storages.Blocks")
 allow(BitPack, "fbuf.storages.BitPack")
@@ -31,7 +34,8 @@ class Compressed(Hosted):
     """Rows whose large leaves are compressed on the host.
 
     Attributes:
-      keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more.
+      keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more. With a `path` None puts all
+        into files, those of 1 KiB or more compressed and the others as they are, so that `Buffer.resume` finds whole rows.
       codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster;
         `BitPack()` for zeros and ones; `Raw()` for what does not compress; or any value with `chunk`, `encode`, `decode`
         (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
@@ -44,8 +48,12 @@ class Compressed(Hosted):
       on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
       stacks: Whether a leaf whose rows are stacks of 2 to 16 frames of their lane, on the first or the last axis and the newest
         last, is recognised by its first rows and stored as single frames, each once. Reads give what was written, whatever
-        comes. With `Zstd` only. Next stacks beside stacks are recognised as well, as frames of their own: single frames and
-        `Transition(stack=4)` store each frame once for both.
+        comes. With `Zstd` and without a `path` only. Next stacks beside stacks are recognised as well, as frames of their
+        own: single frames and `Transition(stack=4)` store each frame once for both.
+      path: A folder that the chunks are kept in, for data sets larger than memory; see `Memmap` for what holds of it.
+        Memory then holds 18 bytes a chunk. Chunks in files are not compressed again. None: everything is in memory.
+    Raises:
+      ValueError: a setting is out of range, or `path` is given with a codec that keeps a table in memory (`Blocks`).
 
     Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, and for a stack of four some 5 us to compare it); a
     read is one callback and one decompression for each distinct chunk.
@@ -62,8 +70,7 @@ class Compressed(Hosted):
     on_expired: str = "raise"
     cache: int = 0
     stacks: bool = True
-
-    _least: ClassVar[int] = 1024
+    path: str | None = None
 
     def __post_init__(self) -> None:
         self._check()
@@ -80,6 +87,11 @@ class Compressed(Hosted):
             if isinstance(codec, type):
                 name = codec.__name__
                 raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
+            if self.path is not None and isinstance(codec, Blocks):
+                raise ValueError(
+                    f"Compressed: path is {self.path!r}, but the table of {codec!r} lies in memory; expected chunks. "
+                    f"Write Compressed(codec=Zstd(), path=...)."
+                )
 
     def _cache(self) -> int:
         return self.cache
@@ -90,10 +102,16 @@ class Compressed(Hosted):
     def _columns(self, spec: Spec) -> tuple[Column, ...]:
         return tuple(dataclasses.replace(c, stacks=self.stacks) for c in super()._columns(spec))
 
-    def _codec(self, name: str) -> Codec:
-        if isinstance(self.codec, tuple):
-            return self._by_leaf().get(name, Zstd())
-        return cast(Codec, self.codec)
+    @property
+    def _least(self) -> int:
+        return 0 if self.in_files else _LARGE
+
+    def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
+        if isinstance(self.codec, tuple) and name in self._by_leaf():
+            return self._by_leaf()[name]
+        if self.in_files and self.keys is None and item_bytes(leaf) < _LARGE:
+            return None
+        return Zstd() if isinstance(self.codec, tuple) else cast(Codec, self.codec)
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         keys = super().host_keys(spec)

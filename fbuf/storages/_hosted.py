@@ -7,7 +7,7 @@ class for once, because a dozen methods that only hand on their arguments would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from fbuf._host.column import Column
 from fbuf._host.store import Store
 from fbuf._tree import Spec, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _side, _sideread
+from fbuf.storages import _arrays, _filed, _side, _sideread
 from fbuf.storages._side import SideRows
 from fbuf.storages._sideread import SideHeld
 
@@ -28,8 +28,19 @@ class Hosted:
     keys: tuple[str, ...] | None
     slack: int | None
     on_expired: str
-    _least: ClassVar[int] = 0
-    """Bytes a row from which on a leaf goes to the host unless `keys` says which do."""
+
+    @property
+    def _least(self) -> int:
+        """Bytes a row from which on a leaf goes to the host unless `keys` says which do."""
+        return 0
+
+    path: str | None = None
+    """Folder of the rows, of those kept in files."""
+
+    @property
+    def in_files(self) -> bool:
+        """Whether the rows on the host are in files, not in memory."""
+        return self.path is not None
 
     def _check(self) -> None:
         name = type(self).__name__
@@ -38,8 +49,10 @@ class Hosted:
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
         _side.check(name, self.slack, self.on_expired)
+        if self.path is not None:
+            object.__setattr__(self, "path", _filed.checked(name, self.path))
 
-    def _codec(self, name: str) -> Codec | None:
+    def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
         """How the rows of a leaf become bytes; None: as they are."""
         return None
 
@@ -49,16 +62,24 @@ class Hosted:
 
     def _columns(self, spec: Spec) -> tuple[Column, ...]:
         keys = self.host_keys(spec)
-        return tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), self._codec(n)) for n in keys)
+        return tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), self._codec(n, spec[n])) for n in keys)
 
     def _slack(self, geometry: Geometry) -> int:
         return _side.default_slack(geometry, self.slack)
 
-    def _open(self, geometry: Geometry, spec: Spec) -> Store:
-        """A new store."""
+    def _open(self, geometry: Geometry, spec: Spec, resume: bool = False) -> Store:
+        """A new store, or the one that lies in our folder."""
         lanes, length, streams = geometry
-        slack, cache = self._slack(geometry), self._cache()
-        return Store(self._columns(spec), lanes=lanes, length=length, slack=slack, cache=cache, streams=streams)
+        columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
+        if not self.in_files:
+            return Store(columns, lanes=lanes, length=length, slack=slack, cache=cache, streams=streams)
+        if not streams:
+            raise ValueError(
+                f"{type(self).__name__}: rows in files are streams, but the writer replaces any row; expected one that "
+                f"replaces the oldest. Use writers.Ring(), or a storage without a path."
+            )
+        with _filed.folder(type(self).__name__, self.path, geometry, slack, columns, resume) as folder:
+            return Store(columns, lanes=lanes, length=length, slack=slack, cache=cache, folder=folder)
 
     @property
     def masks_expired(self) -> bool:
@@ -77,7 +98,16 @@ class Hosted:
     def plan_host(
         self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
     ) -> tuple[int, str, int]:
+        if self.in_files:
+            return _filed.plan_memory(geometry, self._columns(spec), self._slack(geometry))
         return _side.plan_host(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
+
+    def plan_disk(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> int:
+        if not self.in_files:
+            return 0
+        return _filed.plan_disk(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         if not isinstance(rows, SideRows):
@@ -125,5 +155,25 @@ class Hosted:
         return _side.to_arrays(rows)
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        columns = self._columns(spec)
-        return _side.from_arrays(arrays, geometry, spec, structure, columns, self._slack(geometry), self._cache())
+        columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
+        if not self.in_files:
+            return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache)
+        with _filed.folder(type(self).__name__, self.path, geometry, slack, columns) as folder:
+            return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+
+    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[SideRows, np.ndarray]:
+        name, keys = type(self).__name__, self.host_keys(spec)
+        _side.refuse_tracing(name, "resume")
+        if self.path is None:
+            where = "a temporary folder" if self.in_files else "memory"
+            raise ValueError(
+                f"Buffer.resume: {self!r} keeps its rows in {where}, and they are gone with its states; expected a path. "
+                f'Write {name if self.in_files else "Memmap"}(path="/data/replay").'
+            )
+        missing = [leaf for leaf in spec if leaf not in keys]
+        if missing:
+            raise ValueError(
+                f"Buffer.resume: leaf '{missing[0]}' is kept on the device, not in the files of {self!r}; expected all leaves "
+                f"to be in files. Leave keys out, of the buffer that writes them too."
+            )
+        return _side.resume(self._open(geometry, spec, resume=True), geometry, spec, structure, keys)

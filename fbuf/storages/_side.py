@@ -21,6 +21,7 @@ from jax.extend import core
 
 from fbuf._host import callback, owner
 from fbuf._host.column import one_by_one
+from fbuf._host.folder import Folder
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
@@ -95,12 +96,12 @@ def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
 jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
 
 
-def refuse_tracing(call: str) -> None:
+def refuse_tracing(call: str, verb: str = "init") -> None:
     """Raises under a trace: a store's id would become a constant and its owner die with the tracer."""
     if _traced():
         raise TypeError(
-            f"{call}: `init` of a host storage cannot be traced: it opens a store, which is no array. Call "
-            f"buffer.init(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
+            f"{call}: `{verb}` of a host storage cannot be traced: it opens a store, which is no array. Call "
+            f"buffer.{verb}(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
             f"buffer.plan(example)."
         )
 
@@ -126,6 +127,16 @@ def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns:
     )
     rows.owner = owned
     return rows
+
+
+def resume(
+    store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
+) -> tuple[SideRows, np.ndarray]:
+    """The rows of a store that was there before, and how many each lane ever had, int64[E]."""
+    count, tickets = store.newest()
+    rows = adopt(store, geometry, spec, structure, columns)
+    pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
+    return rows.replace(jnp.asarray(pairs), rows.device), count
 
 
 def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
@@ -242,8 +253,9 @@ def store_of(rows: SideRows) -> Store:
 
 
 def nbytes(rows: SideRows) -> dict[str, int]:
-    """Device bytes of tickets and leaves; host bytes of everything the store allocated."""
-    return {"device": tree_bytes(rows), "host": store_of(rows).nbytes, "disk": 0}
+    """Device bytes of tickets and leaves; bytes of everything the store allocated in memory, and on the disk."""
+    store = store_of(rows)
+    return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
 def to_arrays(rows: SideRows) -> dict[str, np.ndarray]:
@@ -263,7 +275,8 @@ def from_arrays(
     structure: Any,
     columns: tuple[Column, ...],
     slack: int,
-    cache: int,
+    cache: int = 0,
+    folder: Folder | None = None,
 ) -> SideRows:
     """The inverse, over a new store with an id of its own."""
     store = Store.from_arrays(
@@ -274,6 +287,7 @@ def from_arrays(
         slack=slack,
         cache=cache,
         streams=geometry.streams,
+        folder=folder,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
     device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}

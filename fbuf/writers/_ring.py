@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import jax
+import numpy as np
 
 from fbuf import _ring
 from fbuf._config import component
@@ -29,6 +30,9 @@ class Ring:
 
     def init(self, geometry: Geometry) -> RingState:
         return _ring.init(geometry)
+
+    def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
+        return _ring.resumed(geometry, count)
 
     def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
         return _ring.place(ring, geometry, num, keep, skipped)

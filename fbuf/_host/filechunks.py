@@ -1,0 +1,297 @@
+"""A host column as encoded chunks in files: `Chunks` over a `FileArena`, with what else it takes to find the rows again.
+
+Beside the segments lie the dictionaries, a file each, named by a hash of what is in them, and `<name>.open`, the rows of the
+chunks that are still filling: two halves a lane, each with the number of its chunk. A new chunk begins in the half that the
+old one is not in, so that a write that fails, or is killed, before it is counted has overwritten nothing. The index and the
+open rows are in memory too; they are made again from the files when a store is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.batch import Batch, ranges
+from fbuf._host.chunks import Chunks, Staged
+from fbuf._host.codec import Codec
+from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS
+from fbuf._host.filearena import NOWHERE, Entry, FileArena, header
+from fbuf._host.files import File, unlink
+from fbuf._host.folder import Folder, replace
+from fbuf._host.part import Census
+from fbuf._host.plan import Plan
+from fbuf._host.zstd import Dictionary
+
+
+@dataclass
+class FileStaged:
+    """A batch encoded for one column, not yet visible."""
+
+    inner: Staged
+    batch: Batch
+    rows: Array
+    half: Array | None = None  # int64[E], where the open rows of each lane are, once they are written
+
+    @property
+    def incompressible(self) -> bool:
+        """Whether the column is to be kept as it is."""
+        return self.inner.incompressible
+
+
+class FileChunks:
+    """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        codec: Codec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        *,
+        fresh: bool,
+        cache: int = 0,
+    ) -> None:
+        self.arena = FileArena(folder, name)
+        self.chunks = Chunks(codec, shape, dtype, lanes, depth, cache, self.arena)
+        self._codec, self._shape, self._dtype = codec, shape, dtype
+        self.lanes = lanes
+        self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
+        self._folder = folder
+        self._name = name
+        self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
+        self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
+        size = self._labels + 2 * lanes * self.chunks.k * self.chunks.row
+        self._open = File(folder.file(f"{name}.open"), size if fresh else None)
+        if self._open.size != size:
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._open.path} has {self._open.size} bytes; expected {size}. Its bytes were damaged: "
+                f"start a new store at another path."
+            )
+
+    # ---------------------------------------------------------------- size
+
+    def size(self, count: Array) -> int:
+        """Bytes of memory: index, dictionaries, context, open chunks."""
+        return self.chunks.size(count)
+
+    def census(self, count: Array) -> Census:
+        """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
+        return self.chunks.census(count)
+
+    def due(self, count: Array) -> bool:
+        """Chunks in files are not compressed again."""
+        return False
+
+    def lot(self, count: Array, least: int | None) -> None:
+        """Chunks in files are not compressed again."""
+        return None
+
+    # ---------------------------------------------------------------- writing
+
+    def stage(self, batch: Batch, rows: Array) -> FileStaged:
+        """Encodes the chunks a batch completes."""
+        return FileStaged(self.chunks.stage(batch, rows), batch, rows)
+
+    def reserve(self, staged: FileStaged) -> None:
+        """Writes everything; nothing of it counts yet."""
+        inner = staged.inner
+        if inner.blobs:
+            known = {d: self._save(d) for d in dict.fromkeys(inner.dictionaries)}
+            entries = zip(inner.lanes, inner.chunks, inner.dictionaries, inner.blobs, inner.checksums, strict=True)
+            records = [header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
+            inner.addresses = self.arena.append(records)
+        staged.half = self._write_open(staged.batch, staged.rows)
+
+    def _write_open(self, batch: Batch, rows: Array) -> Array:
+        """The rows of the batch that stay open; int64[E], the halves they are in."""
+        k, lanes = self.chunks.k, self.lanes
+        old, new = batch.before // k, batch.after // k
+        half = np.where(new > old, 1 - self.half, self.half)
+        if k == 1:  # none stays open
+            return half
+        fresh = np.flatnonzero((new > old) | (batch.before == 0))
+        if len(fresh):
+            labels = np.ascontiguousarray((new[fresh] + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+            self._open.scatter(labels, half[fresh] * lanes + fresh)
+        if batch.uniform:
+            begin = max(int(new[0]) * k, int(batch.before[0]))
+            stay = int(batch.after[0]) - begin
+            part = rows[len(rows) - stay :]
+            step, lane = np.divmod(np.arange(stay * lanes), lanes)
+            at = begin % k + step
+            values = part.reshape(-1, *part.shape[2:])
+        else:
+            step, lane, count = batch.places()
+            stays = count >= new[lane] * k
+            lane, at, values = lane[stays], count[stays] % k, rows[step[stays], lane[stays]]
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
+        self._open.scatter(data, (half[lane] * k + at) * lanes + lane, self._labels)
+        return half
+
+    def _save(self, dictionary: Dictionary | None) -> int:
+        """Puts a dictionary on the disk, if it is not there; its number."""
+        if dictionary is None:
+            return 0
+        number = self._saved.get(dictionary)
+        if number is None:
+            content = dictionary.data.as_bytes()
+            number = _hash(content)
+            replace(self._dictionary(number), lambda file: file.write(content, 0), len(content))
+            self._saved[dictionary] = number
+        return number
+
+    def _dictionary(self, number: int) -> str:
+        return self._folder.file(f"{self._name}.dictionary-{number:016x}")
+
+    def cancel(self, staged: FileStaged) -> None:
+        """Undoes `reserve`."""
+        inner = staged.inner
+        if inner.addresses is not None:
+            self.arena.undo(inner.addresses, np.array([len(b) for b in inner.blobs], np.int64))
+            inner.addresses = None
+
+    def commit(self, batch: Batch, rows: Array, staged: FileStaged) -> None:
+        """Makes a staged batch readable and drops what has expired."""
+        self.chunks.commit(batch, rows, staged.inner)
+        self.arena.settle()
+        if staged.half is not None:
+            self.half = staged.half
+        held = set(self.chunks.table.values())
+        for dictionary in [d for d in self._saved if d not in held]:
+            unlink(self._dictionary(self._saved.pop(dictionary)))
+
+    def compact(self, count: Array) -> None:
+        """Moves chunks out of segments that are mostly empty."""
+        self.chunks.compact(count)
+        self.arena.settle()
+
+    # ---------------------------------------------------------------- reading
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return self.chunks.fetch(lane, count, there, rows, starts)
+
+    # ---------------------------------------------------------------- whole columns
+
+    def in_memory(self) -> Chunks:
+        """An empty column of the same kind, in memory."""
+        return Chunks(self._codec, self._shape, self._dtype, self.lanes, self.chunks.depth)
+
+    def take(self, other: Chunks, count: Array) -> None:
+        """Takes over all rows of a column in memory, when its lanes have int64[E] `count` rows; this one is new."""
+        mine = self.chunks
+        lane, chunk = mine.live(count)
+        at = chunk % mine.ring, lane
+        books = {0: None} | dict(other.table)
+        slots = other.slot[at].tolist()
+        known = {slot: self._save(books[slot]) for slot in set(slots)}
+        blobs = other.arena.views(other.address[at], other.length[at])
+        entries = zip(lane.tolist(), chunk.tolist(), slots, blobs, other.checksum[at].tolist(), strict=True)
+        records = [header(e, c, known[s], len(blob), crc) + bytes(blob) for e, c, s, blob, crc in entries]
+        mine.address[at] = self.arena.append(records)
+        mine.length[at], mine.checksum[at] = other.length[at], other.checksum[at]
+        # A dictionary is counted by the column it is in.
+        for book in books.values():
+            if book is not None:
+                book.count = 0
+        mine.slot[at] = [mine.enter(books[slot]) for slot in slots]
+        mine.closed, mine.encoded, mine.probed = other.closed, other.encoded, other.probed
+        mine.coder.adopt(other.coder.current, other.closed * mine.k)
+        mine.open[...] = other.open
+        self.arena.settle()
+        first = count // mine.k * mine.k
+        here, number = ranges(first, count)
+        labels = np.ascontiguousarray((count // mine.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+        self._open.scatter(labels, np.arange(self.lanes))
+        data = np.ascontiguousarray(mine.open[here, number % mine.k]).reshape(-1).view(np.uint8)
+        self._open.scatter(data.reshape(-1, mine.row), number % mine.k * self.lanes + here, self._labels)
+
+    def resume(self, count: Array) -> None:
+        """Finds the chunks of lanes with int64[E] `count` rows; those that are not there are damaged when they are read.
+
+        Raises:
+          StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
+        """
+        mine = self.chunks
+        k, tail = mine.k, mine.span(count)[0]
+        stop = count // k
+        found: dict[tuple[int, int], Entry] = {}
+        for entry in self.arena.scan():
+            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]:
+                found[entry.lane, entry.chunk] = entry
+        self._saved = self._read_dictionaries({e.dictionary for e in found.values()} - {0})
+        books = {number: book for book, number in self._saved.items()}
+        lane, chunk = mine.live(count)
+        newest: Entry | None = None
+        for e, c in zip(lane.tolist(), chunk.tolist(), strict=True):
+            at = c % mine.ring, e
+            if (e, c) not in found:
+                self._hole(at)
+                continue
+            entry = found[e, c]
+            mine.address[at], mine.length[at], mine.checksum[at] = entry.address, entry.length, entry.checksum
+            mine.slot[at] = mine.enter(books.get(entry.dictionary))
+            newest = entry if newest is None or entry.address > newest.address else newest
+        there = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
+        at_all = chunk[there] % mine.ring, lane[there]
+        self.arena.hold(mine.address[at_all], mine.length[at_all])
+        self.arena.prune()
+        number = max(len(found), 1)
+        mine.closed = int(stop.sum())
+        mine.encoded = int(sum(e.length for e in found.values()) / number * mine.closed)
+        mine.probed = mine.probed or mine.closed * k * mine.row >= PROBE_BYTES or mine.closed >= PROBE_CHUNKS
+        mine.coder.adopt(None if newest is None else books.get(newest.dictionary), mine.closed * k)
+        self._read_open(count)
+
+    def _hole(self, at: tuple[int, int]) -> None:
+        """A chunk that was lost: reading it raises StoreCorrupted."""
+        mine = self.chunks
+        mine.address[at], mine.length[at], mine.slot[at] = NOWHERE, 0, 0
+        mine.checksum[at] = 1 ^ zlib.crc32(b"")
+
+    def _read_dictionaries(self, numbers: set[int]) -> dict[Dictionary, int]:
+        books = {}
+        for name in self._folder.files(f"{self._name}.dictionary-"):  # of chunks that came to nothing, or are gone
+            if name.rpartition("-")[2] not in {f"{number:016x}" for number in numbers}:
+                unlink(self._folder.file(name))
+        for number in sorted(numbers):
+            path = self._dictionary(number)
+            file = File(path)
+            content = file.read(0, file.size)
+            if _hash(content) != number:
+                raise StoreCorrupted(
+                    f"Buffer.resume: {path} is not what it was; expected a dictionary of that hash. Its bytes were damaged: "
+                    f"start a new store at another path."
+                )
+            books[Dictionary(content)] = number
+        return books
+
+    def _read_open(self, count: Array) -> None:
+        mine, lanes = self.chunks, self.lanes
+        open_rows = count % mine.k
+        labels = np.frombuffer(self._open.read(0, self._labels), "<u8").astype(np.int64).reshape(2, lanes)
+        right = labels == count // mine.k + 1
+        lost = ~right.any(axis=0) & (open_rows > 0)
+        if lost.any():
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._open.path} does not hold the newest rows of lane {int(np.flatnonzero(lost)[0])}; "
+                f"expected them. Its bytes were damaged: start a new store at another path."
+            )
+        self.half = np.argmax(right, axis=0)
+        table = np.frombuffer(self._open.read(self._labels, self._open.size), np.uint8)
+        rows = table.reshape(2, mine.k, lanes, mine.row)[self.half, :, np.arange(lanes)]
+        if mine.open.nbytes:
+            flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
+
+
+def _hash(content: bytes) -> int:
+    """Names a dictionary; 0 is none."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1
