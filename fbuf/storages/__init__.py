@@ -1,5 +1,5 @@
 """Where rows live: `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the host),
-`Host` (numpy on the host).
+`Host` (numpy on the host), `Ragged` (rows of any shape, text and objects, on the host).
 
 Every storage holds the same rows and, for one key, gives the same batch, bit for bit; what a full table of `Deduplicated` had
 no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
@@ -11,5 +11,6 @@ from fbuf.storages._compressed import Compressed
 from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
+from fbuf.storages._ragged import Ragged
 
-__all__ = ["Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Zstd"]
+__all__ = ["Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Ragged", "Zstd"]
