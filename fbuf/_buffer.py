@@ -363,11 +363,11 @@ class Buffer:
         index = _checked_index(call, index)
         given = named_leaves(fields)
         if isinstance(self.storage, Ragged):
-            self.storage.refuse_update(call, state.rows, list(given))
+            spec = self.storage.changeable(call, state.rows, list(given))
         unknown = [n for n in given if n not in spec]
         if unknown or not given:
             what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
-            raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec))}': x}}.")
+            raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
         for name in (*self.ends, self.sampler.stamp):
             if name in given:
                 what = "says where episodes end" if name in self.ends else f"is what {self.sampler!r} goes by"

@@ -17,7 +17,7 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 
 
@@ -31,6 +31,7 @@ STORAGES = {
     "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
     "Compressed": Compressed(keys=("obs",)),
     "Host": Host(keys=("obs",)),
+    "Ragged": Ragged(keys=(), maximum={"obs": (8, 8)}),
 }
 SAMPLERS = {
     "Uniform": Uniform(),
@@ -104,7 +105,8 @@ def batches(storage: str, sampler: str, view: str) -> list[Any]:
         state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
         if buffer.sampler.prioritized:
             state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
-        return state, (batch.data, batch.mask, batch.index.slot, batch.probability, batch.weight)
+        data = {name: leaf for name, leaf in batch.data.items() if name != "obs_length"}  # of `Ragged`
+        return state, (data, batch.mask, batch.index.slot, batch.probability, batch.weight)
 
     state, rng, out = buffer.init(EXAMPLE), np.random.default_rng(0), []
     for i in range(8):

@@ -222,16 +222,17 @@ class Ragged(Hosted):
         device = {n: _arrays.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
         return rows.replace(rows.ticket, device), None
 
-    def refuse_update(self, call: str, rows: SideRows, names: Sequence[str]) -> None:
-        """Raises where a leaf that is stored on the host is to be changed."""
+    def changeable(self, call: str, rows: SideRows, names: Sequence[str]) -> Spec:
+        """Leaves that `update_rows` can change; raises where `names` has others that rows have."""
+        host = (*rows.layout.columns, *(leaf.name for leaf in rows.layout.leaves))
         for name in names:
-            if name not in rows.device and (
-                name in rows.layout.columns or name in (leaf.name for leaf in rows.layout.leaves)
-            ):
+            ragged = next((n for n in host if name == n or name.startswith(f"{n}/")), None)
+            if ragged is not None and name not in rows.device:
                 raise TypeError(
-                    f"{call}: leaf '{name}' is ragged, and cannot change once it is stored. Add the row anew, or keep what "
+                    f"{call}: leaf '{ragged}' is ragged, and cannot change once it is stored. Add the row anew, or keep what "
                     f"changes in a leaf of its own that is a number."
                 )
+        return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
 
     # ------------------------------------------------------------------------------------------- reading
 
