@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import pickle
+import threading
 import weakref
 from typing import Any
 
@@ -156,6 +158,83 @@ def test_leaves_in_all_forms() -> None:
     copies = text["obs"]
     copies[0][:] = 7
     assert (text["obs"][0] == np.arange(3)).all()
+
+
+def test_rows_may_be_given_in_any_form() -> None:
+    torch = pytest.importorskip("torch")
+    buffer = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(maximum={"obs": 3}))
+    state = buffer.init({"obs": jnp.zeros(0), "x": np.float32(0), "at": {"any": None}})
+    one = {"obs": jnp.ones(2), "x": jnp.float32(1), "at": {"any": {"a": {"b": 1}}}}
+    two = {"obs": torch.ones(3), "x": 2, "at": {"any": (1, 2)}}
+    state = buffer.add(state, [one, two])
+    state = buffer.add(state, {"x": np.array([3, 4], np.float32), "at": {"any": ["c", "d"]}})
+    state = buffer.add(state, {"x": [5, 6], "obs": np.ones((2, 3), np.float32), "obs_length": np.array([[0], [-1]])})
+    state = buffer.extend(state, ((one, two),))
+    state = buffer.extend(state, [])
+    got = buffer.last(state, 4)
+    assert got.data["x"].tolist() == [[1, 2], [3, 4], [5, 6], [1, 2]]
+    assert got.data["obs_length"][..., 0].tolist() == [[2, 3], [-1, -1], [0, -1], [2, 3]]
+    assert got.lazy.get("at/any", "?") == [
+        [one["at"]["any"], (1, 2)],
+        ["c", "d"],
+        ["?", "?"],
+        [one["at"]["any"], (1, 2)],
+    ]
+    assert got.lazy.missing == {"at/any": [(2, 0), (2, 1)], "obs": [(1, 0), (1, 1), (2, 1)]}
+    assert buffer.get(state, jnp.array([[0]])).lazy.stack("obs", -1).shape == (2, 1, 1)
+    alone = fbuf.Buffer(capacity=3, storage=Ragged(maximum={"obs": 3}))
+    state = alone.init({"obs": np.zeros(0, np.float32)})
+    state = alone.add(state, {"obs": np.ones(3, np.float32), "obs_length": np.array([1])})
+    assert alone.rows(state).lazy["obs"][0].tolist() == [1]
+
+
+def test_a_batch_in_torch_still_reads() -> None:
+    torch = pytest.importorskip("torch")
+    from fbuf.torch import to_torch
+
+    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
+    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": "a", "x": 1.0}])
+    batch = to_torch(buffer.peek(state, jax.random.key(0), 2))
+    del state
+    gc.collect()
+    assert isinstance(batch.data["x"], torch.Tensor) and batch.lazy["text"] == ["a", "a"]
+    assert batch.lazy.rows() == [{"text": "a", "x": np.float32(1)}] * 2
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(batch.ragged)
+
+
+def test_keys_drawn_by_vmap_read_their_rows() -> None:
+    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
+    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": str(i), "x": float(i)} for i in range(4)])
+    batch = jax.vmap(lambda key: buffer.peek(state, key, 3))(jax.random.split(jax.random.key(0), 2))
+    assert batch.lazy["text"] == [[str(int(x)) for x in xs] for xs in batch.data["x"]]
+
+
+def test_readers_and_writers_in_threads() -> None:
+    buffer = fbuf.Buffer(capacity=64, storage=Ragged())
+    state = buffer.init({"a": b""})
+    store, wrong = store_of(state), list[str]()
+
+    def write() -> None:
+        for i in range(150):
+            store.put([[bytes([i % 250]) * (40 * i) for _ in range(4)]], 4, None)
+
+    def read() -> None:
+        for _ in range(300):
+            newest = store.stats()["rows_accepted"]
+            tickets = np.arange(max(newest - 30, 0), newest, dtype=np.uint64) + np.uint64(1)
+            found, there = store.values(0, tickets)
+            for ticket, value, ok in zip(tickets.tolist(), found, there, strict=True):
+                i = (ticket - 1) // 4 % 150
+                if ok and value != bytes([i % 250]) * (40 * i):
+                    wrong.append(f"{ticket}")
+
+    threads = [threading.Thread(target=write)] + [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and store.stats()["rows_accepted"] == 600
 
 
 def test_windows_come_as_rows_of_their_own() -> None:

@@ -7,6 +7,8 @@ pickle (a file of a stranger could run code) and one record a row (a reader of o
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +35,7 @@ class Missing:
 MISSING = Missing()
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_code(dtype: np.dtype[Any]) -> str | None:
     """A name to find a dtype again by; None where there is none (objects, records)."""
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
@@ -40,6 +43,7 @@ def dtype_code(dtype: np.dtype[Any]) -> str | None:
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_of(code: str) -> np.dtype[Any]:
     """The inverse of `dtype_code`, for JAX's own dtypes too. Raises TypeError."""
     try:
@@ -63,7 +67,7 @@ def encode(value: Any, own: Encode | None) -> bytes | None:
     if kind is np.ndarray or isinstance(value, np.generic):
         code = dtype_code(value.dtype)
         if code is not None:
-            return head(code, value.shape) + np.ascontiguousarray(value).tobytes()
+            return head(code, value.shape) + value.tobytes()
     elif kind is str:
         return bytes([_TEXT]) + value.encode("utf-8", "surrogatepass")
     elif kind is bytes:
@@ -120,26 +124,34 @@ def decode(data: memoryview, own: Decode | None) -> Any:
     return own(bytes(rest))
 
 
+@functools.lru_cache(maxsize=4096)
 def head(code: str, shape: tuple[int, ...]) -> bytes:
     """What stands before an array's elements: mark, dtype, shape."""
     name = code.encode()
     return struct.pack(f"<BBB{len(name)}s{len(shape)}q", _ARRAY, len(name), len(shape), name, *shape)
 
 
+@functools.lru_cache(maxsize=4096)
+def _parsed(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The dtype, shape and number of elements that a head tells of. Raises ValueError, TypeError, struct.error."""
+    mark, length, ndim = struct.unpack_from("<BBB", data)
+    code, *shape = struct.unpack_from(f"<{length}s{ndim}q", data, 3)
+    if mark != _ARRAY or min(shape, default=0) < 0:
+        raise ValueError("no array")
+    return dtype_of(code.decode()), tuple(shape), math.prod(shape)
+
+
 def array(data: memoryview) -> Array:
-    """The array in these bytes, a view of them where the elements allow. Raises StoreCorrupted."""
+    """The array in these bytes, a view of them. Raises StoreCorrupted."""
     try:
-        mark, length, ndim = struct.unpack_from("<BBB", data)
-        code, *shape = struct.unpack_from(f"<{length}s{ndim}q", data, 3)
-        dtype = dtype_of(code.decode())
-        start = 3 + length + 8 * ndim
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if mark != _ARRAY or min(shape, default=0) < 0 or len(data) != start + size:
+        start = 3 + data[1] + 8 * data[2]
+        dtype, shape, count = _parsed(bytes(data[:start]))
+        if len(data) != start + count * dtype.itemsize:
             raise ValueError(f"{len(data)} bytes")
-        if not size:
+        if not count or not dtype.itemsize:
             return np.empty(shape, dtype)
-        return np.frombuffer(data, np.uint8, offset=start).view(dtype).reshape(shape)
-    except (struct.error, ValueError, TypeError) as error:
+        return np.frombuffer(data, dtype, count, start).reshape(shape)
+    except (struct.error, ValueError, TypeError, IndexError) as error:
         raise malformed(str(error)) from error
 
 

@@ -69,7 +69,7 @@ class Ragged(Hosted):
     Ragged leaves cannot be changed by `update_rows`. The capacity is the buffer's; for one that grows by itself see
     `Replay(..., unlimited=True)`.
 
-    Cost: a write some 3 us a value, and waits for the steps before it; a read some 3 us a value asked for. 17 bytes a
+    Cost: a write some 5 us a value, and waits for the steps before it; a read some 3 us a value asked for. 17 bytes a
     leaf and row beside the values; arrays, text and bytes are kept as bytes, with checksums, and no Python object each.
 
     Example:

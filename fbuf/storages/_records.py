@@ -20,6 +20,8 @@ from fbuf._host.values import MISSING, dtype_code, dtype_of
 from fbuf._lazy import TICKET, length_name
 from fbuf._tree import PyTree, Spec, leaf_spec, nested
 
+_PLAIN = frozenset((np.ndarray, str, bytes, float, int, bool, list, tuple, type(None)))
+"""Types that are told from a dict, a tracer or a tensor at a glance."""
 _KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "bytes": (bytes, bytearray, memoryview)}
 
 
@@ -51,7 +53,8 @@ def flatten(call: str, row: Any, names: Sequence[str] = ()) -> dict[str, Any]:
             if not isinstance(key, str) or not key or "/" in key:
                 raise TypeError(f"{call}: a row has the key {key!r}; expected a name without '/'. Rename it.")
             name = f"{path}{key}"
-            if isinstance(value, Mapping) and name not in names:
+            kind = type(value)
+            if (kind is dict or (kind not in _PLAIN and isinstance(value, Mapping))) and name not in names:
                 walk(value, f"{name}/")
             else:
                 found[name] = value
@@ -283,6 +286,8 @@ def _check_number(call: str, what: str, got: int, want: int | None) -> None:
 def _check_names(
     call: str, what: str, got: Mapping[str, Any], dense: Mapping[str, Any], ragged: Mapping[str, Any], lengths: set[str]
 ) -> None:
+    if got.keys() == dense.keys() | ragged.keys():
+        return
     missing = [n for n in dense if n not in got]
     extra = [n for n in got if n not in dense and n not in ragged and n not in lengths]
     if missing or extra:
@@ -305,14 +310,31 @@ def _of_rows(
 ) -> Parsed:
     out: dict[str, Any] = {}
     for name, want in dense.items():
-        items = [_item(call, name, row[name], want, i if shape else None) for i, row in enumerate(rows)]
-        out[name] = np.array(items, want.dtype).reshape((*shape, *want.shape))
+        column = [row[name] for row in rows]
+        array = _numbers(column, want) if shape else None
+        if array is None:
+            items = [_item(call, name, value, want, i if shape else None) for i, value in enumerate(column)]
+            array = np.array(items, want.dtype)
+        out[name] = array.reshape((*shape, *want.shape))
     found = [
         [MISSING if n not in row else value_of(call, leaf, row[n], i if shape else None) for i, row in enumerate(rows)]
         for n, leaf in ragged.items()
     ]
     out[TICKET] = np.zeros((*shape, 2), np.uint32)
     return Parsed(out, found)
+
+
+def _numbers(values: list[Any], want: jax.ShapeDtypeStruct) -> np.ndarray[Any, Any] | None:
+    """Python numbers of the kind wanted at once; None: look at each."""
+    kinds = set(map(type, values))
+    fitting: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {float, int}}
+    fits = fitting.get(np.dtype(want.dtype).kind, set())
+    if want.shape != () or not kinds or not kinds <= fits:
+        return None
+    try:
+        return np.array(values, want.dtype)
+    except OverflowError:
+        return None
 
 
 def _item(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, row: int | None) -> Any:
@@ -342,6 +364,10 @@ def _item(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, row: int
 
 def _numpy(call: str, what: str, value: Any) -> Any:
     """Arrays of JAX and torch as numpy; the rest as it is."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{call}: {what} is a masked array; expected one without a mask. Use x.filled(0).")
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{call}: {what} is traced; inside jit give columns, a dict of arrays. Write {{'obs': x}}.")
     if isinstance(value, jax.Array):
@@ -385,7 +411,7 @@ def value_of(call: str, leaf: Leaf, given: Any, row: int | None) -> Any:
             f"{call}: {where} is {type(value).__name__}; expected an array of {dtype}, as the example given to `init`. Convert "
             f"it with np.asarray(x, '{dtype}'), or give None as the example of a leaf that may hold anything."
         )
-    if leaf.maximum is not None and leaf_spec(value).dtype == dtype:
+    if leaf.maximum is not None and value.dtype != dtype and leaf_spec(value).dtype == dtype:
         value = np.asarray(value, dtype)  # float64 is float32 where JAX narrows it
     if value.dtype != dtype:
         raise TypeError(
