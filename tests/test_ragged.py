@@ -23,6 +23,7 @@ from fbuf._host import owner
 from fbuf._host.codec import StoreCorrupted
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.storages import Ragged, Zstd
+from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
 
 EXAMPLE = {"obs": np.zeros(0, np.float32), "text": "", "info": {"any": None}, "reward": 0.0}
@@ -427,6 +428,24 @@ def test_a_row_beyond_its_maximum_is_refused_and_nothing_stored() -> None:
     assert store_of(state).stats() == before
     state = buffer.extend(state, [fine])
     assert buffer.rows(state).lazy["obs"][0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("view", [Row(), pytest.param(Sequence(3), marks=pytest.mark.slow)])
+def test_a_donated_step_copies_nothing(view: Any) -> None:
+    buffer = fbuf.Buffer(capacity=200_000, storage=Ragged(maximum={"obs": 4}), sampler=Prioritized(), view=view)
+    ends = {"terminated": False, "truncated": False}
+    state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "x": 0.0, **ends})
+    rows = {"obs": jnp.ones((3, 3)), "x": jnp.ones(3), **{name: jnp.zeros(3, bool) for name in ends}}
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key = given
+        state, one = buffer.sample(state, key, 8)
+        state, two = buffer.sample(buffer.extend(state, rows), key, 8)
+        return buffer.update_priority(state, one.index, two.weight), (one, two)
+
+    memory = assert_inplace(step, state, (rows, jax.random.key(0)))
+    for leaf in jax.tree.leaves(state):
+        assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
 
 
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Epoch()])

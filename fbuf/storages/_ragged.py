@@ -27,8 +27,10 @@ from fbuf._host.shelf import Leaf
 from fbuf._lazy import TICKET, Tickets, length_name
 from fbuf._tree import PyTree, Spec, item_bytes, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _records, _side
+from fbuf.storages import _arrays, _ragged_example, _side
 from fbuf.storages._hosted import Hosted
+from fbuf.storages._ragged_rows import eager
+from fbuf.storages._ragged_traced import Parsed, traced
 from fbuf.storages._side import SideRows
 
 _INDEX = 17  # bytes a ragged leaf and row, beside its value
@@ -127,7 +129,7 @@ class Ragged(Hosted):
           TypeError, ValueError: the example is no dict of names, or `keys` or `maximum` do not fit it.
         """
         _side.refuse_tracing("Ragged")
-        return _records.describe(call, example, self.keys, self.shapes)
+        return _ragged_example.describe(call, example, self.keys, self.shapes)
 
     def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]) -> SideRows:
         """Empty rows over a new store."""
@@ -161,9 +163,7 @@ class Ragged(Hosted):
 
     # ------------------------------------------------------------------------------------------- writing
 
-    def parse(
-        self, call: str, rows: SideRows, given: PyTree, lead: tuple[int | None, ...], axes: str
-    ) -> _records.Parsed:
+    def parse(self, call: str, rows: SideRows, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Parsed:
         """Checks rows in any form, before anything is stored; inside jit they are arrays already.
 
         Raises:
@@ -172,7 +172,7 @@ class Ragged(Hosted):
         """
         layout = rows.layout
         tracing = isinstance(rows.id, jax.core.Tracer) or _side._traced()
-        parse = _records.traced if tracing else _records.eager
+        parse = traced if tracing else eager
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 
     def put(
