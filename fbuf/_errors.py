@@ -67,6 +67,11 @@ def check_names(call: str, got: Any, expected: Any) -> None:
         )
 
 
+def _are_dicts(rows: Any, spec: Spec) -> bool:
+    """Whether these are a list of rows, each a dict, and not one row that is a list."""
+    return all(isinstance(row, Mapping) for row in rows) and not next(iter(spec)).split("/")[0].isdigit()
+
+
 def check_rows(
     call: str, rows: PyTree, spec: Spec, structure: Any, leading: tuple[int | None, ...], axes: str
 ) -> dict[str, jax.Array]:
@@ -82,7 +87,7 @@ def check_rows(
       ValueError, TypeError: wrong names, structure, dtype or shape; with the leaf's path and the fix as code.
     """
     leaves = named_leaves(rows)
-    if isinstance(rows, (list, tuple)) and leaves.keys() != spec.keys() and any(isinstance(r, Mapping) for r in rows):
+    if type(rows) in (list, tuple) and leaves.keys() != spec.keys() and _are_dicts(rows, spec):
         raise TypeError(
             f"{call}: rows are a {type(rows).__name__} of {len(rows)} dicts; this storage takes one dict of arrays "
             f"[{axes}, ...]. Stack them: jax.tree.map(lambda *x: np.stack(x), *rows); if their shapes differ, use "

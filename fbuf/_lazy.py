@@ -7,6 +7,7 @@ could not leave jit), and a stack that is tried at every access (torchrl's lazy 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -51,6 +52,11 @@ class Tickets:
         store = cast(Records, owner.find(owner.join_id(np.asarray(_array(self.id)))))
         pairs = np.ascontiguousarray(np.asarray(_array(self.ticket)), np.uint32)
         return Lazy(store, pairs.view(np.uint64)[..., 0], data, self.strict, self.dense)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tickets:
+        return Tickets(
+            copy.deepcopy(self.id, memo), copy.deepcopy(self.ticket, memo), self.slot, self.strict, self.dense
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError(

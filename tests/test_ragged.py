@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gc
@@ -202,6 +203,10 @@ def test_a_batch_in_torch_still_reads() -> None:
     assert batch.lazy.rows() == [{"text": "a", "x": np.float32(1)}] * 2
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(batch.ragged)
+    copied = copy.deepcopy(batch)
+    del batch
+    gc.collect()
+    assert copied.lazy["text"] == ["a", "a"]
 
 
 def test_keys_drawn_by_vmap_read_their_rows() -> None:
