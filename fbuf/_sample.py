@@ -38,7 +38,7 @@ class Sample:
 
     @property
     def lazy(self) -> Lazy:
-        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf._lazy.Lazy`. Eager."""
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
 
@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def lazy(self) -> Lazy:
-        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf._lazy.Lazy`. Eager."""
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
 

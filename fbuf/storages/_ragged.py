@@ -46,7 +46,7 @@ class Ragged(Hosted):
     `extend` as a list of them (with lanes, N lists of E), or as one dict of columns: arrays `[N, ...]` or lists of N
     values. Rows may lack ragged leaves, never the others.
 
-    A batch has the arrays in `batch.data`, and everything else in `batch.lazy` (`fbuf._lazy.Lazy`): lists, object
+    A batch has the arrays in `batch.data`, and everything else in `batch.lazy` (`fbuf.Lazy`): lists, object
     arrays, torch nested tensors, or a dense stack where shapes agree. So do `get`, `rows` and `last`. Views
     (`Sequence`, `Transition`, ...) read arrays only; `batch.lazy` then has the rows of their windows (`Transition`: the
     row at t).
