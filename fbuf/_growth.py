@@ -51,7 +51,7 @@ def grow(buffer: Buffer, state: BufferState, capacity: Any) -> tuple[Buffer, Buf
     rows = storage.deepen(state.rows, other.geometry)
     fresh = _verbs.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
-        grown = dataclasses.replace(state, rows=rows, ring=ring)
+        grown = dataclasses.replace(fresh, rows=rows, ring=ring)
         anchors, sampler = _verbs.convert(other, grown, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
