@@ -10,6 +10,7 @@ from fbuf import torch as torch  # not in __all__: a star import must not hide t
 from fbuf._buffer import Buffer
 from fbuf._checked import checked
 from fbuf._host.owner import StoreHandle, stores
+from fbuf._lazy import Lazy
 from fbuf._plan import Plan
 from fbuf._presets import prioritized, trajectory, uniform
 from fbuf._replay import Replay
@@ -22,6 +23,7 @@ __all__ = [
     "Buffer",
     "BufferState",
     "Index",
+    "Lazy",
     "Plan",
     "Replay",
     "Rows",

@@ -21,9 +21,10 @@ import numpy as np
 
 from fbuf import _ahead, _errors, _verbs
 from fbuf._config import component
+from fbuf._lazy import TICKET
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
-from fbuf._tree import PyTree, Spec, name_of, named_leaves, spec_of, tree_bytes
+from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
     Deciding,
     Geometry,
@@ -40,7 +41,7 @@ from fbuf._typing import (
     Writer,
 )
 from fbuf.samplers import Uniform
-from fbuf.storages import Device
+from fbuf.storages import Device, Ragged
 from fbuf.views import Row
 from fbuf.writers import Ring
 
@@ -54,7 +55,8 @@ class Buffer:
 
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
-      storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`.
+      storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`,
+        `Ragged(...)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
         `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
@@ -224,6 +226,10 @@ class Buffer:
           TypeError: a leaf is no array of numbers; or `init` of a host storage is being traced.
         Cost: O(C), the allocation.
         """
+        if isinstance(self.storage, Ragged):
+            arrays, leaves = self.storage.describe("Buffer.init", example)
+            spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
+            return _ahead.empty_state(self, self.storage.open(self.geometry, spec, jax.tree.structure(arrays), leaves))
         spec = self.checked_spec("Buffer.init", example)
         rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         return _ahead.empty_state(self, rows)
@@ -281,6 +287,19 @@ class Buffer:
         self._check_fields(call, spec)
         self.storage.host_keys(spec)
         return spec
+
+    def _checked_spec_beside(self, call: str, arrays: PyTree, ragged: list[str]) -> Spec:
+        """`checked_spec` of the arrays beside ragged leaves, which a message about a leaf that is missing must name."""
+        try:
+            return self.checked_spec(call, arrays)
+        except (TypeError, ValueError) as error:
+            hidden = [n for n in ragged if n not in named_leaves(arrays) and f"'{n}'" in str(error)]
+            if not hidden:
+                raise
+            raise type(error)(
+                f"{error} '{hidden[0]}' is ragged; views read arrays that have one shape (keys= names the others) or a largest "
+                f"one: storages.Ragged(maximum={{'{hidden[0]}': (...)}})."
+            ) from None
 
     def _check_fields(self, call: str, spec: Spec) -> None:
         """Rows have what the view reads, what ends episodes and what the sampler goes by."""
@@ -350,7 +369,11 @@ class Buffer:
         axes = "" if single else "N"
         if self.lanes is not None:
             lead, axes = (*lead, self.lanes), f"{axes}, E".lstrip(", ")
-        leaves = _errors.check_rows(call, rows, spec, structure, lead, axes)
+        values = None
+        if isinstance(self.storage, Ragged):
+            leaves, values = self.storage.parse(call, state.rows, rows, lead, axes)
+        else:
+            leaves = _errors.check_rows(call, rows, spec, structure, lead, axes)
         shape = next(iter(leaves.values())).shape[: len(lead)]
         if priority is not None:
             if not self.sampler.prioritized:
@@ -361,10 +384,39 @@ class Buffer:
             priority = _errors.check_array(call, "priority", priority, shape, "fi")
         if mask is not None:
             mask = _errors.check_array(call, "mask", mask, shape, "b")
-        full = ((1,) if single else shape[:1]) + ((self.lanes or 1),)
+        full = (1 if single else shape[0], self.lanes or 1)
         if full[0] == 0:
             return state
+        if values is not None:
+            leaves = self._put(state, leaves, values, full, mask)
         return _verbs.extend(self, state, leaves, priority, mask, static=(full, len(lead)))[0]
+
+    def _put(self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any) -> Any:
+        """Stores what is no array, and puts the tickets in its place."""
+        assert isinstance(self.storage, Ragged)
+        tickets = self.storage.put(state.rows, values, shape, self.geometry.length, mask, state.token)
+        return {**leaves, TICKET: jnp.asarray(tickets.reshape(leaves[TICKET].shape))}
+
+    def parsed(
+        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any
+    ) -> tuple[dict[str, Any], Any, tuple[int, int]]:
+        """Checked rows of `storages.Ragged`, nothing stored: arrays by name, what is none, and [N, E]. Eager."""
+        assert isinstance(self.storage, Ragged)
+        single = call.endswith("add")
+        lead: tuple[int | None, ...] = (() if single else (None,)) + (() if self.lanes is None else (self.lanes,))
+        axes = ", ".join((() if single else ("N",)) + (() if self.lanes is None else ("E",)))
+        leaves, values = self.storage.parse(call, state.rows, rows, lead, axes)
+        shape = leaves[TICKET].shape[:-1]
+        for what, value, kinds in (("priority", priority, "fi"), ("mask", mask, "b")):
+            if value is not None:
+                _errors.check_array(call, what, value, shape, kinds)
+        return leaves, values, (1 if single else shape[0], self.lanes or 1)
+
+    def stored(
+        self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any
+    ) -> PyTree:
+        """What `parsed` gave as rows whose tickets are drawn, so that `extend` of them, with the same mask, can be jitted."""
+        return nested(self._put(state, leaves, values, shape, mask) if values is not None and shape[0] else leaves)
 
     def update_priority(
         self, state: BufferState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
@@ -424,10 +476,12 @@ class Buffer:
         spec, _ = self._state_spec(call, "update_rows(state, index, fields)", state)
         index = _checked_index(call, index)
         given = named_leaves(fields)
+        if isinstance(self.storage, Ragged):
+            spec = self.storage.changeable(call, state.rows, list(given))
         unknown = [n for n in given if n not in spec]
         if unknown or not given:
             what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
-            raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec))}': x}}.")
+            raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
         for name in (*self.ends, self.sampler.stamp):
             if name in given:
                 what = "says where episodes end" if name in self.ends else f"is what {self.sampler!r} goes by"
@@ -613,23 +667,31 @@ class Buffer:
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
         return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
 
-    def grow(self, state: BufferState, blocks: Any = None) -> tuple[Buffer, BufferState]:
-        """The same rows, indices and priorities with more room for distinct blocks (`storages.Deduplicated`).
+    def grow(
+        self, state: BufferState, blocks: Any = None, *, capacity: int | None = None
+    ) -> tuple[Buffer, BufferState]:
+        """The same rows, indices and priorities with more room: for distinct blocks (`storages.Deduplicated`), or for rows
+        (`storages.Ragged`, as long as no row has been overwritten).
 
-        Eager: shapes change, so what was jitted compiles again for the new buffer. Everything but the blocks is shared
+        Eager: shapes change, so what was jitted compiles again for the new buffer. What does not change is shared
         with `state`: donate at most one of the two.
 
         Args:
           blocks: Places of the table then, as for `Deduplicated`; None: half as many again.
+          capacity: Rows then, for `Ragged`; None: twice as many.
         Returns:
           The buffer to use from now on, and its state.
         Raises:
           TypeError: the storage does not grow; or the state is traced.
-          ValueError: fewer places than there are.
+          ValueError: no more room than there is, or rows have been overwritten.
         Cost: O(C + places); both tables exist for a moment.
         """
         self._state_spec("Buffer.grow", "grow(state, blocks)", state)
-        if not isinstance(self.storage, Growable):
+        if isinstance(self.storage, Ragged) and blocks is None:
+            from fbuf._growth import grow
+
+            return grow(self, state, capacity)
+        if capacity is not None or not isinstance(self.storage, Growable):
             raise TypeError(
                 f"Buffer.grow: {self.storage!r} has nothing to grow. Make a buffer of a larger capacity and add the rows: "
                 f"other.extend(other.init(example), rows)."

@@ -6,6 +6,7 @@ All checks here look at structure, dtype and shape only, so they run at trace ti
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -45,7 +46,10 @@ def check_spec(call: str, spec: Spec) -> None:
                 f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
             )
         if np.dtype(leaf.dtype).kind in "OSUmM":
-            raise TypeError(f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans.")
+            raise TypeError(
+                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. For text and objects use "
+                f"Buffer(storage=fbuf.storages.Ragged())."
+            )
 
 
 def check_names(call: str, got: Any, expected: Any) -> None:
@@ -63,6 +67,11 @@ def check_names(call: str, got: Any, expected: Any) -> None:
         )
 
 
+def _are_dicts(rows: Any, spec: Spec) -> bool:
+    """Whether these are a list of rows, each a dict, and not one row that is a list."""
+    return all(isinstance(row, Mapping) for row in rows) and not next(iter(spec)).split("/")[0].isdigit()
+
+
 def check_rows(
     call: str, rows: PyTree, spec: Spec, structure: Any, leading: tuple[int | None, ...], axes: str
 ) -> dict[str, jax.Array]:
@@ -78,6 +87,12 @@ def check_rows(
       ValueError, TypeError: wrong names, structure, dtype or shape; with the leaf's path and the fix as code.
     """
     leaves = named_leaves(rows)
+    if type(rows) in (list, tuple) and leaves.keys() != spec.keys() and _are_dicts(rows, spec):
+        raise TypeError(
+            f"{call}: rows are a {type(rows).__name__} of {len(rows)} dicts; this storage takes one dict of arrays "
+            f"[{axes}, ...]. Stack them: jax.tree.map(lambda *x: np.stack(x), *rows); if their shapes differ, use "
+            f"Buffer(storage=fbuf.storages.Ragged())."
+        )
     check_names(call, list(leaves), list(spec))
     if jax.tree.structure(rows) != structure:
         raise ValueError(

@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting, Resumable
+from fbuf._typing import Forecast, Forecasting, Recording, Resumable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,12 @@ def plan(
         raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
     if ratio is not None and not ratio > 0:
         raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
+    if isinstance(buffer.storage, Recording):
+        if rows is not None:
+            raise ValueError(
+                f"Buffer.plan: rows are given, but {buffer.storage!r} cannot tell from them. Leave them out."
+            )
+        example, _ = buffer.storage.describe("Buffer.plan", example)
     spec = buffer.checked_spec("Buffer.plan", example)
     structure: Any = jax.tree.structure(example)
     geometry, storage = buffer.geometry, buffer.storage

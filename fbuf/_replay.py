@@ -7,6 +7,7 @@ hands out batches as JAX, numpy or torch arrays. Inside jit use the `Buffer` its
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import PyTree
 from fbuf._typing import Growable
+from fbuf.storages import Ragged
 
 _FORMS = ("jax", "numpy", "torch")
 
@@ -39,6 +41,8 @@ class Replay:
       example: One row, as for `Buffer.init`.
       seed: Of the draws; two of them with one seed and one history give the same batches.
       strict: Raise for values that the verbs would only count. False leaves them to `stats()`.
+      unlimited: Twice the capacity whenever it is full, instead of overwriting the oldest rows (`storages.Ragged` only). Every
+        verb compiles again then, so begin with a capacity of the right order; `buffer` is another after it.
 
     Example:
       >>> import fbuf, numpy as np
@@ -50,13 +54,19 @@ class Replay:
       (5, (4, 3))
     """
 
-    def __init__(self, buffer: Buffer, example: PyTree, seed: int = 0, *, strict: bool = True):
+    def __init__(self, buffer: Buffer, example: PyTree, seed: int = 0, *, strict: bool = True, unlimited: bool = False):
         if not isinstance(buffer, Buffer):
             raise TypeError(
                 f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. The order is Replay(buffer, example)."
             )
+        if unlimited and not isinstance(buffer.storage, Ragged):
+            raise TypeError(
+                f"Replay: unlimited is for rows on the host, but {buffer.storage!r} keeps arrays of the full capacity. Use "
+                f"Buffer(storage=fbuf.storages.Ragged()), or a larger capacity."
+            )
         self.buffer = buffer
         self.strict = strict
+        self.unlimited = unlimited
         self._state = buffer.init(example)
         self._key = jax.random.key(seed)
         self._counters = np.zeros(len(COUNTERS), np.uint32)
@@ -68,6 +78,9 @@ class Replay:
 
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds one row (one a lane); see `Buffer.add`."""
+        if isinstance(self.buffer.storage, Ragged):
+            self._write_ragged("Replay.add", _add, row, _array(priority), _array(mask))
+            return
         spec, structure = self.buffer.storage.spec(self._state.rows)
         lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
         leaves = _errors.check_rows(
@@ -77,12 +90,33 @@ class Replay:
         self._state = _add(self.buffer, self._state, row, priority=_array(priority), mask=_array(mask))
         self._raise_for_write("Replay.add", priority)
 
-    def grow(self, blocks: Any = None) -> None:
-        """More room for distinct blocks (`storages.Deduplicated`); see `Buffer.grow`. `self.buffer` is another then."""
-        self.buffer, self._state = self.buffer.grow(self._state, blocks)
+    def _write_ragged(self, call: str, verb: Any, rows: PyTree, priority: Any, mask: Any) -> None:
+        """What is no array is stored first, then the rest as ever, in place."""
+        leaves, values, shape = self.buffer.parsed(call, self._state, rows, priority, mask)
+        if self.unlimited:
+            self._make_room(shape, mask)
+        rows = self.buffer.stored(self._state, leaves, values, shape, mask)
+        self._state = verb(self.buffer, self._state, rows, priority=priority, mask=mask)
+        self._raise_for_write(call, priority)
+
+    def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
+        more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
+        needed = int((np.asarray(self._state.ring.size) + more).max())
+        capacity, length = self.buffer.capacity, self.buffer.geometry.length
+        while length < needed:
+            capacity, length = 2 * capacity, 2 * length
+        if capacity != self.buffer.capacity:
+            self.buffer, self._state = self.buffer.grow(self._state, capacity=capacity)
+
+    def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
+        """More room for distinct blocks, or for ragged rows; see `Buffer.grow`. `self.buffer` is another then."""
+        self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds rows in order of time; see `Buffer.extend`."""
+        if isinstance(self.buffer.storage, Ragged):
+            self._write_ragged("Replay.extend", _extend, rows, _array(priority), _array(mask))
+            return
         self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
         self._raise_for_write("Replay.extend", priority)
 
@@ -209,5 +243,8 @@ def _convert(tree: Any, to: str) -> Any:
     if to == "torch":
         from fbuf.torch import to_torch
 
-        return to_torch(tree)
+        ragged = getattr(tree, "ragged", None)  # names rows: no data
+        if ragged is None:
+            return to_torch(tree)
+        return dataclasses.replace(to_torch(dataclasses.replace(tree, ragged=None)), ragged=ragged)
     return tree

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import jax
 
 from fbuf._config import state
 from fbuf._tree import PyTree
+
+if TYPE_CHECKING:
+    from fbuf._lazy import Lazy
 
 
 @state
@@ -29,6 +34,12 @@ class Sample:
     probability: jax.Array  # float32[B], chance of this anchor in one draw, relative to the whole buffer
     weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
     mask: jax.Array  # bool[B], False where there was nothing to draw, or the row had expired
+    ragged: Any = None  # what `lazy` reads: tickets of rows in `storages.Ragged`; None for the other storages
+
+    @property
+    def lazy(self) -> Lazy:
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        return _lazy(self.ragged, self.data)
 
 
 @state
@@ -38,3 +49,18 @@ class Rows:
     data: PyTree  # leaves [..., item]
     index: Index  # of the same leading shape
     mask: jax.Array  # bool[...]
+    ragged: Any = None  # as in `Sample`
+
+    @property
+    def lazy(self) -> Lazy:
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        return _lazy(self.ragged, self.data)
+
+
+def _lazy(ragged: Any, data: PyTree) -> Lazy:
+    if ragged is None:
+        raise AttributeError(
+            "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
+            "Buffer(storage=fbuf.storages.Ragged())."
+        )
+    return ragged.open(data)

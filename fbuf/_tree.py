@@ -29,6 +29,18 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
 
 
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts of leaves by name: the inverse of `named_leaves` where rows are such dicts."""
+    out: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split("/")
+        at = out
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = leaf
+    return out
+
+
 def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and (canonical) dtype of anything array-like, allocating nothing on a device."""
     if type(leaf).__module__.split(".")[0] == "torch":

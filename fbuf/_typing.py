@@ -312,6 +312,29 @@ class Resumable(Protocol):
         """Bytes on disk of a full buffer."""
 
 
+@runtime_checkable
+class Recording(Protocol):
+    """What a storage has besides if rows hold what no array can: text, objects, leaves of any shape."""
+
+    def describe(self, call: str, example: PyTree) -> tuple[PyTree, Any]:
+        """The arrays of a row, as the state and views see it, and what else rows hold."""
+
+    def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: Any) -> Any:
+        """Empty rows that hold `leaves` besides. Eager."""
+
+    def parse(self, call: str, rows: Any, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Any:
+        """Checked rows: `leaves` `[*lead, *item]` by name, and `values` that `put` must store first, or None."""
+
+    def put(self, rows: Any, values: Any, shape: tuple[int, int], length: int, mask: Any, after: Any) -> np.ndarray:
+        """Stores values; tickets uint32[N, E, 2]. Eager."""
+
+    def split(self, rows: Any, data: Any) -> tuple[PyTree, Any]:
+        """What a view made of the leaves: the user's part, and the tickets that `Sample.lazy` reads."""
+
+    def deepen(self, rows: Any, geometry: Geometry) -> Any:
+        """The same rows in the same slots with room for more. Eager."""
+
+
 class Forecast(NamedTuple):
     """What the blocks of a full buffer will make of the tables they share."""
 

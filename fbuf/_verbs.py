@@ -20,7 +20,7 @@ from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Draw, Growable, Population, Read, Ring, Scattering, Streaming, Window
+from fbuf._typing import Draw, Growable, Population, Read, Recording, Ring, Scattering, Streaming, Window
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -273,7 +273,8 @@ def deliver(
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
         if buffer.storage.masks_expired:
             data = _zero_masked(mask, data)
-    return Sample(data, index, probability, weight, mask), _count_up(state, **counts)
+    data, ragged = _split(buffer, state, data)
+    return Sample(data, index, probability, weight, mask, ragged), _count_up(state, **counts)
 
 
 def _sample_core(
@@ -286,6 +287,14 @@ def _sample_core(
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok)
     return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
+
+
+def _split(buffer: Buffer, state: BufferState, data: Any) -> tuple[Any, Any]:
+    """What users see as data, and what `lazy` reads: None where all of a row are arrays."""
+    if isinstance(buffer.storage, Recording):
+        recording: Recording = buffer.storage
+        return recording.split(state.rows, data)
+    return data, None
 
 
 def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -385,7 +394,8 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
     data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
     index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
-    return state, Rows(data, index, mask)
+    data, ragged = _split(buffer, state, data)
+    return state, Rows(data, index, mask, ragged)
 
 
 def _get_core(buffer: Buffer, state: BufferState, index: Index) -> tuple[BufferState, Rows]:

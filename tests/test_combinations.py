@@ -17,7 +17,7 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 from tests.disk import fresh, somewhere
 
@@ -34,6 +34,7 @@ STORAGES = {
     "Compressed(path=...)": Compressed(keys=("obs",), path=somewhere("combinations")),
     "Host": Host(keys=("obs",)),
     "Memmap": Memmap(keys=("obs",)),
+    "Ragged": Ragged(keys=(), maximum={"obs": (8, 8)}),
 }
 SAMPLERS = {
     "Uniform": Uniform(),
@@ -107,7 +108,8 @@ def batches(storage: str, sampler: str, view: str) -> list[Any]:
         state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
         if buffer.sampler.prioritized:
             state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
-        return state, (batch.data, batch.mask, batch.index.slot, batch.probability, batch.weight)
+        data = {name: leaf for name, leaf in batch.data.items() if name != "obs_length"}  # of `Ragged`
+        return state, (data, batch.mask, batch.index.slot, batch.probability, batch.weight)
 
     state, rng, out = buffer.init(EXAMPLE), np.random.default_rng(0), []
     for i in range(8):

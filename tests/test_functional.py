@@ -27,7 +27,7 @@ from jax import export, lax
 import fbuf
 from fbuf._config import from_config, to_config
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged, Zstd
 from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -373,6 +373,7 @@ def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
             capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)
         ),
         fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
+        fbuf.Buffer(capacity=10, storage=Ragged(maximum={"obs": (4, 8)}, codec=Zstd(3))),
     ],
     ids=str,
 )
@@ -626,7 +627,8 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
 
 def test_views_and_storages_are_values_too() -> None:
     files = (Memmap(), Memmap("a", slack=3), Compressed(path="a"))
-    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64), *files)
+    ragged = Ragged(maximum={"obs": 3})
+    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64), *files, ragged)
     views = (Row(), Transition(), fbuf.views.Sequence(3), fbuf.views.Episode(4))
     for part in (
         *views,

@@ -23,13 +23,14 @@ PACKAGE = ROOT / "fbuf"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_host"),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner"),
-    ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable", "_host.callback"),  # on arrays; host
+    ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
+    ("_host.callback", "_lazy"),  # on the host's
     ("_anchors", "_population", "_roster", "_scatter"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
     ("_verbs", "_checked", "testing", "torch"),
     ("_ahead",),
-    ("_plan",),
+    ("_plan", "_growth"),
     ("_buffer",),  # glue
     ("_presets", "_replay"),
     ("demo",),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fbuf._host.owner import find, join_id
+from fbuf._host.store import Store
 
 Shape = tuple[int, ...]
 Item = tuple[Shape, Any]
@@ -92,7 +93,8 @@ def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: A
 def _write_slots(
     context: Any, out: Any, id: Any, token: Any, after: Any, table: Any, state: Any, slots: Any, *rows: Any
 ) -> None:
-    known, table, store = _tickets(_view(state)), _tickets(_view(table)), find(join_id(_view(id)))
+    known, table = _tickets(_view(state)), _tickets(_view(table))
+    store = cast(Store, find(join_id(_view(id))))  # no other takes slots
     before = (int(known[0]), table) if table.size == store.lanes * store.length else None
     tickets = store.write([_view(r) for r in rows], None, _view(slots), before)
     kept = tickets[tickets != 0]

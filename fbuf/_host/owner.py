@@ -24,10 +24,10 @@ import jax
 import numpy as np
 from jax.extend import backend
 
-from fbuf._host.store import Store
+from fbuf._host.served import Served
 
 _lock = threading.RLock()
-_stores: dict[int, Store] = {}
+_stores: dict[int, Served] = {}
 _slots: list[weakref.ref[Owner] | None] = []
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
 
@@ -47,7 +47,7 @@ class Owner:
 
     __slots__ = ("__weakref__", "id", "slot", "store")
 
-    def __init__(self, slot: int, id: int, store: Store):
+    def __init__(self, slot: int, id: int, store: Served):
         self.slot, self.id, self.store = slot, id, store
 
 
@@ -63,7 +63,7 @@ class StoreHandle:
         self.id = id
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> Served:
         return find(self.id)
 
     @property
@@ -113,7 +113,7 @@ class StoreHandle:
         return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
-def open_store(store: Store) -> Owner:
+def open_store(store: Served) -> Owner:
     """Registers a store under a fresh id and the lowest free slot."""
     sweep()
     with _lock:
@@ -168,7 +168,7 @@ def join_id(leaf: np.ndarray) -> int:
     return low | high << 32
 
 
-def find(id: int) -> Store:
+def find(id: int) -> Served:
     """The store of an id.
 
     Raises:

@@ -1,5 +1,6 @@
 """Where rows live: `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the host),
-`Host` (numpy on the host), `Memmap` (files). `Compressed` takes a path too, and then keeps its chunks in files.
+`Host` (numpy on the host), `Memmap` (files), `Ragged` (rows of any shape, text and objects, on the host). `Compressed` takes
+a path too, and then keeps its chunks in files.
 
 Every storage holds the same rows and, for one key, gives the same batch, bit for bit; what a full table of `Deduplicated` had
 no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
@@ -13,5 +14,18 @@ from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
 from fbuf.storages._memmap import Memmap
+from fbuf.storages._ragged import Ragged
 
-__all__ = ["BitPack", "Blocks", "Codec", "Compressed", "Deduplicated", "Device", "Host", "Memmap", "Raw", "Zstd"]
+__all__ = [
+    "BitPack",
+    "Blocks",
+    "Codec",
+    "Compressed",
+    "Deduplicated",
+    "Device",
+    "Host",
+    "Memmap",
+    "Ragged",
+    "Raw",
+    "Zstd",
+]

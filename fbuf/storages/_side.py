@@ -22,6 +22,8 @@ from jax.extend import core
 from fbuf._host import callback, owner
 from fbuf._host.column import one_by_one
 from fbuf._host.folder import Folder
+from fbuf._host.served import Served
+from fbuf._host.shelf import Leaf
 from fbuf._host.store import Column, Store
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
@@ -37,7 +39,8 @@ class Layout(NamedTuple):
     dtypes: tuple[str, ...]
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
-    streams: bool  # the store's: whether writes name slots
+    streams: bool = True  # the store's: whether writes name no slots
+    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
 
     @property
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -113,7 +116,14 @@ def _traced() -> bool:
     return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
 
 
-def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
+def adopt(
+    store: Served,
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[str, ...],
+    leaves: tuple[Leaf, ...] = (),
+) -> SideRows:
     """Empty rows over a store."""
     owned = owner.open_store(store)
     rest = {n: leaf for n, leaf in spec.items() if n not in columns}
@@ -123,7 +133,7 @@ def adopt(store: Store, geometry: Geometry, spec: Spec, structure: Any, columns:
         device=_arrays.allocate(geometry.capacity, rest),
         last=None if geometry.streams else jnp.zeros((1, 2), jnp.uint32),
         slot=owned.slot,
-        layout=_layout(geometry, spec, structure, columns),
+        layout=_layout(geometry, spec, structure, columns)._replace(leaves=leaves),
     )
     rows.owner = owned
     return rows
@@ -247,7 +257,7 @@ def clear(rows: SideRows) -> SideRows:
     return rows
 
 
-def store_of(rows: SideRows) -> Store:
+def store_of(rows: SideRows) -> Served:
     """The store itself. Eager."""
     return owner.find(owner.join_id(np.asarray(rows.id)))
 

@@ -1,0 +1,87 @@
+"""More room for rows in a state that has some: the same slots, indices and priorities under a larger capacity.
+
+A lane's rows lie at positions 0, 1, 2, ... until it comes round for the first time, so that until then (and after `clear`)
+everything kept by slot, or by place in a lane, is the beginning of what the larger buffer keeps. Rejected: adding the rows
+anew, which forgets priorities and epochs; and capacities that grow inside jit, where shapes cannot change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _sumtree, _verbs
+from fbuf._population import EpisodeLog
+from fbuf._state import BufferState
+from fbuf._typing import Recording, Ring
+from fbuf.samplers import PrioritizedState
+
+if TYPE_CHECKING:
+    from fbuf._buffer import Buffer
+
+
+def grow(buffer: Buffer, state: BufferState, capacity: Any) -> tuple[Buffer, BufferState]:
+    """A buffer of `capacity` (None: twice as much) and its state; see `Buffer.grow`.
+
+    Raises:
+      TypeError: the state is traced.
+      ValueError: the capacity is no larger, or a lane has come round and overwritten rows.
+    """
+    if isinstance(state.token, jax.core.Tracer):
+        raise TypeError("Buffer.grow: the state is traced, but shapes change. Call grow outside jit.")
+    capacity = 2 * buffer.capacity if capacity is None else capacity
+    if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity <= buffer.capacity:
+        raise ValueError(f"Buffer.grow: capacity is {capacity!r}; expected an int > {buffer.capacity}, what there is.")
+    length = buffer.geometry.length
+    cursor, size = np.asarray(state.ring.cursor), np.asarray(state.ring.size)
+    if ((cursor - size) % length).any():
+        raise ValueError(
+            f"Buffer.grow: rows have been overwritten, so there is no room between the newest and the oldest; expected a "
+            f"buffer that has not come round ({length} rows a lane). Grow earlier, or add the rows to a larger buffer: "
+            f"other.extend(other.init(example), rows)."
+        )
+    other = dataclasses.replace(buffer, capacity=int(capacity))
+    assert isinstance(buffer.storage, Recording)
+    storage: Recording = buffer.storage
+    ring = _longer_ring(state.ring, length)
+    rows = storage.deepen(state.rows, other.geometry)
+    fresh = _verbs.empty_state(other, rows)
+    if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
+        grown = dataclasses.replace(fresh, rows=rows, ring=ring)
+        anchors, sampler = _verbs.convert(other, grown, static=(other,))[1]
+    else:
+        anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
+        sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
+    return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)
+
+
+def _longer(old: jax.Array, fresh: jax.Array) -> jax.Array:
+    """What is kept, then what is empty."""
+    return old if old.shape == fresh.shape else jnp.concatenate([old, fresh[old.shape[0] :]])
+
+
+def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
+    if not isinstance(old, PrioritizedState):
+        return jax.tree.map(_longer, old, fresh)
+
+    def tree(nodes: jax.Array, empty: jax.Array, reduce: Any) -> jax.Array:
+        if not nodes.shape[0]:
+            return nodes
+        return _sumtree.rebuild(_longer(nodes[:capacity], empty), reduce=reduce)
+
+    return dataclasses.replace(
+        old,
+        tree=tree(old.tree, jnp.zeros((number,), jnp.float32), "sum"),
+        low=tree(old.low, jnp.full((number,), jnp.inf, jnp.float32), "min"),
+    )
+
+
+def _longer_ring(ring: Ring, length: int) -> Ring:
+    """A lane that is just full is at its next row, not at its first again."""
+    full = ring.size == jnp.int32(length)
+    before = jnp.where(ring.lap == jnp.uint32(1), jnp.uint32(2**32 - 1), ring.lap - jnp.uint32(1))
+    return Ring(cursor=jnp.array(ring.size, copy=True), size=ring.size, lap=jnp.where(full, before, ring.lap))
