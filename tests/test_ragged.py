@@ -789,7 +789,7 @@ def test_a_full_memory_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatc
         if left[0] == 0:
             raise MemoryError
         left[0] -= 1
-        return grow(least)
+        return grow(least, tail)
 
     monkeypatch.setattr(arena, "_grow", failing)
     for n in range(3):
