@@ -467,7 +467,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
         ({"sampler": Epoch()}, "counts on the oldest row being replaced first"),
         ({"sampler": Staleness(4)}, "counts on the oldest row being replaced first"),
     ],
-    ids=str,
+    ids=["transition", "sequence", "episode", "hindsight", "by episode", "epoch", "staleness"],
 )
 def test_what_needs_rows_in_order_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
