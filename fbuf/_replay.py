@@ -3,13 +3,19 @@
 The verbs of `Buffer` cannot raise for values (they are traced): they mask and count. `Replay` runs eagerly, so it looks
 at the counters after each call and raises what they say. It donates the state to every write, so writes are in place, and
 hands out batches as JAX, numpy or torch arrays. Inside jit use the `Buffer` itself.
+
+Threads may share it: each verb holds a lock while it is dispatched, so a state is donated by one call at a time. What was
+dispatched goes on without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +30,7 @@ from fbuf._tree import PyTree
 from fbuf._typing import Growable
 from fbuf.storages import Ragged
 
+F = TypeVar("F", bound=Callable[..., Any])
 _FORMS = ("jax", "numpy", "torch")
 
 _in_place = partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -33,8 +40,19 @@ _update_priority = _in_place(Buffer.update_priority)
 _update_rows = _in_place(Buffer.update_rows)
 
 
+def _in_turn(method: F) -> F:
+    """A verb that waits for the others."""
+
+    @functools.wraps(method)
+    def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(F, call)
+
+
 class Replay:
-    """A stateful shell around a `Buffer`, for one thread.
+    """A stateful shell around a `Buffer`. Threads may share one: its verbs take turns.
 
     Args:
       buffer: What to hold and how to draw.
@@ -69,6 +87,7 @@ class Replay:
         self.unlimited = unlimited
         self._state = buffer.init(example)
         self._key = jax.random.key(seed)
+        self._lock = threading.RLock()
         self._counters = np.zeros(len(COUNTERS), np.uint32)
 
     @property
@@ -76,6 +95,7 @@ class Replay:
         """The state now. The next write through this object donates it; copy what must outlive that."""
         return self._state
 
+    @_in_turn
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds one row (one a lane); see `Buffer.add`."""
         if isinstance(self.buffer.storage, Ragged):
@@ -108,10 +128,12 @@ class Replay:
         if capacity != self.buffer.capacity:
             self.buffer, self._state = self.buffer.grow(self._state, capacity=capacity)
 
+    @_in_turn
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
         """More room for distinct blocks, or for ragged rows; see `Buffer.grow`. `self.buffer` is another then."""
         self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
 
+    @_in_turn
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None) -> None:
         """Adds rows in order of time; see `Buffer.extend`."""
         if isinstance(self.buffer.storage, Ragged):
@@ -120,6 +142,7 @@ class Replay:
         self._state = _extend(self.buffer, self._state, _rows(rows), priority=_array(priority), mask=_array(mask))
         self._raise_for_write("Replay.extend", priority)
 
+    @_in_turn
     def sample(self, batch_size: int | None = None, *, to: str = "jax", **options: Any) -> Sample:
         """Draws a batch; see `Buffer.sample`.
 
@@ -136,6 +159,7 @@ class Replay:
         self._raise("Replay.sample")
         return _convert(batch, to)
 
+    @_in_turn
     def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
         """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
@@ -148,43 +172,53 @@ class Replay:
         self._state = _update_priority(self.buffer, self._state, index, td_error, mask=mask, eta=eta)
         self._raise("Replay.update_priority")
 
+    @_in_turn
     def update_rows(self, index: Index, fields: PyTree) -> None:
         """Replaces some leaves of rows; see `Buffer.update_rows`."""
         self._state = _update_rows(self.buffer, self._state, _index(index), _rows(fields))
         self._raise("Replay.update_rows")
 
+    @_in_turn
     def get(self, index: Any) -> Rows:
         """Rows by index; see `Buffer.get`."""
         return self.buffer.get(self._state, _index(index) if isinstance(index, Index) else _array(index))
 
+    @_in_turn
     def rows(self) -> Rows:
         """Every row, oldest first; see `Buffer.rows`."""
         return self.buffer.rows(self._state)
 
+    @_in_turn
     def last(self, n: int) -> Rows:
         """The newest rows; see `Buffer.last`."""
         return self.buffer.last(self._state, n)
 
+    @_in_turn
     def clear(self) -> None:
         """Forgets every row."""
         self._state = self.buffer.clear(self._state)
 
+    @_in_turn
     def set(self, **numbers: float) -> None:
         """Replaces annealed numbers, `set(alpha=0.5)`; see `Buffer.set`."""
         self._state = self.buffer.set(self._state, **numbers)
 
+    @_in_turn
     def can_sample(self) -> bool:
         """Whether there is something to draw."""
         return bool(self.buffer.can_sample(self._state))
 
+    @_in_turn
     def stats(self) -> dict[str, float]:
         """`Buffer.stats` as Python numbers."""
         return {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
 
+    @_in_turn
     def nbytes(self) -> dict[str, int]:
         """Bytes held now, by place."""
         return self.buffer.nbytes(self._state)
 
+    @_in_turn
     def __len__(self) -> int:
         return int(self.buffer.size(self._state))
 

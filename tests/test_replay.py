@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import jax
@@ -177,3 +179,69 @@ def test_checked_raises_for_any_step() -> None:
         fbuf.checked(learn)(fine, jnp.float32(jnp.nan))
     with pytest.raises(ValueError, match="checked: there is nothing to draw now"):
         fbuf.checked(learn)(buffer.init(EXAMPLE), jnp.float32(1))
+
+
+# ---------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("storage", ["device", "compressed", "host", "memmap"])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_threads_add_and_sample_at_once(storage: str, prefetch: int) -> None:
+    made = {
+        "device": fbuf.storages.Device(),
+        "compressed": fbuf.storages.Compressed(keys=("obs",)),
+        "host": fbuf.storages.Host(keys=("obs",)),
+        "memmap": fbuf.storages.Memmap(keys=("obs",)),
+    }
+    buffer = fbuf.Buffer(
+        200,
+        storage=made[storage],
+        sampler=fbuf.samplers.Prioritized(),
+        prefetch=prefetch,
+        batch_size=16 if prefetch else None,
+    )
+    example = {"obs": np.zeros((8, 9), np.int32), "thread": np.int32(0), "t": np.int32(0)}
+    replay = fbuf.Replay(buffer, example)
+    adders, writes, failures = 2, 60, []
+
+    def rows(thread: int, start: int) -> dict[str, np.ndarray]:
+        t = np.arange(start, start + 5, dtype=np.int32)
+        obs = np.broadcast_to((thread * 100_000 + t)[:, None, None], (5, 8, 9))
+        return {"obs": np.ascontiguousarray(obs), "thread": np.full(5, thread, np.int32), "t": t}
+
+    replay.extend(rows(0, 0))
+
+    def add(thread: int) -> None:
+        for i in range(writes):
+            replay.extend(rows(thread, 5 * (i + 1)))
+
+    def draw(thread: int) -> None:
+        for _ in range(writes):
+            batch = replay.sample(16, to="numpy")
+            data = batch.data
+            assert batch.mask.all()
+            np.testing.assert_array_equal(
+                data["obs"], (data["thread"] * 100_000 + data["t"])[:, None, None] + 0 * data["obs"]
+            )
+            if thread:
+                with contextlib.suppress(ValueError):  # another thread may have overwritten some of them
+                    replay.update_priority(batch.index, np.abs(np.sin(data["t"])).astype(np.float32))
+
+    def guarded(function: Any, thread: int) -> None:
+        try:
+            function(thread)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(f, i)) for f in (add, draw) for i in range(adders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert not failures, failures[0]
+    assert len(replay) == 200
+    kept = jax.device_get(replay.rows().data)
+    for thread in range(adders):  # each thread's rows in its own order, none lost among the newest
+        own = kept["t"][kept["thread"] == thread]
+        assert (np.diff(own) == 1).all()
