@@ -1,6 +1,6 @@
 """What every test stands on: strict JAX, a fixed share of the slow tests, stores freed after each.
 
-A twentieth of the slow tests runs by default, chosen by a hash of the test's id, so that the same
+A fortieth of the slow tests runs by default, chosen by a hash of the test's id, so that the same
 ones run on every machine and in every process of pytest-xdist; sharing by file or by time was
 rejected because a new test would then move others in or out. `FBUF_EXHAUSTIVE=1` or `--slow all`
 runs all of them; a slow test named on the command line always runs.
@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
-SLOW_SHARE = 20  # one slow test in this many runs by default
+SLOW_SHARE = 40  # one slow test in this many runs by default
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -184,8 +184,12 @@ def test_checked_raises_for_any_step() -> None:
 # ---------------------------------------------------------------------------------------------------- threads
 
 
-@pytest.mark.parametrize("storage", ["device", "compressed", "host", "memmap"])
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize(
+    ("storage", "prefetch"),
+    [("compressed", 0), ("compressed", 1), ("memmap", 0)]
+    + [pytest.param(s, n, marks=pytest.mark.slow) for s in ("device", "host") for n in (0, 1)]
+    + [pytest.param("memmap", 1, marks=pytest.mark.slow)],
+)
 def test_threads_add_and_sample_at_once(storage: str, prefetch: int) -> None:
     made = {
         "device": fbuf.storages.Device(),
