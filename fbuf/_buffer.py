@@ -687,7 +687,12 @@ class Buffer:
         Cost: O(C + places); both tables exist for a moment.
         """
         self._state_spec("Buffer.grow", "grow(state, blocks)", state)
-        if isinstance(self.storage, Ragged) and blocks is None:
+        if isinstance(self.storage, Ragged):
+            if blocks is not None:
+                raise TypeError(
+                    f"Buffer.grow: blocks is {blocks!r}, but {self.storage!r} has none; expected capacity. Write "
+                    f"grow(state, capacity={blocks!r})."
+                )
             from fbuf._growth import grow
 
             return grow(self, state, capacity)

@@ -35,7 +35,7 @@ class Tickets:
     __slots__ = ("dense", "id", "owner", "slot", "strict", "ticket")
 
     def __init__(self, id: Any, ticket: Any, slot: int, strict: bool, dense: tuple[str, ...]):
-        self.id = id  # uint32[2], names the store
+        self.id = id  # uint32[..., 2], names the store: one for each place, so that a batch can be cut and joined
         self.ticket = ticket  # uint32[..., 2], the row of each place; 0: none
         self.slot = slot  # static: owner group
         self.strict = strict  # static: an expired row is an error
@@ -49,7 +49,12 @@ class Tickets:
                 "lazy: this batch is traced; ragged leaves are read eagerly, for they are no arrays. Return the batch from "
                 "jit and read batch.lazy outside; inside use leaves with a maximum: storages.Ragged(maximum={'obs': (12,)})."
             )
-        store = cast(Records, owner.find(owner.join_id(np.asarray(_array(self.id)))))
+        ids = np.unique(np.asarray(_array(self.id)).reshape(-1, 2), axis=0)
+        if len(ids) != 1:
+            raise ValueError(
+                f"lazy: this batch has rows of {len(ids)} buffers; expected one. Read batch.lazy before batches are joined."
+            )
+        store = cast(Records, owner.find(owner.join_id(ids[0])))
         pairs = np.ascontiguousarray(np.asarray(_array(self.ticket)), np.uint32)
         return Lazy(store, pairs.view(np.uint64)[..., 0], data, self.strict, self.dense)
 
@@ -150,7 +155,8 @@ class Lazy:
         if self._strict and gone.any():
             raise RuntimeError(
                 f"lazy: {int(gone.sum())} of {gone.size} rows have expired ({_some(self._places(gone))}): the store has "
-                f"dropped them since this batch was drawn. Read batch.lazy before adding more, or keep rows longer: "
+                f"dropped them since this batch was drawn. Read batch.lazy before adding more (with prefetch=1 a batch is one "
+                f"sample old when it comes), or keep rows longer: "
                 f"storages.Ragged(slack={max(2 * self._store.slack, 32) * self._store.lanes})."
             )
 

@@ -46,6 +46,11 @@ def _in_turn(method: F) -> F:
     @functools.wraps(method)
     def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
+            if self._state.token.is_deleted():
+                raise RuntimeError(
+                    "Replay: an earlier write failed after its state was donated, and the state went with it; expected a "
+                    "state. Make a new Replay; rows that lie in files are there still: Replay(buffer, example, resume=True)."
+                )
             return method(self, *args, **kwargs)
 
     return cast(F, call)
@@ -62,6 +67,10 @@ class Replay:
       unlimited: Twice the capacity whenever it is full, instead of overwriting the oldest rows (`storages.Ragged` only). Every
         verb compiles again then, so begin with a capacity of the right order; `buffer` is another after it.
 
+      resume: Go on with the rows that lie at the storage's path (`Buffer.resume`), instead of none.
+
+    A write that fails takes the state with it, because it was donated: later calls say so. Rows in files are still there.
+
     Example:
       >>> import fbuf, numpy as np
       >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32)}, seed=0)
@@ -72,7 +81,16 @@ class Replay:
       (5, (4, 3))
     """
 
-    def __init__(self, buffer: Buffer, example: PyTree, seed: int = 0, *, strict: bool = True, unlimited: bool = False):
+    def __init__(
+        self,
+        buffer: Buffer,
+        example: PyTree,
+        seed: int = 0,
+        *,
+        strict: bool = True,
+        unlimited: bool = False,
+        resume: bool = False,
+    ):
         if not isinstance(buffer, Buffer):
             raise TypeError(
                 f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. The order is Replay(buffer, example)."
@@ -85,7 +103,12 @@ class Replay:
         self.buffer = buffer
         self.strict = strict
         self.unlimited = unlimited
-        self._state = buffer.init(example)
+        if isinstance(example, BufferState):
+            raise TypeError(
+                "Replay: example is a BufferState; expected one row. To go on with rows in files write "
+                "Replay(buffer, example, resume=True)."
+            )
+        self._state = buffer.resume(example) if resume else buffer.init(example)
         self._key = jax.random.key(seed)
         self._lock = threading.RLock()
         self._counters = np.zeros(len(COUNTERS), np.uint32)
@@ -223,7 +246,8 @@ class Replay:
         return int(self.buffer.size(self._state))
 
     def __repr__(self) -> str:
-        return f"Replay({self.buffer!r}, {len(self)} rows)"
+        rows = "its state is gone" if self._state.token.is_deleted() else f"{len(self)} rows"
+        return f"Replay({self.buffer!r}, {rows})"
 
     def _raise_for_write(self, call: str, priority: Any) -> None:
         """Looks only where a write can refuse something: looking waits for the write."""

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
+from fbuf._host import bits
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.chunks import Chunks
 from fbuf._host.ring import Ring
@@ -66,7 +67,7 @@ def test_bits_round_trip(dtype: Any, shape: tuple[int, ...], ones: bool) -> None
     data = codec.encode(rows)
     codec.decode(data, out)
     assert same(out, rows)
-    if ones and rows.dtype.kind != "c":
+    if ones and bits.packable(rows):  # one kind of float8 has no 0
         assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
 
 
@@ -167,7 +168,7 @@ def test_a_codec_for_each_leaf_gives_the_batches_of_device() -> None:
         batches.append(batch.data)
     for a, b in zip(*map(jax.tree.leaves, batches), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert hash(buffer) == hash(dataclasses.replace(buffer)) and buffer.storage._codec("obs") == Zstd()  # type: ignore[attr-defined]
+    assert hash(buffer) == hash(dataclasses.replace(buffer))
 
 
 def test_a_codec_for_a_leaf_that_is_not_there() -> None:

@@ -315,3 +315,29 @@ def test_another_process_goes_on(storage: str, end: str, tmp_path: Path) -> None
     buffer = make(storage, tmp_path)
     state = buffer.resume(EXAMPLE)
     assert int(np.asarray(buffer.rows(state).data["action"]).sum()) == int(done.stdout) == np.arange(24).sum()
+
+
+def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    replay = fbuf.Replay(buffer, {"t": 0})
+    replay.extend({"t": np.arange(5, dtype=np.int32)})
+    with monkeypatch.context() as patched:
+        real = os.pwrite
+
+        def full(*args: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(Exception, match="No space left"):
+            replay.extend({"t": np.arange(5, dtype=np.int32)})
+            len(replay)
+        assert os.pwrite is not real
+    with pytest.raises(RuntimeError, match=r"went with it; .*Replay\(buffer, example, resume=True\)"):
+        replay.sample(2)
+    with pytest.raises(TypeError, match=r"example is a BufferState; expected one row"):
+        fbuf.Replay(buffer, replay.state)
+    del replay
+    again = fbuf.Replay(buffer, {"t": 0}, resume=True)
+    assert np.asarray(again.rows().data["t"])[:5].tolist() == [0, 1, 2, 3, 4] and len(again) == 5

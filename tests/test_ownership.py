@@ -585,3 +585,23 @@ def test_opening_and_dropping_in_threads() -> None:
     assert not errors and not any(t.is_alive() for t in threads)
     gc.collect()
     assert fbuf.stores() == []
+
+
+def test_a_store_that_failed_goes_with_its_states() -> None:
+    class Fails:
+        chunk = 1
+
+        def encode(self, rows: np.ndarray) -> bytes:
+            raise OSError(28, "no room")
+
+        def decode(self, data: bytes | memoryview, out: np.ndarray) -> None: ...
+
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Fails()))
+    state = buffer.init({"obs": np.zeros(4, np.float32)})
+    with pytest.raises(Exception, match="no room"):
+        jax.block_until_ready(buffer.add(state, {"obs": np.zeros(4, np.float32)}))
+    (store,) = fbuf.stores()
+    assert isinstance(store._store.last_error, OSError)
+    del state, store
+    gc.collect()
+    assert fbuf.stores() == []

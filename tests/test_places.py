@@ -543,3 +543,31 @@ def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"codec of 'c0' has chunk 4, .* expected 1. Use Deflate\(chunk=1\)"):
         make(Deflate(4))
+
+
+def test_a_write_that_fails_on_an_old_state_costs_the_newest_none_of_its_rows() -> None:
+    store = Store((Column("x", (2,), np.dtype("float32"), Deflate(1)),), lanes=1, length=4, slack=4, streams=False)
+
+    def write(values: list[int], slots: list[int], state: tuple[int, np.ndarray] | None) -> np.ndarray:
+        rows = np.array(values, np.float32)[:, None, None].repeat(2, 2)
+        return store.write([rows], None, np.array(slots, np.int32)[:, None], state)[:, 0]
+
+    old = write([0, 1, 2, 3], [0, 1, 2, 3], None)
+    new = write([10, 11, 12, 13], [0, 1, 2, 3], (int(old[0]), old))
+    part = store._parts[0]
+    encode = part.coder.encode  # type: ignore[attr-defined]
+
+    def fails(rows: np.ndarray) -> bytes:
+        raise MemoryError("no more")
+
+    part.coder.encode = fails  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        write([99], [0], (int(old[0]), old))
+    part.coder.encode = encode  # type: ignore[attr-defined]
+    last, table = int(new[0]), new.copy()
+    for i in range(4):
+        ticket = write([20 + i], [0], (last, table))
+        last, table = int(ticket[0]), np.concatenate([ticket, table[1:]])
+        out = np.empty((4, 2), np.float32)
+        assert store.read([(0, table, out)]).all()
+        assert out[:, 0].tolist() == [20 + i, 11, 12, 13]

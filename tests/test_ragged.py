@@ -953,3 +953,38 @@ def test_a_value_like_the_other_storages() -> None:
     state = buffer.clear(buffer.add(state, {"text": "x"}))
     assert int(buffer.size(state)) == 0
     assert buffer.peek(state, jax.random.key(0), 2).lazy["text"] == [None, None]
+
+
+def test_a_batch_can_be_cut_joined_and_scanned() -> None:
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    state = buffer.init({"text": "", "r": 0.0})
+    state = buffer.extend(state, [{"text": str(i), "r": float(i)} for i in range(7)])
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, batches = jax.lax.scan(lambda s, k: buffer.sample(s, k, 4), state, keys)
+    del state
+    other = buffer.add(buffer.init({"text": "", "r": 0.0}), {"text": "q", "r": 0.0})  # takes the next store's place
+    for cut in (batches, jax.tree.map(lambda x: x[1, ::-1], batches), jax.tree.map(lambda x: x[:, 1:3], batches)):
+        texts = np.array(cut.lazy["text"], object).reshape(-1).tolist()
+        assert [float(t) for t in texts] == np.asarray(cut.data["r"]).reshape(-1).tolist()
+    totals = jax.vmap(lambda batch: batch.data["r"].sum())(batches)
+    np.testing.assert_allclose(totals, batches.data["r"].sum(axis=1))
+    assert np.asarray(other.ring.size) == 1
+
+
+def test_growing_an_old_state_leaves_a_larger_future_alone() -> None:
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    state = buffer.extend(buffer.init({"text": ""}), [{"text": str(i)} for i in range(10)])
+    large, future = buffer.grow(state, capacity=200)
+    future = large.extend(future, [{"text": str(i)} for i in range(10, 110)])
+    buffer.grow(state, capacity=20)
+    assert large.rows(future).lazy["text"] == [str(i) for i in range(110)] + [None] * 90
+
+
+def test_lengths_beyond_the_array_are_refused_inside_jit() -> None:
+    buffer = fbuf.Buffer(8, storage=Ragged(maximum={"obs": (4,)}))
+    state = buffer.init({"obs": np.zeros(2, np.float32)})
+    rows = {"obs": jnp.ones((2, 3)), "obs_length": jnp.asarray([[3], [4]], jnp.int32)}
+    with pytest.raises(Exception, match="obs"):
+        jax.block_until_ready(jax.jit(buffer.extend)(state, rows))
+    fine = jax.jit(buffer.extend)(state, {**rows, "obs_length": jnp.asarray([[3], [2]], jnp.int32)})
+    assert [len(x) for x in buffer.last(fine, 2).lazy["obs"]] == [3, 2]

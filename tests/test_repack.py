@@ -250,3 +250,58 @@ def test_frames_of_stacks_are_compressed_again_too() -> None:
     more = store.write([stacks[:50, None]], None)[:, 0]
     out, ok = fetch(store, more)
     assert ok.all() and np.array_equal(out, stacks[:50])
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("ahead", [1, 2, 5, 30])
+def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ahead: int) -> None:
+    store, rows = make(length=160), frames(2000, SIZE)
+    part = part_of(store)
+    tickets = [store.write([rows[:160, None]], None)[:, 0]]
+    lot = part.lot(store._count, 1)
+    assert lot is not None and part.packer is not None
+    piece = part.packer.pack(lot)
+    at = 160
+    for _ in range(ahead):
+        tickets.append(store.write([rows[at : at + 8, None]], None)[:, 0])
+        at += 8
+    part.swap(lot, piece)
+    lane, chunk = part.live(store._count)
+    assert part.arena.live == part.length[chunk % part.ring, lane].sum()
+    assert len(lane) == sum(s.chunks for s in part.arena.segments.values())
+    for _ in range(60):
+        tickets.append(store.write([rows[at : at + 8, None]], None)[:, 0])
+        at += 8
+        out, ok = fetch(store, np.concatenate(tickets)[-160:])
+        assert ok.all() and np.array_equal(out, rows[at - 160 : at])
+
+
+def test_a_full_store_is_packed_while_rows_are_written() -> None:
+    store, rows = make(length=2000), frames(6000, SIZE)
+    store.write([rows[:2000, None]], None)
+    thread = threading.Thread(target=store.repack)
+    thread.start()
+    at = 2000
+    while thread.is_alive() and at < 5900:
+        tickets = store.write([rows[at : at + 8, None]], None)[:, 0]
+        at += 8
+    thread.join(60)
+    assert store.last_error is None
+    out, ok = fetch(store, tickets)
+    assert ok.all() and np.array_equal(out, rows[at - 8 : at])
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_dictionary_without_chunks_does_not_stand_for_another_in_a_checkpoint() -> None:
+    store, rows = make(), frames(2048, SIZE)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+    part = part_of(store)
+    current = part.coder.current
+    assert current is not None
+    store.repack()
+    assert current.count == 0
+    (other,) = part.table.values()
+    current.slot = other.slot  # as when the place of a dictionary that is gone is taken
+    loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
+    out, ok = fetch(loaded, tickets)
+    assert ok.all() and np.array_equal(out, rows)

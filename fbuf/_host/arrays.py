@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,14 @@ Array = np.ndarray[Any, Any]
 
 class StoreCorrupted(RuntimeError):
     """Stored bytes do not decode to what was stored."""
+
+
+def bare(error: Exception) -> Exception:
+    """A copy without traceback: its frames would keep alive the states that they hold, and with them the store."""
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # made of what it does not say
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def flat(array: Array) -> memoryview:

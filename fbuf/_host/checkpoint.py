@@ -101,7 +101,7 @@ def _save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[s
     books = list(part.table.values())
     if current is not None and current not in books:
         books.append(current)
-    number = {0: 0} | {d.slot: i for i, d in enumerate(books, 1) if d.slot in part.table}
+    number = {0: 0} | {d.slot: i for i, d in enumerate(books, 1) if part.table.get(d.slot) is d}
     contents = [d.data.as_bytes() for d in books]
     state = [part.k, part.closed, part.encoded, part.probed, books.index(current) + 1 if current is not None else 0]
     return {

@@ -16,7 +16,7 @@ import numpy as np
 
 from fbuf._host import repack
 from fbuf._host.arena import Arena
-from fbuf._host.arrays import Array
+from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.cache import Cache
 from fbuf._host.codec import Codec, Zstd
@@ -167,7 +167,10 @@ class Chunks:
                 return decode(data, int(self.checksum[at]), self.table.get(int(self.slot[at])))
             return decode(memoryview(staged.blobs[i - old]), staged.checksums[i - old], staged.dictionaries[i - old])
 
-        return self.coder.renew(total * self.k, old + len(staged.blobs), fetch)
+        try:
+            return self.coder.renew(total * self.k, old + len(staged.blobs), fetch)
+        except StoreCorrupted:  # of an old chunk: who reads it will be told, who writes need not be
+            return None
 
     def _fill(self, batch: Batch, rows: Array, chunk: Array, only: Array | None = None) -> None:
         """Puts into the open chunk of each lane its rows of that chunk."""
@@ -243,6 +246,7 @@ class Chunks:
     def _evict(self, lane: Array, chunk: Array) -> None:
         at = chunk % self.ring, lane
         self._release(self.address[at], self.length[at], self.slot[at])
+        self.length[at] = 0  # `swap` must know: the entry stays until another chunk takes it
 
     def _release(self, address: Array, length: Array, slot: Array) -> None:
         """Gives up chunks' bytes, and dictionaries with their last chunk."""
@@ -295,12 +299,15 @@ class Chunks:
     def swap(self, lot: Lot, piece: Piece) -> None:
         """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
         lane, chunk = lot.lane[piece.at.start : piece.at.stop], lot.chunk[piece.at.start : piece.at.stop]
-        live = self.address[chunk % self.ring, lane] == lot.address[piece.at.start : piece.at.stop]  # never used twice
+        at = chunk % self.ring, lane
+        live = self.address[at] == lot.address[piece.at.start : piece.at.stop]  # never used twice
+        live &= self.length[at] > 0
         picks = np.flatnonzero(live).tolist()
         blobs = [piece.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
         except MemoryError:  # it would only have saved memory
+            self.leave(lot)
             return
         at = chunk[picks] % self.ring, lane[picks]
         old = self.address[at], self.length[at], self.slot[at]

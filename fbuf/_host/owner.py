@@ -154,7 +154,8 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
         value = id_leaf
     else:
         return None
-    return owner if value.dtype == np.uint32 and value.size == 2 and join_id(value) == owner.id else None
+    named = value.dtype == np.uint32 and value.shape[-1:] == (2,) and value.size  # a batch has one for each place
+    return owner if named and join_id(value) == owner.id else None
 
 
 def split_id(id: int) -> np.ndarray:

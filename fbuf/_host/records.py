@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf._host import values
 from fbuf._host.arena import Arena
-from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.checkpoint import expect
 from fbuf._host.codec import Codec
@@ -142,7 +142,7 @@ class Records:
                 given[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
             return self.put(given, number, keep)
         except Exception as error:
-            self.last_error = error
+            self.last_error = bare(error)
             raise
 
     def _cut(self, leaf: Leaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
@@ -275,7 +275,7 @@ class Records:
         try:
             return self._read(requests)
         except Exception as error:
-            self.last_error = error
+            self.last_error = bare(error)
             raise
 
     def _read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
@@ -317,6 +317,8 @@ class Records:
         """Room for more rows a lane; every ticket stays. Cost: O(rows held)."""
         with self._writing, self._lock:
             self._check_open()
+            # Another future of the same rows may have made it deeper still.
+            length, slack = max(length, self.length), max(slack, self.slack)
             lane, count = self._live()
             self._shelves = [shelf.deeper(length + slack, lane, count) for shelf in self._shelves]
             self.length, self.slack, self.depth = length, slack, length + slack

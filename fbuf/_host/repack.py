@@ -126,6 +126,7 @@ class Packer:
             packed.blobs.append(blob)
             packed.books.append(book)
             packed.checksums.append(crc)
+        lot.blobs[piece.start : piece.stop] = [memoryview(b"")] * len(piece)  # lets go of their segments
         lot.done = piece.stop
         return packed
 

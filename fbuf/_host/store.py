@@ -26,7 +26,7 @@ import numpy as np
 
 from fbuf._host import checkpoint, repack
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.changelog import ChangeLog
@@ -71,7 +71,7 @@ def _recorded(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self.last_error = error
+            self.last_error = bare(error)
             raise
 
     return cast(F, call)
@@ -272,6 +272,7 @@ class Store:
             assert slots is not None
             if state is not None and state[0] != places.newest:
                 places.resume(*self._resolve(0, state[1])[1:3])
+                places.newest = state[0]  # also if this write fails
             move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
             batch, tickets = self._scatter(rows, keep, move)
             after = np.minimum(batch.after, self.depth)
@@ -527,7 +528,7 @@ class Store:
             try:
                 self._thread = repack.start(self)
             except RuntimeError as error:  # no more threads: it only saves memory
-                self.last_error = error
+                self.last_error = bare(error)
 
     def repack(self) -> None:
         """Compresses every closed chunk again that was not yet, and returns when that is done.
@@ -613,7 +614,7 @@ class Store:
     @_recorded
     def to_arrays(self) -> dict[str, Array]:
         """Everything as flat arrays of plain dtypes, copied; chunks stay encoded."""
-        with self._writing, self._lock:
+        with self._writing:  # nothing changes without it, and readers need not wait
             self._check_open()
             arrays: dict[str, Array] = {
                 "geometry": np.array([checkpoint.FORMAT, self.lanes, self.length, self.slack], np.int64),
@@ -687,6 +688,11 @@ class Store:
                 elif not isinstance(store._parts[i], FileRing):
                     store._parts[i] = store._file_part(folder, column, RING)
             elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
+                if folder is not None:
+                    raise ValueError(
+                        f"Store.from_arrays: column '{column.name}' was saved as frames of stacks, which are kept in memory "
+                        f"only; expected rows. Save from Compressed(stacks=False), or load without a path."
+                    )
                 store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth, cache)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)

@@ -65,7 +65,7 @@ class Ragged(Hosted):
       decode: The inverse.
       codec: What compresses each value, where that saves bytes: `Zstd(3)`; None: as they are.
       slack: Rows kept beyond the capacity, so that an old state or batch still reads its own rows; None: a sixteenth of
-        the capacity, at least 16, at most 4096 a lane.
+        the capacity, at least 16, at most 4096 a lane. With `prefetch=1` at least the rows written between two samples.
       on_expired: What a read of a row dropped since does: "raise", or "mask" (None, zeros, and `mask` False).
 
     Ragged leaves cannot be changed by `update_rows`. The capacity is the buffer's; for one that grows by itself see
@@ -285,7 +285,9 @@ class Ragged(Hosted):
         dense = tuple(n for n in rows.layout.names if n != TICKET)
         rest = {n: x for n, x in data.items() if n != TICKET}
         # Not the array of the state itself: that may be donated while the batch lives.
-        return rest, Tickets(rows.id | jnp.uint32(0), ticket, rows.slot, not self.masks_expired, dense)
+        return rest, Tickets(
+            jnp.broadcast_to(rows.id, ticket.shape) | jnp.uint32(0), ticket, rows.slot, not self.masks_expired, dense
+        )
 
     # ----------------------------------------------------------------------------------------------- files
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf import _errors
 from fbuf._host.shelf import Leaf
@@ -100,5 +101,8 @@ def _pad(
         length = jnp.broadcast_to(jnp.asarray(item, jnp.int32), (*found, len(item)))
     else:
         length = _errors.check_array(call, f"leaf '{length_name(leaf.name)}'", lengths, (*found, len(item)), "i")
+        # What the array does not have is beyond any maximum: the store refuses the row.
         length = length.astype(jnp.int32)
+        have, most = (jnp.asarray(np.broadcast_to(np.array(n, np.int32), length.shape)) for n in (item, want.shape))
+        length = jnp.where((length > have) & (length <= most), most + jnp.int32(1), length)
     return array, length, found
