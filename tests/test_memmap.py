@@ -213,12 +213,16 @@ def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
     assert buffer.nbytes(state)["disk"] < 100_000 < 10**8 < plan.disk and plan.host < 2 * 10**6
     for i in range(10):
         state = buffer.extend(state, {"obs": rows_of(50 * i, 50, 2)["obs"]})
+    jax.block_until_ready(state)
+    for path in tmp_path.iterdir():  # a file system may count blocks late
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
     sizes = buffer.nbytes(state)
     blocks = sum(p.stat().st_blocks * 512 for p in tmp_path.iterdir())
     assert sizes["disk"] == blocks == fbuf.stores()[-1].disk and f"{blocks} on disk" in repr(fbuf.stores()[-1])
     if storage == "memmap":
-        # A file system may count blocks late.
-        assert 500 * 1600 < blocks < 1000 * 1700 + 100_000 and sizes["host"] < 10_000
+        assert 1000 * 1600 < blocks < 1000 * 1700 + 100_000 and sizes["host"] < 10_000
         few = make(storage, tmp_path / "few", 2000, **PLAIN)
         assert few.plan(FRAMES).disk == pytest.approx(2000 * 1600 * (1 + 1 / 16) ** 2, rel=0.02)
     else:
