@@ -5,6 +5,8 @@ That is a crc32 which begins with the dictionary's own, so that bytes which are 
 dictionary are noticed before they are decoded. Rejected: zstd's checksum of the decoded rows (as large, and a third of the
 time of a read, because there are 50-200 times more of those); a Python object a chunk (weighs half as much as the chunk).
 
+Closed chunks may be compressed again (`repack`), which takes a lot of them here and swaps it in piece by piece. Which rows are
+live follows from their count, or is said from outside (`low`, of frames that stacks show; `Batch.gone`, of rows in no order).
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ class Chunks:
         self._fill(batch, rows, first, only=stop > first)
         oldest = self.span(batch.after, batch.low and batch.low[1])[0]
         start = np.maximum(first, oldest)
-        encoded = raw = 0
+        encoded = 0
         for turn in range(int((stop - start).max())):  # time order, so that dictionaries see every lane
             for lane in np.flatnonzero(start + turn < stop).tolist():
                 chunk = int(start[lane]) + turn
@@ -135,7 +137,6 @@ class Chunks:
                 staged.dictionaries.append(dictionary)
                 staged.checksums.append(checksum(blob, dictionary))
                 encoded += len(blob)
-                raw += data.nbytes
                 total = self.closed + len(staged.blobs)
                 seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
                 if seen and not self.probed:

@@ -34,8 +34,10 @@ _TRIAL = 16  # chunks a new dictionary is tried on
 class Coder:
     """A column's codec at work. This one serves any user value: no dictionaries, nothing kept."""
 
-    reuses = True
-    """Whether decoded rows lie in memory that the next chunk's take."""
+    @property
+    def reuses(self) -> bool:
+        """Whether decoded rows lie in memory that the next chunk's take."""
+        return True
 
     def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.codec = codec
@@ -106,7 +108,7 @@ class ZstdCoder(Coder):
     codec: Zstd
 
     @property
-    def reuses(self) -> bool:  # type: ignore[override]
+    def reuses(self) -> bool:
         """Bits are unpacked into one array."""
         return self._packed < self._size
 

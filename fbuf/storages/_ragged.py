@@ -148,8 +148,7 @@ class Ragged(Hosted):
     def _adopt(
         self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]
     ) -> SideRows:
-        rows = _side.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), leaves)
-        return rows
+        return _side.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), leaves)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         return self.open(geometry, spec, structure, ())
