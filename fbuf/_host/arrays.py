@@ -14,6 +14,15 @@ class StoreCorrupted(RuntimeError):
     """Stored bytes do not decode to what was stored."""
 
 
+def intact(damaged: Array | None, there: Array) -> None:
+    """Raises StoreCorrupted if a row that is there is damaged."""
+    if damaged is not None and (damaged & there).any():
+        raise StoreCorrupted(
+            f"Store.read: {int((damaged & there).sum())} rows have blocks with other checksums than they were stored "
+            f"with; expected the same. Their bytes were damaged: load the last checkpoint with fbuf.load(path)."
+        )
+
+
 def bare(error: Exception) -> Exception:
     """A copy without traceback: its frames would keep alive the states that they hold, and with them the store."""
     try:

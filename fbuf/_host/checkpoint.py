@@ -29,6 +29,28 @@ from fbuf._host.zstd import Dictionary
 FORMAT = 1
 
 
+def geometry(lanes: int, length: int, slack: int) -> Array:
+    """What says of which store arrays are."""
+    return np.array([FORMAT, lanes, length, slack], np.int64)
+
+
+def check_geometry(arrays: Mapping[str, Array], lanes: int, length: int, slack: int, streams: bool) -> int:
+    """The count (or lap) of the first row. Raises ValueError if the arrays are of another store than asked for."""
+    wanted = geometry(lanes, length, slack).tolist()
+    found = expect(arrays, "geometry", np.int64, (4,)).tolist()
+    if found != wanted:
+        raise ValueError(
+            f"Store.from_arrays: format, lanes, length and slack are {found}; expected {wanted}. "
+            f"Load with the buffer that was saved."
+        )
+    if streams == any(name.startswith("places:") for name in arrays):
+        kind = ("in any order", "streams") if streams else ("streams", "in any order")
+        raise ValueError(
+            f"Store.from_arrays: rows were saved {kind[0]}; expected {kind[1]}. Load with the writer that was saved."
+        )
+    return int(expect(arrays, "first", np.uint64, (1,))[0])
+
+
 def save(part: Part, count: Array) -> dict[str, Array]:
     """A column as arrays, copied, when its lanes have int64[E] `count` rows."""
     if isinstance(part, Ring):

@@ -293,31 +293,40 @@ class Chunks:
         order = np.argsort(chunk, kind="stable")[: self.lot_size]
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
-        address, length = self.address[at], self.length[at]
         books = [self.table.get(slot) for slot in self.slot[at].tolist()]
-        return Lot(self, lane, chunk, address, self.arena.views(address, length), self.checksum[at].tolist(), books)
+        return Lot(self, lane, chunk, self.address[at], self.checksum[at], books)
+
+    def _still(self, lot: Lot, picks: list[int]) -> tuple[Array, Array, Array]:
+        """Which of some chunks of a lot are there still, int64[M], and their places in the index."""
+        at = lot.chunk[picks] % self.ring, lot.lane[picks]
+        there = np.flatnonzero((self.address[at] == lot.address[picks]) & (self.length[at] > 0))  # never used twice
+        return there, at[0][there], at[1][there]
+
+    def look(self, lot: Lot, picks: list[int]) -> dict[int, memoryview]:
+        """Chunks of a lot, those that are there still; the store's lock is held."""
+        there, *where = self._still(lot, picks)
+        at = where[0], where[1]
+        return dict(
+            zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
+        )
 
     def swap(self, lot: Lot, piece: Piece) -> None:
         """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
-        lane, chunk = lot.lane[piece.at.start : piece.at.stop], lot.chunk[piece.at.start : piece.at.stop]
-        at = chunk % self.ring, lane
-        live = self.address[at] == lot.address[piece.at.start : piece.at.stop]  # never used twice
-        live &= self.length[at] > 0
-        picks = np.flatnonzero(live).tolist()
+        there, *where = self._still(lot, piece.at)
+        picks, at = there.tolist(), (where[0], where[1])
         blobs = [piece.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
         except MemoryError:  # it would only have saved memory
             self.leave(lot)
             return
-        at = chunk[picks] % self.ring, lane[picks]
         old = self.address[at], self.length[at], self.slot[at]
         self.address[at] = addresses
         self.length[at] = [len(blob) for blob in blobs]
         self.checksum[at] = [piece.checksums[i] for i in picks]
         self.slot[at] = [self.enter(piece.books[i]) for i in picks]
         self._release(*old)
-        np.maximum.at(self.packed, lane, chunk + 1)
+        np.maximum.at(self.packed, lot.lane[: lot.done], lot.chunk[: lot.done] + 1)
 
     def leave(self, lot: Lot) -> None:
         """Lets a lot be as it is."""

@@ -41,25 +41,42 @@ _BUSY = 0.5  # share of its time that the thread works, so that a learner on few
 
 @dataclass
 class Lot:
-    """Chunks to compress again, oldest first, as they were when the lot was taken."""
+    """Chunks to compress again, oldest first, as they were when the lot was taken; one may have expired since."""
 
     part: Chunks
     lane: Array
     chunk: Array
     address: Array
-    blobs: list[memoryview]
-    checksums: list[int]
+    checksum: Array
     books: list[Dictionary | None]
     done: int = 0
     compressors: dict[int, zstandard.ZstdCompressor] = field(default_factory=dict)  # by id of the dictionary
     new: Dictionary | None = None  # for all of them; None: each against its own
     chosen: bool = False
+    sample: Sample | None = None  # until it is chosen
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.done == len(self.books)
+
+
+class Sample(NamedTuple):
+    """What is looked at to choose a dictionary."""
+
+    trial: list[int]  # chunks on which dictionaries are compared
+    rows: list[list[tuple[int, int]]]  # (chunk, row in it) of each candidate
+
+    @property
+    def chunks(self) -> list[int]:
+        """All of them."""
+        return sorted({*self.trial, *(chunk for rows in self.rows for chunk, _ in rows)})
 
 
 class Piece(NamedTuple):
     """Some chunks of a lot as they are to be kept."""
 
-    at: range
+    at: list[int]
     blobs: list[bytes]
     books: list[Dictionary | None]
     checksums: list[int]
@@ -101,33 +118,44 @@ class Packer:
         self._random = np.random.default_rng(1)
         self.latest: Dictionary | None = None  # of the lot before: free if it serves this one too
 
-    def pack(self, lot: Lot) -> Piece:
-        """The next chunks of a lot, compressed again.
+    def wanted(self, lot: Lot) -> list[int]:
+        """Which chunks of a lot `pack` looks at next."""
+        if not lot.chosen:
+            lot.sample = lot.sample or self._sample(len(lot.books))
+            return lot.sample.chunks
+        return list(range(lot.done, min(lot.done + _PIECE, len(lot.books))))
+
+    def pack(self, lot: Lot, found: dict[int, memoryview]) -> Piece:
+        """Some chunks of a lot compressed again; first none, while their dictionary is chosen.
 
         Those that a lot without a new dictionary cannot make smaller come back as they were, and so do damaged ones: all
         of a lot moves, so that the memory it was in is free.
+
+        Args:
+          found: What is there of the chunks that were `wanted`.
         """
+        packed = Piece([], [], [], [])
         if not lot.chosen:
-            self._choose(lot)
-            lot.chosen = True
-        piece = range(lot.done, min(lot.done + _PIECE, len(lot.blobs)))
+            assert lot.sample is not None
+            self._choose(lot, lot.sample, found)
+            lot.chosen, lot.sample = True, None
+            return packed
+        lot.done = min(lot.done + _PIECE, len(lot.books))
         decode = self._coder.decoder()
-        packed = Piece(piece, [], [], [])
-        for i in piece:
-            blob, book, crc = bytes(lot.blobs[i]), lot.books[i], lot.checksums[i]
+        for i, stored in found.items():
+            blob, book, crc = bytes(stored), lot.books[i], int(lot.checksum[i])
             try:
-                rows = self._coder.chunk_of(decode(lot.blobs[i], crc, book))
+                rows = self._coder.chunk_of(decode(stored, crc, book))
                 data = self._compressor(lot, lot.new or book).compress(self._coder.packed(rows))
             except StoreCorrupted:
                 data = blob
             if len(data) < len(blob) or (lot.new is not None and data is not blob):
                 blob, book = data, lot.new or book
                 crc = checksum(blob, book)
+            packed.at.append(i)
             packed.blobs.append(blob)
             packed.books.append(book)
             packed.checksums.append(crc)
-        lot.blobs[piece.start : piece.stop] = [memoryview(b"")] * len(piece)  # lets go of their segments
-        lot.done = piece.stop
         return packed
 
     def _compressor(self, lot: Lot, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
@@ -136,23 +164,36 @@ class Packer:
             made = lot.compressors[id(dictionary)] = compressor(self.codec, self._size, dictionary)
         return made
 
-    def _choose(self, lot: Lot) -> None:
+    def _sample(self, total: int) -> Sample:
+        """Chunks to try dictionaries on, evenly; and rows for one of either size, uniformly from the others."""
+        k = self.codec.chunk
+        trial = np.unique(np.linspace(0, total - 1, _TRIAL).astype(np.int64))
+        others = np.setdiff1d(np.arange(total), trial)
+        rows = []
+        for n in (self.codec.dictionary, self.codec.dictionary * _MORE):
+            if 0 < n <= len(others) * k // 4:
+                picks = np.sort(self._random.choice(len(others) * k, n, replace=False)).tolist()
+                rows.append([(int(others[pick // k]), pick % k) for pick in picks])
+        return Sample(trial.tolist(), rows)
+
+    def _choose(self, lot: Lot, sample: Sample, found: dict[int, memoryview]) -> None:
         """One dictionary for the lot: the last lot's, a new one of either size, or each chunk's own."""
-        total = len(lot.blobs)
+        total = len(lot.books)
         decode = self._coder.decoder()
 
         def raw(i: int) -> memoryview:
-            return decode(lot.blobs[i], lot.checksums[i], lot.books[i])
+            return decode(found[i], int(lot.checksum[i]), lot.books[i])
 
         try:
-            picks = np.unique(np.linspace(0, total - 1, _TRIAL).astype(np.int64)).tolist()
-            trial = {i: bytes(self._coder.packed(self._coder.chunk_of(raw(i)))) for i in picks}
-            candidates = [self._drawn(raw, total, self.codec.dictionary * more, trial) for more in (1, _MORE)]
+            trial = {i: bytes(self._coder.packed(self._coder.chunk_of(raw(i)))) for i in sample.trial if i in found}
+            contents = [b"".join(self._coder.row_of(raw(i), at) for i, at in r if i in found) for r in sample.rows]
         except StoreCorrupted:  # no lot of its own for damaged bytes: each chunk against what it has
+            return
+        if not trial:
             return
         freed = self._freed(lot)
         best = sum(len(self._compressor(lot, lot.books[i]).compress(x)) for i, x in trial.items()) / len(trial) * total
-        for candidate in (self.latest, *candidates):
+        for candidate in (self.latest, *(Dictionary(content) for content in contents if len(content) >= 8)):
             if candidate is None:
                 continue
             packer = self._compressor(lot, candidate)
@@ -162,17 +203,6 @@ class Packer:
                 best, lot.new = size, candidate
         self.latest = lot.new or self.latest
         lot.compressors = {k: c for k, c in lot.compressors.items() if lot.new is None or k == id(lot.new)}
-
-    def _drawn(self, raw: Any, total: int, rows: int, trial: dict[int, bytes]) -> Dictionary | None:
-        """A dictionary of rows drawn uniformly from the chunks that are not tried on."""
-        k = self.codec.chunk
-        others = np.setdiff1d(np.arange(total), list(trial))
-        if rows == 0 or rows > len(others) * k // 4:
-            return None
-        content = bytearray()
-        for pick in np.sort(self._random.choice(len(others) * k, rows, replace=False)).tolist():
-            content += self._coder.row_of(raw(int(others[pick // k])), pick % k)
-        return Dictionary(bytes(content)) if len(content) >= 8 else None
 
     @staticmethod
     def _freed(lot: Lot) -> float:

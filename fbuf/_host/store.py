@@ -30,13 +30,10 @@ import numpy as np
 
 from fbuf._host import checkpoint, repack
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
+from fbuf._host.arrays import Array, bare, flat, intact
 from fbuf._host.batch import Batch, ranges
-from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.changelog import ChangeLog
 from fbuf._host.checkpoint import expect
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
 from fbuf._host.column import (
     Column,
     check,
@@ -49,14 +46,13 @@ from fbuf._host.column import (
 )
 from fbuf._host.filechunks import FileChunks
 from fbuf._host.filering import FileRing
-from fbuf._host.folder import CHUNKS, NOTHING, RING, Folder
+from fbuf._host.folder import Folder
+from fbuf._host.making import Making, kinds
 from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
 from fbuf._host.repack import Lot
-from fbuf._host.ring import Ring
-from fbuf._host.stacking import stackings
-from fbuf._host.stacks import Stacks
+from fbuf._host.tickets import Tickets
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
@@ -79,20 +75,6 @@ def _recorded(method: F) -> F:
             raise
 
     return cast(F, call)
-
-
-def _intact(damaged: Array | None, there: Array) -> None:
-    """Raises StoreCorrupted if a row that is there is damaged."""
-    if damaged is not None and (damaged & there).any():
-        raise StoreCorrupted(
-            f"Store.read: {int((damaged & there).sum())} rows have blocks with other checksums than they were stored "
-            f"with; expected the same. Their bytes were damaged: load the last checkpoint with fbuf.load(path)."
-        )
-
-
-def _kind(part: Part) -> bytes:
-    """How a folder names a part."""
-    return CHUNKS if isinstance(part, FileChunks) else RING if isinstance(part, FileRing) else NOTHING
 
 
 class Store:
@@ -150,11 +132,12 @@ class Store:
         self._lanes = lanes if streams else 1  # of the parts
         self.depth = length + slack if self._places is None else self._places.size
         self.last_error: Exception | None = None
-        self._base = first_seq * lanes + 1  # ticket of the first row of lane 0
+        self._tickets = Tickets(lanes, self.depth, first_seq)
         # Rows accepted, by lane, from first_seq on; without streams, places that hold a row.
         self._count: Array = np.zeros(self._lanes, np.int64)
         self._folder = folder
-        self._parts: list[Part] = [self._part(c) for c in self.columns]
+        self._make = Making(self.columns, self._lanes, self.depth, cache, folder)
+        self._parts: list[Part] = [self._make.part(i) for i in range(len(self.columns))]
         self._patches = Patches([c.codec for c in self.columns], slack)
         self._log: ChangeLog | None = None
         self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
@@ -180,28 +163,6 @@ class Store:
                 folder.delete_chunks(f"column{i}")
         low = np.maximum(self._count - self.depth, 0)
         self._log.load(self._patches, low, self._count, len(self.columns))
-
-    def _file_part(self, folder: Folder, column: Column, kind: bytes, batch: int = 0) -> Part:
-        index = self.columns.index(column)
-        name, fresh = f"column{index}", folder.fresh or batch > 0
-        if kind == RING:
-            path = folder.file(f"{name}.rows")
-            return FileRing(path, column.shape, column.dtype, self.lanes, self.depth, fresh=fresh, batch=batch)
-        assert kind == CHUNKS and column.codec is not None
-        codec, shape, dtype = column.codec, column.shape, column.dtype
-        return FileChunks(folder, name, codec, shape, dtype, self.lanes, self.depth, fresh=fresh, cache=self.cache)
-
-    def _part(self, column: Column) -> Part:
-        if self._folder is not None and column.nbytes:
-            index = self.columns.index(column)
-            return self._file_part(self._folder, column, self._folder.kinds[index : index + 1])
-        if column.codec is None or column.nbytes == 0:
-            return Ring(column.shape, column.dtype, self._lanes, self.depth)
-        if isinstance(column.codec, Blocks):
-            return Blocked(column.codec, column.shape, column.dtype, self._lanes, self.depth)
-        if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
-            return Stacks(column.codec, column.shape, column.dtype, self._lanes, self.depth, self.cache)
-        return Chunks(column.codec, column.shape, column.dtype, self._lanes, self.depth, self.cache)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -285,13 +246,13 @@ class Store:
             for i, part in enumerate(parts):
                 stage = part.stage(batch, batch.rows[i])
                 if stage.incompressible:
-                    parts[i] = self._as_ring(i, n)
+                    parts[i] = self._make.as_ring(i, part, self._count, n)
                     stage = parts[i].stage(batch, batch.rows[i])
                 staged.append(stage)
             self._ahead.settle(after - self.depth, batch.at)
             if self._folder is not None:  # readers need not wait for a disk: what they see changes in memory only
                 self._reserve(parts, staged)
-                self._folder.save(b"".join(map(_kind, parts)), after)
+                self._folder.save(kinds(parts), after)
         with self._lock:
             if self._folder is None:
                 with self._undone(parts, staged):
@@ -319,7 +280,7 @@ class Store:
         n, before = len(rows[0]), self._count
         kept = np.full(self.lanes, n, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
         level = keep is None and bool((before == before[0]).all())
-        return Batch(rows, keep, before, before + kept, level), self._tickets(keep, n, before)
+        return Batch(rows, keep, before, before + kept, level), self._tickets.of_batch(keep, n, before)
 
     def _scatter(self, rows: Sequence[Array], keep: Array | None, move: Move) -> tuple[Batch, Array]:
         """Rows that go to places, and their tickets."""
@@ -346,31 +307,6 @@ class Store:
             for part, stage in zip(parts, staged, strict=False):
                 part.cancel(stage)
             raise
-
-    def _tickets(self, keep: Array | None, n: int, before: Array) -> Array:
-        if keep is None:
-            count = before + np.arange(n)[:, None]
-        else:
-            count = before + np.cumsum(keep, axis=0) - 1
-        ticket = count.astype(np.uint64) * np.uint64(self.lanes)
-        ticket += np.arange(self.lanes, dtype=np.uint64) + np.uint64(self._base)
-        return ticket if keep is None else np.where(keep, ticket, np.uint64(0))
-
-    def _as_ring(self, index: int, batch: int) -> Ring | FileRing:
-        """The rows of a column that turned out not to compress, as they are, with room for a batch of so many."""
-        column = self.columns[index]
-        ring: Any = None
-        if self._folder is not None:
-            ring = self._file_part(self._folder, column, RING, batch)
-        else:
-            ring = Ring(column.shape, column.dtype, self._lanes, self.depth)
-        low = np.maximum(self._count - self.depth, 0)
-        lane, count = ranges(low, self._count)
-        values: Array = np.empty((len(lane), *column.shape), column.dtype)
-        there, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
-        _intact(self._parts[index].fetch(lane, count, there, self._count, start).run([flat(values)]), there)
-        ring.put(lane, count, values)
-        return ring
 
     # ---------------------------------------------------------------- reading
 
@@ -428,7 +364,7 @@ class Store:
                 last = [self._lasting(still) if fetch.volatile else None for fetch, *_, still in fetches]
             for (_, group, pieces, _), bad, stays in zip(fetches, wrong, last, strict=True):
                 if stays is not None:
-                    _intact(bad, stays)
+                    intact(bad, stays)
                     for i, piece in zip(group, pieces, strict=True):
                         present[i] &= stays[piece]
         for i, at, column, value in patched:
@@ -495,17 +431,7 @@ class Store:
         if self._places is not None:
             place, ok = self._places.find(stream)
             return np.zeros(len(place), np.int64), place, ok, found
-        # uint64 wraps below the base, to counts beyond any lane's.
-        number = stream - np.uint64(self._base)
-        if self.lanes == 1:
-            count, lane = number, np.zeros(number.shape, np.int64)
-        else:
-            count, rest = np.divmod(number, np.uint64(self.lanes))
-            lane = rest.astype(np.int64)
-        high = self._count.astype(np.uint64)
-        low = np.maximum(self._count - self.depth, 0).astype(np.uint64)
-        ok = (count < high[lane]) & (count >= low[lane])
-        return np.where(ok, lane, 0), np.where(ok, count, 0).astype(np.int64), ok, found
+        return *self._tickets.find(stream, self._count), found
 
     def newest(self) -> tuple[Array, Array]:
         """Rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length` of them: row `count` at
@@ -516,7 +442,7 @@ class Store:
             tickets = np.zeros((self.length, self.lanes), np.uint64)
             low = np.maximum(self._count - self.length, 0)
             lane, count = ranges(low, self._count)
-            tickets[count % self.length, lane] = (count * self.lanes + lane + self._base).astype(np.uint64)
+            tickets[count % self.length, lane] = self._tickets.of(lane, count)
             for ticket, patch in sorted(self._patches.held.items()):
                 if patch.count >= low[patch.lane]:
                     tickets[patch.count % self.length, patch.lane] = ticket
@@ -552,14 +478,18 @@ class Store:
                 with self._lock:
                     self._check_open()
                     lots = [part.lot(self._count, least) for part in self._parts]
-                self._lots = [lot for lot in lots if lot is not None and lot.blobs]
+                self._lots = [lot for lot in lots if lot is not None and not lot.finished]
                 if not self._lots:
                     return False
             lot = self._lots[-1]
             part = lot.part
             assert part.packer is not None
             try:
-                piece = part.packer.pack(lot)
+                with self._lock:
+                    self._check_open()
+                    found = part.look(lot, part.packer.wanted(lot))
+                piece = part.packer.pack(lot, found)
+                del found  # lets go of their segments
                 with self._writing, self._lock:
                     self._check_open()
                     part.swap(lot, piece)
@@ -567,7 +497,7 @@ class Store:
                 part.leave(lot)
                 self._lots.pop()
                 raise
-            if piece.at.stop == len(lot.blobs):
+            if lot.finished:
                 self._lots.pop()
             return True
 
@@ -575,7 +505,7 @@ class Store:
         """The ticket of the row that it comes from."""
         if self._places is not None:
             return int(self._places.ticket[patch.count])
-        return patch.count * self.lanes + patch.lane + self._base
+        return int(self._tickets.of(np.array(patch.lane), np.array(patch.count)))
 
     # ---------------------------------------------------------------- changed rows
 
@@ -621,8 +551,8 @@ class Store:
         with self._writing:  # nothing changes without it, and readers need not wait
             self._check_open()
             arrays: dict[str, Array] = {
-                "geometry": np.array([checkpoint.FORMAT, self.lanes, self.length, self.slack], np.int64),
-                "first": np.array([(self._base - 1) // self.lanes], np.uint64),
+                "geometry": checkpoint.geometry(self.lanes, self.length, self.slack),
+                "first": np.array([self._tickets.first], np.uint64),
                 "count": self._count.copy(),
             }
             for i, part in enumerate(self._parts):
@@ -650,19 +580,7 @@ class Store:
           ValueError: the arrays are of another format or geometry, or do not fit together.
           StoreCorrupted: a dictionary is damaged. Damaged chunks are found when they are read.
         """
-        wanted = [checkpoint.FORMAT, lanes, length, slack]
-        geometry = expect(arrays, "geometry", np.int64, (4,)).tolist()
-        if geometry != wanted:
-            raise ValueError(
-                f"Store.from_arrays: format, lanes, length and slack are {geometry}; expected {wanted}. "
-                f"Load with the buffer that was saved."
-            )
-        first = int(expect(arrays, "first", np.uint64, (1,))[0])
-        if streams == any(name.startswith("places:") for name in arrays):
-            kind = ("in any order", "streams") if streams else ("streams", "in any order")
-            raise ValueError(
-                f"Store.from_arrays: rows were saved {kind[0]}; expected {kind[1]}. Load with the writer that was saved."
-            )
+        first = checkpoint.check_geometry(arrays, lanes, length, slack, streams)
         store = cls(
             columns,
             lanes=lanes,
@@ -683,27 +601,16 @@ class Store:
                     f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._places.touched]}, as many as "
                     f"there are tickets. Load another checkpoint."
                 )
-        for i, column in enumerate(store.columns):
+        for i in range(len(store.columns)):
             prefix = f"column{i}:"
             own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-            if "rows" in own:  # also a column with a codec, if its rows did not compress
-                if folder is None or not column.nbytes:
-                    store._parts[i] = Ring(column.shape, column.dtype, store._lanes, store.depth)
-                elif not isinstance(store._parts[i], FileRing):
-                    store._parts[i] = store._file_part(folder, column, RING)
-            elif "stacking" in own and isinstance(column.codec, Zstd):  # also if they are no longer looked for
-                if folder is not None:
-                    raise ValueError(
-                        f"Store.from_arrays: column '{column.name}' was saved as frames of stacks, which are kept in memory "
-                        f"only; expected rows. Save from Compressed(stacks=False), or load without a path."
-                    )
-                store._parts[i] = Stacks(column.codec, column.shape, column.dtype, lanes, store.depth, cache)
+            store._parts[i] = store._make.saved(i, store._parts[i], own)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
         checkpoint.load_patches(store._patches, arrays, low, store._count, len(store.columns))
         if folder is not None and store._log is not None:
             store._log.write(store._patches)
-            folder.save(b"".join(map(_kind, store._parts)), store._count)
+            folder.save(kinds(store._parts), store._count)
         return store
 
     # ---------------------------------------------------------------- size, end
