@@ -12,29 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _ahead, _errors, _verbs
+from fbuf import _ahead, _checks, _errors, _verbs
 from fbuf._config import component
 from fbuf._lazy import TICKET
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
-    Deciding,
     Geometry,
     Growable,
-    InOrder,
-    Prompt,
     Resumable,
     Rule,
     Sampler,
-    Scattering,
     Storage,
     Streaming,
     View,
@@ -128,7 +123,7 @@ class Buffer:
             )
         object.__setattr__(self, "prefetch", int(self.prefetch))
         if self.batch_size is not None:
-            _check_batch_size("Buffer", self.batch_size)
+            _checks.check_batch_size("Buffer", self.batch_size)
             object.__setattr__(self, "batch_size", int(self.batch_size))
         elif self.prefetch:
             raise ValueError(
@@ -141,57 +136,7 @@ class Buffer:
                 f"Write episode_end=({self.episode_end!r},)."
             )
         object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
-        for role, value, protocol in (
-            ("storage", self.storage, Storage),
-            ("sampler", self.sampler, Sampler),
-            ("view", self.view, View),
-            ("view", self.view, Prompt if getattr(getattr(self.view, "rule", None), "prompt", True) else Deciding),
-            ("writer", self.writer, Writer),
-            ("writer", self.writer, Streaming if getattr(self.writer, "streams", True) else Scattering),
-        ):
-            if isinstance(value, type):
-                asks = dataclasses.is_dataclass(value) and any(
-                    f.default is dataclasses.MISSING for f in dataclasses.fields(value)
-                )
-                raise TypeError(
-                    f"Buffer: {role} is the class {value.__name__}; expected a value. "
-                    f"Write {value.__name__}({'...' if asks else ''})."
-                )
-            if not isinstance(value, protocol):
-                missing = [m for m in _methods(protocol) if not hasattr(value, m)]
-                raise TypeError(
-                    f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
-                )
-        if not self.writer.streams:
-            self._check_order()
-        if self.sampler.by_episode and (self.view.rule.crosses or not self.ends):
-            why = "its windows cross the ends of episodes" if self.ends else "nothing ends an episode"
-            fix = (
-                "Use boundary='stop' or 'mask'." if self.ends else "Name what does: Buffer(..., episode_end=('done',))."
-            )
-            raise ValueError(f"Buffer: {self.sampler!r} draws episodes, but with {self.view!r} {why}. {fix}")
-        need = self.view.rule.rows
-        if self.geometry.length < need:
-            each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
-            raise ValueError(
-                f"Buffer: {self.view!r} looks at {need} rows at a time, but there is room for {self.geometry.length}"
-                f"{each}. Use capacity={need * self.geometry.lanes} or more."
-            )
-
-    def _check_order(self) -> None:
-        """Refuses what needs rows in order beside a writer that keeps none."""
-        needs = ""
-        if self.view.rule != Rule():
-            needs = f"{self.view!r} looks at neighbouring rows"
-        elif self.sampler.by_episode:
-            needs = f"{self.sampler!r} draws episodes"
-        elif isinstance(self.sampler, InOrder) and self.sampler.in_order:
-            needs = f"{self.sampler!r} counts on the oldest row being replaced first"
-        if needs:
-            fix = "sampler=fbuf.samplers.Uniform()" if self.view.rule == Rule() else "view=fbuf.views.Row()"
-            raise ValueError(
-                f"Buffer: {needs}, but {self.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
-            )
+        _checks.check_parts(self)
 
     @property
     def geometry(self) -> Geometry:
@@ -284,7 +229,7 @@ class Buffer:
         """Spec of a row that this buffer can hold; raises what `init` raises."""
         spec = spec_of(example)
         _errors.check_spec(call, spec)
-        self._check_fields(call, spec)
+        _checks.check_fields(call, self, spec)
         self.storage.host_keys(spec)
         return spec
 
@@ -300,32 +245,6 @@ class Buffer:
                 f"{error} '{hidden[0]}' is ragged; views read arrays that have one shape (keys= names the others) or a largest "
                 f"one: storages.Ragged(maximum={{'{hidden[0]}': (...)}})."
             ) from None
-
-    def _check_fields(self, call: str, spec: Spec) -> None:
-        """Rows have what the view reads, what ends episodes and what the sampler goes by."""
-        self.view.check(spec)
-        stamp = self.sampler.stamp
-        if stamp is not None:
-            if stamp not in spec:
-                raise ValueError(
-                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', but rows have {', '.join(spec)}. Use one of those."
-                )
-            dtype, shape = spec[stamp].dtype, spec[stamp].shape
-            if not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.uint32, jnp.uint64) or shape != ():
-                raise TypeError(
-                    f"{call}: {self.sampler!r} goes by leaf '{stamp}', which is {dtype}{list(shape)}; expected an integer [] "
-                    f"a row that int32 holds. Cast with x.astype(jnp.int32)."
-                )
-        for name in self.episode_end:
-            if name not in spec:
-                raise ValueError(
-                    f"{call}: episode_end names '{name}', but rows have {', '.join(spec)}. Use one of those."
-                )
-            if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-                raise TypeError(
-                    f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] "
-                    f"a row. Cast with x.astype(bool)."
-                )
 
     # ----------------------------------------------------------------------------------------------- writing
 
@@ -361,35 +280,30 @@ class Buffer:
         return self._extend("Buffer.extend", state, rows, priority, mask)
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
-        spec, structure = self._state_spec(
-            call, "extend(state, rows)" if call.endswith("extend") else "add(state, row)", state
-        )
+        leaves, values, shape, priority, mask = self._checked_rows(call, state, rows, priority, mask)
+        if shape[0] == 0:
+            return state
+        if values is not None:
+            leaves = self._put(state, leaves, values, shape, mask)
+        leading = (not call.endswith("add")) + (self.lanes is not None)
+        return _verbs.extend(self, state, leaves, priority, mask, static=(shape, leading))[0]
+
+    def _checked_rows(
+        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any
+    ) -> tuple[dict[str, Any], Any, tuple[int, int], jax.Array | None, jax.Array | None]:
+        """Arrays by name, what is none (`storages.Ragged`), [N, E], priority and mask; raises what `add` and `extend` do."""
         single = call.endswith("add")
-        lead: tuple[int | None, ...] = () if single else (None,)
-        axes = "" if single else "N"
-        if self.lanes is not None:
-            lead, axes = (*lead, self.lanes), f"{axes}, E".lstrip(", ")
+        spec, structure = self._state_spec(call, "add(state, row)" if single else "extend(state, rows)", state)
+        lead: tuple[int | None, ...] = (() if single else (None,)) + (() if self.lanes is None else (self.lanes,))
+        axes = ", ".join((() if single else ("N",)) + (() if self.lanes is None else ("E",)))
         values = None
         if isinstance(self.storage, Ragged):
             leaves, values = self.storage.parse(call, state.rows, rows, lead, axes)
         else:
             leaves = _errors.check_rows(call, rows, spec, structure, lead, axes)
         shape = next(iter(leaves.values())).shape[: len(lead)]
-        if priority is not None:
-            if not self.sampler.prioritized:
-                raise TypeError(
-                    f"{call}: priority is given, but {self.sampler!r} has no priorities. "
-                    f"Use sampler=fbuf.samplers.Prioritized(), or leave it out."
-                )
-            priority = _errors.check_array(call, "priority", priority, shape, "fi")
-        if mask is not None:
-            mask = _errors.check_array(call, "mask", mask, shape, "b")
-        full = (1 if single else shape[0], self.lanes or 1)
-        if full[0] == 0:
-            return state
-        if values is not None:
-            leaves = self._put(state, leaves, values, full, mask)
-        return _verbs.extend(self, state, leaves, priority, mask, static=(full, len(lead)))[0]
+        priority, mask = _checks.check_fitting(call, self.sampler, shape, priority, mask)
+        return leaves, values, (1 if single else shape[0], self.lanes or 1), priority, mask
 
     def _put(self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any) -> Any:
         """Stores what is no array, and puts the tickets in its place."""
@@ -401,16 +315,7 @@ class Buffer:
         self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any
     ) -> tuple[dict[str, Any], Any, tuple[int, int]]:
         """Checked rows of `storages.Ragged`, nothing stored: arrays by name, what is none, and [N, E]. Eager."""
-        assert isinstance(self.storage, Ragged)
-        single = call.endswith("add")
-        lead: tuple[int | None, ...] = (() if single else (None,)) + (() if self.lanes is None else (self.lanes,))
-        axes = ", ".join((() if single else ("N",)) + (() if self.lanes is None else ("E",)))
-        leaves, values = self.storage.parse(call, state.rows, rows, lead, axes)
-        shape = leaves[TICKET].shape[:-1]
-        for what, value, kinds in (("priority", priority, "fi"), ("mask", mask, "b")):
-            if value is not None:
-                _errors.check_array(call, what, value, shape, kinds)
-        return leaves, values, (1 if single else shape[0], self.lanes or 1)
+        return self._checked_rows(call, state, rows, priority, mask)[:3]
 
     def stored(
         self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any
@@ -444,8 +349,8 @@ class Buffer:
         self._state_spec(call, "update_priority(state, index, td_error)", state)
         if not self.sampler.prioritized:
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-        index = _checked_index(call, index)
-        check_eta(call, eta)
+        index = _checks.check_index(call, index)
+        _checks.check_eta(call, eta)
         window = self.view.rule.window
         if np.ndim(td_error) != 2 or not 1 <= np.shape(td_error)[1] <= window:
             if mask is not None or (window and np.ndim(td_error) == 2):
@@ -474,7 +379,7 @@ class Buffer:
         """
         call = "Buffer.update_rows"
         spec, _ = self._state_spec(call, "update_rows(state, index, fields)", state)
-        index = _checked_index(call, index)
+        index = _checks.check_index(call, index)
         given = named_leaves(fields)
         if isinstance(self.storage, Ragged):
             spec = self.storage.changeable(call, state.rows, list(given))
@@ -502,7 +407,9 @@ class Buffer:
           ValueError: the sampler has no such number.
         """
         self._state_spec("Buffer.set", "set(state, alpha=...)", state)
-        return _verbs.set_numbers(self, state, self._check_numbers("Buffer.set", self.sampler.numbers, numbers))[0]
+        return _verbs.set_numbers(
+            self, state, _checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
+        )[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -527,7 +434,8 @@ class Buffer:
         Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two.
         """
         call, form = "Buffer.sample", "sample(state, key, batch_size)"
-        size, given = self._check_sample(call, form, state, key, batch_size, options)
+        self._state_spec(call, form, state)
+        size, given = _checks.check_draw(call, form, self, key, batch_size, options)
         if not self.prefetch:
             return _verbs.sample(self, state, key, given, static=(size,))
         if size != self.batch_size:
@@ -543,39 +451,9 @@ class Buffer:
         Nothing orders it before later writes, so in a step that also writes use `sample`. What was drawn ahead stays.
         """
         call, form = "Buffer.peek", "peek(state, key, batch_size)"
-        size, given = self._check_sample(call, form, state, key, batch_size, options)
-        return _verbs.sample(self, state, key, given, static=(size,))[1]
-
-    def _check_sample(
-        self,
-        call: str,
-        form: str,
-        state: BufferState,
-        key: Any,
-        batch_size: int | None,
-        options: dict[str, Any],
-    ) -> tuple[int, dict[str, jax.Array]]:
-        """Batch size and options."""
         self._state_spec(call, form, state)
-        if isinstance(batch_size, jax.core.Tracer):
-            raise TypeError(
-                f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
-            )
-        if batch_size is None:
-            batch_size = self.batch_size
-        if batch_size is None:
-            raise TypeError(f"{call}: batch_size is given neither here nor to Buffer(batch_size=...). Write {form}.")
-        _check_batch_size(call, batch_size, f" The order is {form}.")
-        if not hasattr(key, "dtype"):
-            raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
-        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-            raise TypeError(
-                f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), and for "
-                f"many keys vmap `peek`."
-            )
-        asked = {name: value for name, value in options.items() if value is not None}
-        return int(batch_size), self._check_numbers(call, self.sampler.options, asked)
+        size, given = _checks.check_draw(call, form, self, key, batch_size, options)
+        return _verbs.sample(self, state, key, given, static=(size,))[1]
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Rows by index, as they were added.
@@ -662,7 +540,7 @@ class Buffer:
                     f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. "
                     f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
                 )
-        other._check_fields("Buffer.convert", spec)
+        _checks.check_fields("Buffer.convert", other, spec)
         anchors, sampler = _verbs.convert(self, state, static=(other,))[1]
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
         return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
@@ -728,28 +606,6 @@ class Buffer:
                 f"buffer.convert(other, state)."
             )
 
-    def _check_numbers(self, call: str, known: Mapping[str, Any], numbers: dict[str, Any]) -> dict[str, jax.Array]:
-        """Numbers by name, as arrays of their dtype; where their values are known, finite and >= 0."""
-        checked = {}
-        for name, value in numbers.items():
-            if name not in known:
-                raise ValueError(
-                    f"{call}: {self.sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'})."
-                )
-            if np.shape(value) != ():
-                raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
-            if not isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
-                raise TypeError(f"{call}: {name} is {value!r}; expected a number.")
-            if isinstance(value, (int, float, np.generic, np.ndarray)) and not 0 <= float(value) < float("inf"):
-                raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
-            if np.issubdtype(known[name], np.integer):
-                if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-                    raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
-                if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
-                    raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
-            checked[name] = jnp.asarray(value, known[name])
-        return checked
-
 
 @functools.lru_cache(maxsize=256)
 def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> Any:
@@ -759,40 +615,3 @@ def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> A
     state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer), rows)
     leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
     return leaves, None if state.anchors is None else state.anchors.rule, jax.tree.structure(state.ahead)
-
-
-def check_eta(call: str, eta: Any) -> None:
-    """Raises unless `eta` is a number from 0 to 1, as far as its value is known."""
-    if isinstance(eta, jax.core.Tracer) and eta.shape == ():
-        return
-    if (
-        not isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array))
-        or np.shape(eta)
-        or not 0 <= float(eta) <= 1
-    ):
-        raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
-
-
-def _check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
-    """Raises unless it is an int >= 1."""
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-        raise TypeError(f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int.{order}")
-    if batch_size < 1:
-        raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
-
-
-def _methods(protocol: Any) -> list[str]:
-    return [m for m in vars(protocol) if not m.startswith("_")]
-
-
-def _checked_index(call: str, index: Any) -> Index:
-    if not isinstance(index, Index):
-        raise TypeError(
-            f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "
-            f"ones. Pass batch.index."
-        )
-    slot = _errors.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
-    if slot.ndim != 1:
-        raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected [B]. Flatten it with x.reshape(-1).")
-    ticket = _errors.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
-    return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _errors
-from fbuf._buffer import Buffer, check_eta
+from fbuf._buffer import Buffer
 from fbuf._checked import raise_for
+from fbuf._checks import check_eta
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import PyTree

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
     ("_verbs", "_checked", "testing", "torch"),
     ("_ahead",),
-    ("_plan", "_growth"),
+    ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
     ("_presets", "_replay"),
     ("demo",),
