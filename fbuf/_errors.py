@@ -115,7 +115,8 @@ def check_rows(
         if len(got.shape) < cut or item != want.shape:
             inner = "".join(f", {n}" for n in want.shape)
             shape = f"[{axes}{inner}]" if axes else f"{list(want.shape)}"
-            hint = " Add the leading axis with x[None]." if cut and got.shape == want.shape else ""
+            one = cut and got.shape == want.shape
+            hint = " Add one row with `add`, or give it the leading axis with x[None]." if one else ""
             raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{hint}")
         for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
             first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))

@@ -97,7 +97,10 @@ ROWS: dict[str, tuple[type[Exception], tuple[str, ...], Callable[[], Any]]] = {
     ),
     "no leading axis": (
         ValueError,
-        ("leaf 'obs' has shape [2]; expected [N, 2]", "Add the leading axis with x[None]"),
+        (
+            "leaf 'obs' has shape [2]; expected [N, 2]",
+            "Add one row with `add`, or give it the leading axis with x[None]",
+        ),
         lambda: BUFFER.extend(STATE, rows(obs=jnp.zeros((2,), jnp.uint8), next={"done": jnp.zeros((1,), jnp.bool_)})),
     ),
     "a leading axis too many": (

@@ -345,3 +345,9 @@ def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
     del replay
     again = fbuf.Replay(buffer, {"t": 0}, resume=True)
     assert np.asarray(again.rows().data["t"])[:5].tolist() == [0, 1, 2, 3, 4] and len(again) == 5
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    with pytest.raises(OSError, match=r"use the path of a folder, not .*taken"):
+        fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "taken"))).init({"t": 0})

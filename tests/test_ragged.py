@@ -343,6 +343,7 @@ def test_rows_are_those_of_a_plain_list(seed: int, lanes: int | None, codec: Any
 
 PADDED = {"obs": np.zeros((0, 0), np.int16), "text": "", "reward": 0.0}
 MAXIMUM = {"obs": (3, 4)}
+TEXT = {"x": 1.0, "text": "a"}
 
 
 def padded_rows(rng: np.random.Generator, count: int) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -988,3 +989,25 @@ def test_lengths_beyond_the_array_are_refused_inside_jit() -> None:
         jax.block_until_ready(jax.jit(buffer.extend)(state, rows))
     fine = jax.jit(buffer.extend)(state, {**rows, "obs_length": jnp.asarray([[3], [2]], jnp.int32)})
     assert [len(x) for x in buffer.last(fine, 2).lazy["obs"]] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "part"),
+    [
+        (lambda b: b.init({}), ValueError, "the example has no leaves"),
+        (lambda b: b.add(b.init(TEXT), {"x": 1.0, "text": None}), TypeError, "Leave it out of the row"),
+        (lambda b: b.extend(b.init(TEXT), {"x": 1.0, "text": "b"}), ValueError, "Add one row with `add`"),
+        (lambda b: b.resume({"x": 1.0}), TypeError, "keeps its rows in memory"),
+    ],
+    ids=["no leaves", "no text", "one row", "resume"],
+)
+def test_messages_say_what_to_write_instead(use: Any, error: type[Exception], part: str) -> None:
+    with pytest.raises(error, match=part):
+        use(fbuf.Buffer(10, storage=fbuf.storages.Ragged()))
+
+
+def test_more_room_is_not_made_for_rows_that_are_refused() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(2, storage=fbuf.storages.Ragged()), TEXT, unlimited=True)
+    with pytest.raises(TypeError, match="has no priorities"):
+        replay.extend([TEXT] * 5, priority=np.ones(5))
+    assert replay.buffer.capacity == 2

@@ -569,6 +569,25 @@ def test_a_failing_codec_leaves_the_store_as_it_was() -> None:
     model.check(rng)
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_write_that_ends_half_way_is_never_read_from(column: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(None, Zstd(chunk=2), length=40)
+    rows = [np.arange(50, dtype=np.uint8).reshape(10, 1, 5) for _ in range(2)]
+    tickets = store.write(rows, None)[:, 0]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._parts[column], "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(rows, None)
+    for use in (lambda: fetch(store, tickets), lambda: store.write(rows, None), store.to_arrays, store.stats):
+        with pytest.raises(StoreCorrupted, match="half-way"):
+            use()
+    store.close()
+
+
 def test_running_out_of_memory_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(Zstd(chunk=2), Zstd(chunk=2), shape=(1000,), length=200)
     model, rng = Model(store, 204, 1), np.random.default_rng(0)

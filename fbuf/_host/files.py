@@ -137,6 +137,8 @@ class telling:
             fix = "Raise the limit on open files (ulimit -n), or close what holds them."
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "Use a path that this process may write to."
+        elif number in (errno.EEXIST, errno.ENOTDIR):
+            fix = f"A file has a name that is to be a folder's: use the path of a folder, not {folder}."
         else:
             fix = f"See to the disk under {folder}, or use another path."
         raise OSError(number, f"fbuf: cannot {self.what} {self.path}: {os.strerror(number)}; {room}. {fix}") from error

@@ -30,7 +30,7 @@ import numpy as np
 
 from fbuf._host import checkpoint, repack
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, bare, flat, intact
+from fbuf._host.arrays import Array, StoreCorrupted, bare, flat, intact
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.changelog import ChangeLog
 from fbuf._host.checkpoint import expect
@@ -144,6 +144,7 @@ class Store:
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
         self._closed = False
+        self._broken = False  # a write ended half-way
         self._repacking = threading.Lock()  # taken before _writing
         self._lots: list[Lot] = []  # under way
         self._thread: threading.Thread | None = None
@@ -167,6 +168,11 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed("Store: the store is closed; expected an open one. Make a new buffer with `init`.")
+        if self._broken:
+            raise StoreCorrupted(
+                "Store: a write ended half-way (it was interrupted, or there was no memory left), and what is there is not "
+                "known to be right; expected a whole one. Load the last checkpoint with fbuf.load(path)."
+            )
 
     # ---------------------------------------------------------------- writing
 
@@ -257,6 +263,7 @@ class Store:
             if self._folder is None:
                 with self._undone(parts, staged):
                     self._reserve(parts, staged)
+            self._broken = True  # an interrupt may come at any point from here on
             self._count = after
             for part, array, stage in zip(parts, batch.rows, staged, strict=True):
                 part.commit(batch, array, stage)
@@ -267,6 +274,7 @@ class Store:
             else:
                 places.commit(move)
                 self._patches.forget(move.gone.tolist())
+            self._broken = False
             for part in parts:
                 part.compact(after)
             self._repack_if_due()

@@ -27,7 +27,7 @@ from fbuf._host.shelf import Leaf
 from fbuf._lazy import TICKET, Tickets, length_name
 from fbuf._tree import PyTree, Spec, item_bytes, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _ragged_example, _side
+from fbuf.storages import _arrays, _ragged_example, _side, _sideread
 from fbuf.storages._hosted import Hosted
 from fbuf.storages._ragged_rows import eager
 from fbuf.storages._ragged_traced import Parsed, traced
@@ -240,30 +240,7 @@ class Ragged(Hosted):
     # ------------------------------------------------------------------------------------------- reading
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        columns, spec = rows.layout.columns, rows.layout.spec
-        known = {id(r.slot): r.slot for r in reads if r.name not in rows.device}
-        tickets = {key: _arrays.read(rows.ticket, slot) for key, slot in known.items()}
-        out: list[Any] = [None] * len(reads)
-        side = []
-        for i, r in enumerate(reads):
-            if r.name in rows.device:
-                out[i] = _arrays.read(rows.device[r.name], r.slot)
-            elif r.name == TICKET:
-                out[i] = tickets[id(r.slot)]
-            else:
-                side.append(i)
-        if not side:
-            return out, None
-        requests = []
-        for i in side:
-            leaf = spec[reads[i].name]
-            requests.append((columns.index(reads[i].name), tickets[id(reads[i].slot)], (tuple(leaf.shape), leaf.dtype)))
-        arrays, present = callback.read(rows.id, requests, strict=not self.masks_expired)
-        ok = jnp.ones((), bool)
-        for i, array, there in zip(side, arrays, present, strict=True):
-            out[i] = array
-            ok = ok & (jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there)
-        return out, ok
+        return _sideread.collect(rows, _sideread.hold(rows, reads), strict=not self.masks_expired, ahead=False)
 
     def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
@@ -289,6 +266,12 @@ class Ragged(Hosted):
         )
 
     # ----------------------------------------------------------------------------------------------- files
+
+    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[SideRows, np.ndarray]:
+        raise TypeError(
+            f"Buffer.resume: {self!r} keeps its rows in memory, and they are gone with its states; expected a storage with a "
+            f'path. For arrays of one shape use storages.Memmap(path="/data/replay").'
+        )
 
     def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
         return _side.to_arrays(rows)

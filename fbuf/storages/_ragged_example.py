@@ -54,9 +54,13 @@ def describe(
 
     Raises:
       TypeError: it is no dict, or a leaf with a maximum is no array of numbers.
-      ValueError: keys or maximum name nothing; a maximum has another rank; a name is taken.
+      ValueError: it has no leaves; keys or maximum name nothing; a maximum has another rank; a name is taken.
     """
     row = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flatten(call, example).items()}
+    if not row:
+        raise ValueError(
+            f"{call}: the example has no leaves; expected one row, as in {{'text': text, 'action': action}}."
+        )
     for what, names in (("keys", keys or ()), ("maximum", tuple(maximum))):
         for key in names:
             if key not in row and not (what == "keys" and any(n.startswith(f"{key}/") for n in row)):

@@ -108,9 +108,10 @@ def value_of(call: str, leaf: Leaf, given: Any, row: int | None) -> Any:
         fits: bool = isinstance(value, KINDS[leaf.kind])
         if not fits:
             want = "str" if leaf.kind == "text" else "bytes"
+            fix = "Leave it out of the row" if value is None else f"Convert it with {want}(x)"
             raise TypeError(
-                f"{call}: {where} is {type(value).__name__}; expected {want}, as the example given to `init`. Convert it with "
-                f"{want}(x), or give None as the example of a leaf that may hold anything."
+                f"{call}: {where} is {type(value).__name__}; expected {want}, as the example given to `init`. "
+                f"{fix}, or give None as the example of a leaf that may hold anything."
             )
         return str.__str__(value) if leaf.kind == "text" else bytes(value)
     dtype = dtype_of(leaf.dtype)

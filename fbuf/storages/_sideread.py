@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._host import callback
+from fbuf._lazy import TICKET
 from fbuf._tree import item_bytes
 from fbuf._typing import Read
 from fbuf.storages import _arrays
@@ -35,6 +36,11 @@ class SideHeld:
     """Of each read, the leaf and which of `device`, or of `tickets`, is its own."""
 
 
+def _from_store(rows: SideRows, name: str) -> bool:
+    """Whether a read asks the store for something; the tickets of ragged leaves can be read as well."""
+    return name in rows.layout.columns and name != TICKET
+
+
 def hold(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     """What reads depend on that writes may change."""
     device: list[jax.Array] = []
@@ -42,9 +48,9 @@ def hold(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     known: dict[int, int] = {}
     sources = []
     for r in reads:
-        if r.name in rows.device:
+        if not _from_store(rows, r.name):
             sources.append((r.name, len(device)))
-            device.append(_arrays.read(rows.device[r.name], r.slot))
+            device.append(_arrays.read(rows.ticket if r.name == TICKET else rows.device[r.name], r.slot))
         else:
             if id(r.slot) not in known:
                 known[id(r.slot)] = len(tickets)
@@ -56,7 +62,7 @@ def hold(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
 def request(rows: SideRows, held: SideHeld) -> SideHeld:
     """The same, asked for ahead."""
     columns = rows.layout.columns
-    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if name in columns]
+    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if _from_store(rows, name)]
     if not wanted:
         return held
     return dataclasses.replace(held, number=callback.request(rows.id, wanted))
@@ -67,8 +73,8 @@ def collect(
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """All host leaves in one callback, and the rest; see `Storage.read`. `ahead`: they may have been asked for."""
     columns, spec = rows.layout.columns, rows.layout.spec
-    out: list[jax.Array | None] = [None if name in columns else held.device[at] for name, at in held.sources]
-    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in columns]
+    out: list[jax.Array | None] = [None if _from_store(rows, name) else held.device[at] for name, at in held.sources]
+    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if _from_store(rows, name)]
     if not side:
         return [a for a in out if a is not None], None
     requests = [
@@ -87,5 +93,5 @@ def collect(
 def host_bytes(rows: SideRows, held: SideHeld) -> int:
     """Bytes that a store keeps for what is asked for ahead."""
     spec = rows.layout.spec
-    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if name in rows.layout.columns]
+    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if _from_store(rows, name)]
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)
