@@ -86,8 +86,8 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
     """
     if owner.traced():
         raise TypeError(
-            f"{call}: priorities on the host cannot be made while tracing: a store is opened for them, which is no array. Call "
-            f'it outside jit, vmap and scan and pass the state in, or use samplers.Prioritized(on="device").'
+            f"{call}: priorities on the host cannot be traced: a store is opened for them, which is no array. Call it outside "
+            f'jit, vmap and scan and pass the state in, or use samplers.Prioritized(on="device").'
         )
     store = Priorities(_layout(capacity), least)
     if leaves is not None:
