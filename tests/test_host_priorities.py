@@ -31,6 +31,7 @@ from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout, Tree
 from fbuf.samplers import Prioritized, _hosttree
 from fbuf.testing import assert_inplace
+from tests import test_flags
 
 EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 
@@ -359,56 +360,53 @@ def test_old_states_and_futures_stay_what_they_are(program):
 
 
 def test_a_scan_is_its_steps() -> None:
-    device, host = make("device", "buffer"), make("host", "buffer")
+    host, seeds = make("host"), np.arange(12, dtype=np.int32)
 
-    def steps(buffer: fbuf.Buffer, state: Any, seeds: jax.Array) -> Any:
+    def steps(state: Any, seeds: jax.Array) -> Any:
         def step(state: Any, seed: jax.Array) -> Any:
-            state, _ = verb(buffer, "extend", state, seed)
-            return verb(buffer, "learn", state, seed)
+            return verb(host, "learn", verb(host, "extend", state, seed)[0], seed)
 
         return lax.scan(step, state, seeds)
 
-    seeds, out = jnp.arange(12, dtype=jnp.int32), []
-    for buffer in (device, host):
-        out.append(jax.jit(functools.partial(steps, buffer), donate_argnums=0)(buffer.init(EXAMPLE), seeds))
-    same(out[0][1], out[1][1])
-    compare(out[0][0], out[1][0])
+    last, batches = jax.jit(steps, donate_argnums=0)(host.init(EXAMPLE), seeds)
+    state, single = host.init(EXAMPLE), []
+    for seed in seeds:
+        state, batch = run(host, "jit")("learn", run(host, "jit")("extend", state, seed)[0], seed)
+        single.append(batch)
+    same(batches, jax.tree.map(lambda *x: np.stack(x), *single))
+    compare(last, state)
 
 
 def test_order_within_a_jit_is_the_order_written() -> None:
     """Many writes and draws of one program, on several branches."""
 
-    def tangle(buffer: fbuf.Buffer, state: Any) -> Any:
+    def tangle(verb: Any, state: Any) -> Any:
         out = []
-        state, _ = verb(buffer, "extend", state, jnp.int32(1))
+        state, _ = verb("extend", state, 1)
         left = right = state
         for i in range(2):
-            left, one = verb(buffer, "learn", left, jnp.int32(i))
-            right, two = verb(buffer, "learn", right, jnp.int32(10 + i))
-            out += [one, two, buffer.peek(state, jax.random.key(i), BATCH)]
+            left, one = verb("learn", left, i)
+            right, two = verb("learn", right, 10 + i)
+            out += [one, two, verb("learn", state, 20 + i)[1]]
         return left, right, out
 
-    device, host = make("device"), make("host")
-    one, two = (jax.jit(functools.partial(tangle, b))(b.init(EXAMPLE)) for b in (device, host))
+    host = make("host")
+    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
+    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
     same(one[2], two[2])
     compare(one[0], two[0])
     compare(one[1], two[1])
 
 
 def test_peek_over_many_keys() -> None:
-    keys, out = jax.random.split(jax.random.key(0), 5), []
-    for on in ("device", "host"):
-        buffer = make(on, "buffer")
-        state, _ = verb(buffer, "extend", buffer.init(EXAMPLE), jnp.int32(0))
-        single = [buffer.peek(state, key, BATCH) for key in keys]
-        many = jax.jit(jax.vmap(lambda key, b=buffer, s=state: b.peek(s, key, BATCH)))(keys)
-        same(jax.tree.map(lambda *x: np.stack(x), *single), many)
-        out.append(many)
-    same(*out)
+    keys, buffer = jax.random.split(jax.random.key(0), 5), make("host")
+    state, _ = run(buffer, "jit")("extend", buffer.init(EXAMPLE), np.int32(0))
+    single = [buffer.peek(state, key, BATCH) for key in keys]
+    many = jax.jit(jax.vmap(lambda key: buffer.peek(state, key, BATCH)))(keys)
+    same(jax.tree.map(lambda *x: np.stack(x), *single), many)
 
 
-@pytest.mark.parametrize("donated", [False, True])
-def test_a_state_that_is_too_old_says_so(donated: bool) -> None:
+def test_a_state_that_is_too_old_says_so() -> None:
     buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
     old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})
     new = old
@@ -417,9 +415,9 @@ def test_a_state_that_is_too_old_says_so(donated: bool) -> None:
         new = add(new, {"x": i})
     for attempt in (
         lambda: buffer.sample(old, jax.random.key(0), 4),
-        lambda: jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(old),
         lambda: buffer.clear(old),
-        lambda: jax.jit(buffer.add, donate_argnums=0 if donated else ())(old, {"x": 0}),
+        lambda: add(old, {"x": 0}),
+        lambda: jax.jit(buffer.add, donate_argnums=0)(old, {"x": 0}),
     ):
         with pytest.raises((RuntimeError, ValueError), match=EXPIRED):
             jax.block_until_ready(attempt())
@@ -499,11 +497,12 @@ def prefetched(on: str, storage: Any) -> Any:
     return out
 
 
+@pytest.mark.slow
 def test_batches_drawn_ahead() -> None:
     same(prefetched("device", fbuf.storages.Device()), prefetched("host", fbuf.storages.Host()))
 
 
-def test_convert_resume_and_grow(tmp_path: Any) -> None:
+def test_convert_and_resume(tmp_path: Any) -> None:
     memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
     plain = fbuf.Buffer(20, storage=memmap)
     host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
@@ -524,6 +523,9 @@ def test_convert_resume_and_grow(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
         jax.jit(lambda s: host.convert(host, s))(state)
 
+
+@pytest.mark.slow
+def test_growing() -> None:
     grown = []
     for on in ("device", "host"):
         ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
@@ -575,6 +577,29 @@ def test_every_order_is_in_place() -> None:
     assert_inplace(steps, shapes, rows, jax.ShapeDtypeStruct((5, 2), jnp.uint32))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("under", ["every flag", "transfer_guard"])
+def test_every_verb_under_flags(under: str) -> None:
+    names = ("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks")
+    results = []
+    for on in ("device", "host"):
+        buffer = fbuf.Buffer(
+            capacity=16,
+            lanes=test_flags.LANES,
+            sampler=Prioritized(on=on, normalize="buffer"),
+            view=fbuf.views.Transition(n_step=3, stack=2),
+        )
+        state, x = buffer.init(test_flags.EXAMPLE), test_flags.given(buffer)
+        verbs = functools.partial(test_flags.every_verb, buffer)
+        if under == "transfer_guard":
+            with test_flags.flags(under):
+                results.append(verbs(state, x)[2])
+        else:
+            with test_flags.flags(*names):
+                results.append(test_flags.plain(jax.jit(verbs)(state, x)[2]))
+    same(*results)
+
+
 # ------------------------------------------------------------------------------------------------- ownership
 
 
@@ -585,7 +610,9 @@ def nothing_open() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()])
+@pytest.mark.parametrize(
+    "storage", [fbuf.storages.Device(), pytest.param(fbuf.storages.Host(), marks=pytest.mark.slow)]
+)
 def test_a_store_goes_with_its_last_state(nothing_open: None, storage: Any) -> None:
     buffer = make("host", storage=storage)
     both = 1 if storage == fbuf.storages.Device() else 2

@@ -52,9 +52,9 @@ class Tree:
         return self._nodes[: self.layout.counts[0]]
 
     def roots(self) -> tuple[np.float32, np.float32]:
-        """The sum of all leaves, and the least of those above 0: infinite if there is none, or nobody asked."""
+        """The sum of all leaves, and the least of those above 0: infinite if there is none, 0 if nobody asked."""
         self._mend()
-        least = self._least[-_FAN_OUT] if self._least.size else np.float32(np.inf)
+        least = self._least[-_FAN_OUT] if self._least.size else np.float32(0)
         return self._level[-1][0], least
 
     def exchange(self, index: Array, leaf: Array) -> Array:

@@ -30,7 +30,7 @@ def set(
 def draw(tree: jax.Array, low: jax.Array, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
     """By loops or by levels, as the platform likes it."""
     slot, leaf = _sumtree.draw(tree, key, batch_size, capacity, stratified=stratified)
-    least = _sumtree.root(low) if low.size else jnp.full((), jnp.inf, jnp.float32)
+    least = _sumtree.root(low) if low.size else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, _sumtree.root(tree), least)
 
 

@@ -13,7 +13,7 @@ class Drawn(NamedTuple):
     slot: jax.Array  # int32[B]
     leaf: jax.Array  # float32[B]
     mass: jax.Array  # float32[], sum of all leaves
-    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, or nobody asked
+    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, 0 if nobody asked
 
 
 class Trees(Protocol):
