@@ -4,8 +4,10 @@ For rows on a device whose memory is short: 4.6 bytes a row go to the host, and 
 jitted program cannot run on two devices, so that an array on the CPU beside rows on a GPU would break it in two; a callback
 does not. How versions keep states apart is in `fbuf._host.priorities`, how long a store lives in `fbuf._host.owner`.
 
-Draws are those of the device, bit for bit: the random numbers come from there, and the tree adds in the same order. Left out:
-files, as the tree is small and every batch touches pages all over it.
+Draws are those of the device, bit for bit: the random numbers come from there, and the tree adds in the same order. Where the
+device is the same CPU its own tree is faster: of a million rows, in a scan, a draw and an update here took 8 times as long for
+a batch of 256, 3 times for 4,096, and 2.3 times for 65,536. Left out: files, as the tree is small and every batch touches pages
+all over it.
 """
 
 from __future__ import annotations
