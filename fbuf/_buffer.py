@@ -27,6 +27,7 @@ from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tre
 from fbuf._typing import (
     Geometry,
     Growable,
+    HostKept,
     Resumable,
     Rule,
     Sampler,
@@ -168,16 +169,18 @@ class Buffer:
           example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes.
         Raises:
           ValueError: the row lacks a leaf that view, storage or `episode_end` names, or has none.
-          TypeError: a leaf is no array of numbers; or `init` of a host storage is being traced.
+          TypeError: a leaf is no array of numbers; or `init` of a host storage, or of priorities on the host, is being traced.
         Cost: O(C), the allocation.
         """
         if isinstance(self.storage, Ragged):
             arrays, leaves = self.storage.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
-            return _ahead.empty_state(self, self.storage.open(self.geometry, spec, jax.tree.structure(arrays), leaves))
-        spec = self.checked_spec("Buffer.init", example)
-        rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
-        return _ahead.empty_state(self, rows)
+            rows = self.storage.open(self.geometry, spec, jax.tree.structure(arrays), leaves)
+        else:
+            spec = self.checked_spec("Buffer.init", example)
+            rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
+        state = _ahead.empty_state(self, rows)
+        return dataclasses.replace(state, sampler=_verbs.opened(self, "Buffer.init", state.sampler))
 
     def resume(self, example: PyTree) -> BufferState:
         """The rows that lie at the storage's path, as a state that goes on from there (`storages.Memmap`, `Compressed`).
@@ -222,7 +225,8 @@ class Buffer:
         rows, count = self.storage.resume(self.geometry, spec, jax.tree.structure(example))
         ring = self.writer.resume(self.geometry, np.asarray(count))
         state = dataclasses.replace(_ahead.empty_state(self, rows), ring=ring)
-        anchors, sampler = _verbs.convert(self, state, static=(self,))[1]
+        fresh = _verbs.fresh_sampler(self, "Buffer.resume")
+        anchors, sampler = _verbs.convert(self, state, fresh, static=(self,))[1]
         return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
@@ -509,7 +513,11 @@ class Buffer:
     def nbytes(self, state: BufferState) -> dict[str, int]:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
         sizes = self.storage.nbytes(state.rows)
-        return {**sizes, "device": sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))}
+        device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
+        host = sizes["host"]
+        if isinstance(self.sampler, HostKept) and self.sampler.on_host:
+            host += self.sampler.host_bytes(state.sampler)
+        return {**sizes, "device": device, "host": host}
 
     def plan(self, example: PyTree, **settings: Any) -> Plan:
         """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""
@@ -541,7 +549,8 @@ class Buffer:
                     f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
                 )
         _checks.check_fields("Buffer.convert", other, spec)
-        anchors, sampler = _verbs.convert(self, state, static=(other,))[1]
+        fresh = _verbs.fresh_sampler(other, "Buffer.convert")
+        anchors, sampler = _verbs.convert(self, state, fresh, static=(other,))[1]
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
         return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
 

@@ -17,7 +17,7 @@ import numpy as np
 from fbuf import _sumtree, _verbs
 from fbuf._population import EpisodeLog
 from fbuf._state import BufferState
-from fbuf._typing import Recording, Ring
+from fbuf._typing import HostKept, Recording, Ring
 from fbuf.samplers import PrioritizedState
 
 if TYPE_CHECKING:
@@ -52,10 +52,13 @@ def grow(buffer: Buffer, state: BufferState, capacity: Any) -> tuple[Buffer, Buf
     fresh = _verbs.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
         grown = dataclasses.replace(fresh, rows=rows, ring=ring)
-        anchors, sampler = _verbs.convert(other, grown, static=(other,))[1]
+        anchors, sampler = _verbs.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
-        sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
+        if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
+            sampler = buffer.sampler.deepen(state.sampler, other.geometry)
+        else:
+            sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
     return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)
 
 

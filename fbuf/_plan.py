@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting, Recording, Resumable
+from fbuf._typing import Forecast, Forecasting, HostKept, Recording, Resumable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Plan:
     """Bytes a buffer takes, by place; peaks are device bytes at the worst moment of a call, state included."""
 
     device: int  # the state
-    host: int  # the side-store, and what is read ahead
+    host: int  # the side-store, what is read ahead, and priorities that are on the host
     host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
     host_raw: int  # the side-store if nothing compressed at all
     disk: int
@@ -114,6 +114,10 @@ def plan(
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
+    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
+        sampler: HostKept = buffer.sampler
+        own = sampler.plan_host(geometry)
+        host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
     table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
 
     abstract = storage.abstract(geometry, spec, structure)

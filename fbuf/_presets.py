@@ -35,13 +35,14 @@ def prioritized(
     eps: float = 1e-6,
     normalize: str | None = "batch",
     stratified: bool = True,
+    on: str = "device",
     **parts: Any,
 ) -> Buffer:
     """`Buffer(capacity, sampler=Prioritized(alpha, beta, ...), **parts)`: prioritized replay.
 
     Args:
       capacity: C, rows held.
-      alpha, beta, eps, normalize, stratified: Of `samplers.Prioritized`.
+      alpha, beta, eps, normalize, stratified, on: Of `samplers.Prioritized`.
       **parts: `storage`, `view`, `lanes`, ... of `Buffer`.
 
     Example:
@@ -49,7 +50,7 @@ def prioritized(
       >>> fbuf.prioritized(1000, alpha=0.7).sampler.alpha
       0.7
     """
-    return Buffer(capacity, sampler=Prioritized(alpha, beta, eps, normalize, stratified), **parts)
+    return Buffer(capacity, sampler=Prioritized(alpha, beta, eps, normalize, stratified, on), **parts)
 
 
 def trajectory(

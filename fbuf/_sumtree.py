@@ -35,7 +35,7 @@ from jax import lax
 
 from fbuf._duplicates import keep_last
 
-__all__ = ["draw", "get", "init", "nodes", "rebuild", "root", "set"]
+__all__ = ["draw", "get", "init", "layout", "nodes", "rebuild", "root", "set", "uniforms"]
 
 Reduce = Literal["sum", "min", "max"]
 
@@ -187,13 +187,7 @@ def draw(
     Source: Schaul et al. 2016, appendix B.2.1 (stratified).
     """
     tree = lax.stop_gradient(tree)
-    bits = jax.random.bits(key, (2, batch_size), jnp.uint32)
-    # 24 bits, as many as float32 holds exactly; jax.random.uniform gives 23.
-    uniform = (bits >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
-    top, bottom = uniform[0], uniform[1]
-    if stratified:
-        stratum = lax.iota(np.int32, batch_size).astype(jnp.float32)
-        top = (stratum + top) / np.float32(batch_size)
+    top, bottom = uniforms(key, batch_size, stratified=stratified)
     index: jax.Array = lax.platform_dependent(
         tree,
         top,
@@ -202,6 +196,23 @@ def draw(
         default=functools.partial(_draw, capacity=capacity, descend=_descend_by_level),
     )
     return index, get(tree, index, capacity)
+
+
+def uniforms(key: jax.Array, batch_size: int, *, stratified: bool) -> tuple[jax.Array, jax.Array]:
+    """What `draw` takes from its key: two float32[B] in [0, 1), one for each half of the descent."""
+    bits = jax.random.bits(key, (2, batch_size), jnp.uint32)
+    # 24 bits, as many as float32 holds exactly; jax.random.uniform gives 23.
+    uniform = (bits >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
+    top, bottom = uniform[0], uniform[1]
+    if stratified:
+        stratum = lax.iota(np.int32, batch_size).astype(jnp.float32)
+        top = (stratum + top) / np.float32(batch_size)
+    return top, bottom
+
+
+def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Nodes of each level, offset of each and the total, and the level from which `draw` takes its second uniform."""
+    return (*_layout(capacity), _middle(capacity))
 
 
 # ------------------------------------------------------------------------------------- set

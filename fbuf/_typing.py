@@ -424,6 +424,30 @@ class InOrder(Protocol):
         """Whether it does; it is then refused beside a writer that replaces any row."""
 
 
+@runtime_checkable
+class HostKept(Protocol):
+    """What a sampler has besides if it may keep part of its state on the host; all but `on_host` matters only if it does.
+
+    `init` then gives a state that names no store, for shapes.
+    """
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it does."""
+
+    def open(self, call: str, sampler: Any, geometry: Geometry) -> Any:
+        """What `init` gave, over a store of its own. Eager; raises under a trace, naming `call`."""
+
+    def deepen(self, sampler: Any, geometry: Geometry) -> Any:
+        """The same in the same slots over a larger store of its own. Eager."""
+
+    def plan_host(self, geometry: Geometry) -> int:
+        """Bytes that the store may come to."""
+
+    def host_bytes(self, sampler: Any) -> int:
+        """Bytes that it has. Eager."""
+
+
 class Window(NamedTuple):
     """What a view wants read for drawn anchors, and what it needs to remember until it is."""
 

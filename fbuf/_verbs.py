@@ -20,7 +20,7 @@ from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Draw, Growable, Population, Read, Recording, Ring, Scattering, Streaming, Window
+from fbuf._typing import Draw, Growable, HostKept, Population, Read, Recording, Ring, Scattering, Streaming, Window
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -49,6 +49,21 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
         token=jnp.zeros((), jnp.int32),
         scatter=scatter,
     )
+
+
+def opened(buffer: Buffer, call: str, sampler: Any) -> Any:
+    """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
+    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
+        kept: HostKept = buffer.sampler
+        return kept.open(call, sampler, buffer.geometry)
+    return sampler
+
+
+def fresh_sampler(buffer: Buffer, call: str) -> Any:
+    """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
+    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
+        return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense))
+    return None
 
 
 def _streaming(buffer: Buffer) -> Streaming:
@@ -466,9 +481,11 @@ def _set_core(buffer: Buffer, state: BufferState, numbers: dict[str, jax.Array])
 
 
 def _convert_core(
-    buffer: Buffer, state: BufferState, other: Buffer
+    buffer: Buffer, state: BufferState, sampler: Any, other: Buffer
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
+
+    `sampler` is what `fresh_sampler(other)` gave.
 
     Before a lane's oldest row there may have been another, long gone, unless the lane never filled up. Its episode
     is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so
@@ -508,7 +525,8 @@ def _convert_core(
             nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
         )
     change = dataclasses.replace(change, newest_stamp=_largest(stamp, keep))
-    return state, (anchors, other.sampler.change(empty.sampler, change, geometry, state.token))
+    sampler = empty.sampler if sampler is None else sampler
+    return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
 
 
 def _may_have_lost_rows(buffer: Buffer, state: BufferState) -> jax.Array:

@@ -42,6 +42,7 @@ SAMPLERS = {
     "Epoch": Epoch(),
     "Consume": Consume(2),
     "Prioritized": Prioritized(),
+    "Prioritized(on='host')": Prioritized(on="host"),
     "Staleness(version=...)": Staleness(6, version="action"),
     "Staleness": Staleness(4, unit=3),
 }
@@ -139,6 +140,15 @@ def test_storages_do_not_matter(sampler: str, view: str) -> None:
             assert all(jax.tree.leaves(same)), storage
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("view", VIEWS)
+def test_where_priorities_live_does_not_matter(view: str) -> None:
+    for one, two in zip(
+        batches("Device", "Prioritized", view), batches("Device", "Prioritized(on='host')", view), strict=True
+    ):
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two)))
+
+
 @pytest.mark.parametrize("pair", REFUSED)
 @pytest.mark.parametrize("storage", STORAGES)
 def test_what_makes_no_sense_is_refused(storage: str, pair: tuple[str, str]) -> None:
@@ -157,7 +167,7 @@ def test_the_readme_shows_what_goes_together() -> None:
     for sampler, view in itertools.product(SAMPLERS, VIEWS):
         boundary = view.partition("'")[2].rstrip("')")
         head = next(h for h in heads if h.startswith(view.split("(")[0]) and (not boundary or boundary in h))
-        cell = table[sampler.replace("(version=...)", ""), head]
+        cell = table[sampler.replace("(version=...)", "").replace("(on='host')", ""), head]
         assert cell.split(":")[0].split(",")[0] == ("refused" if (sampler, view) in REFUSED else "yes")
 
 

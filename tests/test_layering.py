@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_typing", "_errors", "_sample", "_host.owner"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's
+    ("_host.treecall",),
     ("_anchors", "_population", "_roster", "_scatter"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
@@ -37,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers")
-WITH_JAX = ("_host.owner", "_host.callback")  # of the host's modules; the others know numpy alone
+WITH_JAX = ("_host.owner", "_host.callback", "_host.treecall")  # of the host's modules; the others know numpy alone
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -37,18 +37,26 @@ Item = tuple[Shape, Any]
 
 _guard_p = Primitive("fbuf_host_store")
 _guard_p.multiple_results = True
-_guard_p.def_impl(lambda *operands: list(operands))
-_guard_p.def_abstract_eval(lambda *operands: list(operands))
+_guard_p.def_impl(lambda *operands, what: list(operands))
+_guard_p.def_abstract_eval(lambda *operands, what: list(operands))
 
 
-def _refuse_vmap(operands: Any, dims: Any) -> Any:
+_KEPT = {
+    "rows": ("rows live", "one store, one stream of rows", "storages.Device()"),
+    "priorities": ("priorities live", "one store, one tree of them", 'samplers.Prioritized(on="device")'),
+}
+"""What may be on the host, why there is one of it, and what to use instead."""
+
+
+def _refuse_vmap(operands: Any, dims: Any, *, what: str) -> Any:
+    lives, why, instead = _KEPT[what]
     raise TypeError(
-        "fbuf: a buffer whose rows live on the host cannot be vmapped: one store, one stream of rows. For parallel "
-        "environments use Buffer(..., lanes=E); for several independent buffers in one vmap use storages.Device()."
+        f"fbuf: a buffer whose {lives} on the host cannot be vmapped: {why}. For parallel "
+        f"environments use Buffer(..., lanes=E); for several independent buffers in one vmap use {instead}."
     )
 
 
-def _lower_guard(context: Any, *operands: Any) -> Any:
+def _lower_guard(context: Any, *operands: Any, what: str) -> Any:
     axes = getattr(context.module_context, "axis_context", None)
     devices = getattr(axes, "num_devices", None)
     if devices is None:
@@ -57,32 +65,36 @@ def _lower_guard(context: Any, *operands: Any) -> Any:
         raise ValueError(
             f"fbuf: a host store serves one device, but this computation spans {devices} (an input is sharded or "
             f"replicated). Put state and rows on one device, jax.device_put(x, jax.devices()[0]), or use "
-            f"storages.Device()."
+            f"{_KEPT[what][2]}."
         )
     return operands
 
 
 batching.primitive_batchers[_guard_p] = _refuse_vmap
 mlir.register_lowering(_guard_p, _lower_guard)
-ad.primitive_jvps[_guard_p] = lambda primals, tangents: (_guard_p.bind(*primals), list(tangents))
+ad.primitive_jvps[_guard_p] = lambda primals, tangents, what: (_guard_p.bind(*primals, what=what), list(tangents))
 
 
-def _guard(*operands: jax.Array) -> list[jax.Array]:
-    """The identity; refuses vmap at trace time and several devices at compile time, with words of our own."""
-    return list(_guard_p.bind(*operands))
+def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
+    """The identity; refuses vmap at trace time and several devices at compile time, with words of our own.
+
+    `what` is on the host: "rows" or "priorities".
+    """
+    return list(_guard_p.bind(*operands, what=what))
 
 
 # ------------------------------------------------------------------------------------------- host functions
 
 
-def _view(buffer: Any) -> np.ndarray:
+def view(buffer: Any) -> np.ndarray:
+    """An operand of a callback, read-only: it is the memory of an immutable array."""
     array = np.asarray(buffer)
     array.flags.writeable = False
     return array
 
 
 def _write_rows(context: Any, out: Any, id: Any, token: Any, after: Any, keep: Any, *rows: Any) -> None:
-    tickets = find(join_id(_view(id))).write([_view(r) for r in rows], None if keep is None else _view(keep))
+    tickets = find(join_id(view(id))).write([view(r) for r in rows], None if keep is None else view(keep))
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
@@ -93,10 +105,10 @@ def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: A
 def _write_slots(
     context: Any, out: Any, id: Any, token: Any, after: Any, table: Any, state: Any, slots: Any, *rows: Any
 ) -> None:
-    known, table = _tickets(_view(state)), _tickets(_view(table))
-    store = cast(Store, find(join_id(_view(id))))  # no other takes slots
+    known, table = _tickets(view(state)), _tickets(view(table))
+    store = cast(Store, find(join_id(view(id))))  # no other takes slots
     before = (int(known[0]), table) if table.size == store.lanes * store.length else None
-    tickets = store.write([_view(r) for r in rows], None, _view(slots), before)
+    tickets = store.write([view(r) for r in rows], None, view(slots), before)
     kept = tickets[tickets != 0]
     made = kept[:1] if kept.size else known
     np.asarray(out[0])[...] = tickets[..., None].view(np.uint32)
@@ -104,29 +116,29 @@ def _write_slots(
 
 
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
-    store = find(join_id(_view(id)))
+    store = find(join_id(view(id)))
     _fetch(store.read, columns, strict, out, tickets)
 
 
 def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
     number = 0
     with contextlib.suppress(Exception):  # a hint: whatever is wrong is said when the rows are collected
-        wanted = [(c, _tickets(_view(t))) for c, t in zip(columns, tickets, strict=True)]
-        number = find(join_id(_view(id))).request(wanted)
+        wanted = [(c, _tickets(view(t))) for c, t in zip(columns, tickets, strict=True)]
+        number = find(join_id(view(id))).request(wanted)
     np.asarray(out)[...] = number
 
 
 def _collect_rows(
     columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, number: Any, *tickets: Any
 ) -> None:
-    collect = functools.partial(find(join_id(_view(id))).collect, int(_view(number)))
+    collect = functools.partial(find(join_id(view(id))).collect, int(view(number)))
     _fetch(collect, columns, strict, out, tickets)
 
 
 def _fetch(read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]) -> None:
     """Fills the arrays, and bool of what was there, in `out`."""
     arrays, present = out[: len(columns)], out[len(columns) :]
-    wanted = [_tickets(_view(t)) for t in tickets]
+    wanted = [_tickets(view(t)) for t in tickets]
     ok = read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
     start = 0
     for there, ticket in zip(present, wanted, strict=True):
@@ -152,9 +164,9 @@ def _patch_rows(
     keep: Any,
     *fields: Any,
 ) -> None:
-    store = find(join_id(_view(id)))
-    values = {c: _view(f) for c, f in zip(columns, fields, strict=True)}
-    new = store.patch(_tickets(_view(tickets)), _view(keep), values)
+    store = find(join_id(view(id)))
+    values = {c: view(f) for c, f in zip(columns, fields, strict=True)}
+    new = store.patch(_tickets(view(tickets)), view(keep), values)
     np.asarray(out)[...] = new[..., None].view(np.uint32)
 
 
@@ -186,14 +198,14 @@ def _patcher(columns: tuple[int, ...]) -> Callable[..., None]:
 # --------------------------------------------------------------------------------------------- the callbacks
 
 
-def _call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Array], effect: bool) -> Any:
+def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Array], effect: bool) -> Any:
     """Runs `function(context, out, *operands)` on the host; `out` are arrays to fill."""
     vmap_method = None if effect else "broadcast_all"
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback
 
-        call = buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)
-        return call(*operands)
+        made = buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)
+        return made(*operands)
 
     def fill(*arrays: Any) -> Any:
         lead = () if effect else np.shape(arrays[0])[:-1]  # the id leaf is uint32[2], more under vmap
@@ -223,8 +235,8 @@ def write(
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
     if keep is None:
-        return _call(_write_all, shape, _guard(id, token, after, *rows), effect=True)
-    return _call(_write_rows, shape, _guard(id, token, after, keep, *rows), effect=True)
+        return call(_write_all, shape, guard(id, token, after, *rows), effect=True)
+    return call(_write_rows, shape, guard(id, token, after, keep, *rows), effect=True)
 
 
 def write_slots(
@@ -249,8 +261,8 @@ def write_slots(
     rows = [lax.stop_gradient(r) for r in rows]
     if jax.default_backend() != "cpu":
         table = after
-    operands = _guard(id, token, after, table, state, slots, *rows)
-    tickets, made = _call(_write_slots, shapes, operands, effect=True)
+    operands = guard(id, token, after, table, state, slots, *rows)
+    tickets, made = call(_write_slots, shapes, operands, effect=True)
     return tickets, made
 
 
@@ -264,14 +276,14 @@ def read(
       strict: Raise where a row has expired.
       number: uint32[], what `request` gave for these tickets: they may be there already. The value is the same.
     """
-    (id,) = _guard(id)
+    (id,) = guard(id)
     shapes = [jax.ShapeDtypeStruct((*t.shape[:-1], *item), dtype) for _, t, (item, dtype) in requests]
     shapes += [jax.ShapeDtypeStruct(t.shape[:-1], np.dtype(bool)) for _, t, _ in requests]
     columns, tickets = tuple(c for c, _, _ in requests), [t for _, t, _ in requests]
     if number is None:
-        out = _call(_reader(columns, strict), shapes, (id, *tickets), effect=False)
+        out = call(_reader(columns, strict), shapes, (id, *tickets), effect=False)
     else:
-        out = _call(_collector(columns, strict), shapes, _guard(id, number, *tickets), effect=False)
+        out = call(_collector(columns, strict), shapes, guard(id, number, *tickets), effect=False)
     return out[: len(columns)], out[len(columns) :]
 
 
@@ -280,9 +292,9 @@ def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Arr
 
     Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
     """
-    operands = _guard(id, *(t for _, t in requests))
+    operands = guard(id, *(t for _, t in requests))
     shape = jax.ShapeDtypeStruct((), jnp.uint32)
-    return _call(_requester(tuple(c for c, _ in requests)), shape, operands, effect=True)
+    return call(_requester(tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
 def patch(
@@ -299,5 +311,5 @@ def patch(
     """
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
-    operands = _guard(id, token, after, tickets, keep, *values)
-    return _call(_patcher(tuple(fields)), shape, operands, effect=True)
+    operands = guard(id, token, after, tickets, keep, *values)
+    return call(_patcher(tuple(fields)), shape, operands, effect=True)

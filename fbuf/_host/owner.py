@@ -18,16 +18,17 @@ import secrets
 import threading
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend import backend
+from jax.extend import backend, core
 
-from fbuf._host.served import Served
+from fbuf._host.served import Kept, Served
 
 _lock = threading.RLock()
-_stores: dict[int, Served] = {}
+_stores: dict[int, Kept] = {}
 _slots: list[weakref.ref[Owner] | None] = []
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
 
@@ -47,7 +48,7 @@ class Owner:
 
     __slots__ = ("__weakref__", "id", "slot", "store")
 
-    def __init__(self, slot: int, id: int, store: Served):
+    def __init__(self, slot: int, id: int, store: Kept):
         self.slot, self.id, self.store = slot, id, store
 
 
@@ -63,7 +64,7 @@ class StoreHandle:
         self.id = id
 
     @property
-    def _store(self) -> Served:
+    def _store(self) -> Kept:
         return find(self.id)
 
     @property
@@ -113,7 +114,7 @@ class StoreHandle:
         return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
-def open_store(store: Served) -> Owner:
+def open_store(store: Kept) -> Owner:
     """Registers a store under a fresh id and the lowest free slot."""
     sweep()
     with _lock:
@@ -170,7 +171,7 @@ def join_id(leaf: np.ndarray) -> int:
 
 
 def find(id: int) -> Served:
-    """The store of an id.
+    """The store of an id: one of rows, unless it was opened by who keeps something else there.
 
     Raises:
       RuntimeError: there is none: it was freed, or belongs to another process.
@@ -182,7 +183,7 @@ def find(id: int) -> Served:
             f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; for another "
             f"process hand over the rows, jax.device_get(buffer.rows(state))."
         )
-    return store
+    return cast(Served, store)
 
 
 def stores() -> list[StoreHandle]:
@@ -196,6 +197,13 @@ def stores() -> list[StoreHandle]:
     sweep()
     with _lock:
         return [StoreHandle(id) for id in list(_stores)]
+
+
+def traced() -> bool:
+    """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
+    name = "unsafe_am_i_under_a_vmap_DO_NOT_USE"  # if it is gone one day, the first write refuses
+    vmapped: Any = getattr(core, name, None) or getattr(jax.core, name, bool)  # there until jax 0.7
+    return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
 
 
 def sweep() -> None:

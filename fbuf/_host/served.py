@@ -8,11 +8,32 @@ from typing import Protocol
 from fbuf._host.arrays import Array
 
 
-class Served(Protocol):
-    """A store that callbacks reach by its id: `Store` (rows of arrays) or `Records` (ragged rows)."""
+class Kept(Protocol):
+    """What the registry asks of anything that callbacks reach by its id: rows (`Served`) or `Priorities`."""
 
     last_error: Exception | None
     """What a call raised last: JAX turns exceptions of callbacks into text."""
+
+    def stats(self) -> dict[str, int]:
+        """Counts."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    @property
+    def disk(self) -> int:
+        """Bytes of files."""
+
+    def repack(self) -> None:
+        """Compresses again what is worth it."""
+
+    def close(self) -> None:
+        """Frees everything."""
+
+
+class Served(Kept, Protocol):
+    """A store of rows: `Store` (of arrays) or `Records` (ragged)."""
 
     def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
         """Takes `[N, E, ...]` a column in; tickets uint64[N, E], 0 where `keep` is False."""
@@ -31,20 +52,3 @@ class Served(Protocol):
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything as flat arrays."""
-
-    def stats(self) -> dict[str, int]:
-        """Counts."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-
-    @property
-    def disk(self) -> int:
-        """Bytes of files."""
-
-    def repack(self) -> None:
-        """Compresses again what is worth it."""
-
-    def close(self) -> None:
-        """Frees everything."""

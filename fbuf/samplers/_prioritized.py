@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _anchors, _permutation, _population, _sumtree
+from fbuf import _anchors, _permutation, _population
 from fbuf._config import component, state
 from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf.samplers import _devicetree, _hosttree
+from fbuf.samplers._trees import Trees
 
 _LARGEST_LEAF = 2.0**100  # 2^27 of them still have a finite float32 sum
 
@@ -30,8 +32,8 @@ _LARGEST_LEAF = 2.0**100  # 2^27 of them still have a finite float32 sum
 class PrioritizedState:
     """Leaves, and the numbers a user may anneal without compiling again (`buffer.set`)."""
 
-    tree: jax.Array  # float32[nodes], sums
-    low: jax.Array  # float32[nodes], minima of the positive leaves; [0] unless normalize="buffer"
+    tree: Any  # float32[nodes], sums; on the host a `HostTree`
+    low: Any  # float32[nodes], minima of the positive leaves; [0] unless normalize="buffer", () on the host
     max_priority: jax.Array  # float32[], largest |p| seen; 1 at first
     alpha: jax.Array  # float32[]
     beta: jax.Array  # float32[]
@@ -51,11 +53,17 @@ class Prioritized:
         or not at all (None).
       stratified: One draw from each of B equal shares of the total (less variance), or independent draws. Either way in
         random order, so that a part of a batch (of each device, or of a minibatch) is as good as any other.
+      on: Where priorities live: "device", beside the rest of the state, or "host", in this process's memory behind callbacks.
+        Wherever rows live, and with the same draws either way.
 
     New rows get the largest priority seen so far, 1.0 at first, unless `extend(..., priority=...)` gives one. If every
     leaf is 0, all anchors are alike.
 
-    Cost: O(log C) a draw or update; about 4.6 bytes a row (9.2 with normalize="buffer").
+    With `on="host"` drawing from a state of long ago (256 writes, or fewer that changed an eighth of the leaves), or writing to
+    it, is an error: "expired". `init` cannot be traced, nor the state be vmapped or span devices.
+
+    Cost: O(log C) a draw or update, on the host one callback each; about 4.6 bytes a row (with normalize="buffer" 9.2, on the
+    host 5.2).
 
     Example:
       >>> import fbuf
@@ -68,6 +76,7 @@ class Prioritized:
     eps: float = 1e-6
     normalize: str | None = "batch"
     stratified: bool = True
+    on: str = "device"
 
     numbers: ClassVar[Mapping[str, Any]] = dict.fromkeys(("alpha", "beta", "eps"), np.float32)
     options: ClassVar[Mapping[str, Any]] = {"beta": np.float32}
@@ -86,12 +95,29 @@ class Prioritized:
             object.__setattr__(self, name, float(value))
         if self.normalize not in ("batch", "buffer", None):
             raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
+        if self.on not in ("device", "host"):
+            raise ValueError(
+                f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
+                f"jax.device_put(state, device)."
+            )
+
+    @property
+    def on_host(self) -> bool:
+        return self.on == "host"
+
+    @property
+    def _trees(self) -> Trees:
+        return _hosttree if self.on_host else _devicetree
+
+    @property
+    def _least(self) -> bool:
+        """Whether the least leaf must be known."""
+        return self.normalize == "buffer"
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
-        capacity = geometry.capacity
-        low = _sumtree.init(capacity, jnp.inf) if self.normalize == "buffer" else jnp.zeros((0,), jnp.float32)
+        tree, low = self._trees.init(geometry.capacity, self._least)
         return PrioritizedState(
-            tree=_sumtree.init(capacity),
+            tree=tree,
             low=low,
             max_priority=jnp.ones((), jnp.float32),
             alpha=jnp.full((), self.alpha, jnp.float32),
@@ -131,9 +157,10 @@ class Prioritized:
         capacity = jnp.int32(geometry.capacity)
         total = jnp.sum(population.available, dtype=jnp.int32)
         number = total.astype(jnp.float32)
-        mass = _sumtree.root(sampler.tree)
         some = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        slot, leaf = _sumtree.draw(sampler.tree, key, batch_size, geometry.capacity, stratified=self.stratified)
+        slot, leaf, mass, least = self._trees.draw(
+            sampler.tree, sampler.low, key, batch_size, geometry.capacity, self.stratified
+        )
         if self.stratified:  # one share after another: half a batch would be the older half of the buffer
             order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
             slot, leaf = slot[order], leaf[order]
@@ -157,11 +184,7 @@ class Prioritized:
             top = jnp.max(jnp.where(some, weight, jnp.float32(0)))
             weight = weight / jnp.where(top > jnp.float32(0), top, jnp.float32(1))
         elif self.normalize == "buffer":
-            least = jnp.where(
-                flat | ~jnp.isfinite(_sumtree.root(sampler.low)),
-                leaf[0],
-                _sumtree.root(sampler.low),
-            )
+            least = jnp.where(flat | ~jnp.isfinite(least), leaf[0], least)
             weight = weight / self._power(number, jnp.where(some[0], least / mass, jnp.float32(1)), beta)
         return sampler, Draw(
             slot=jnp.where(some, slot, capacity),
@@ -188,7 +211,21 @@ class Prioritized:
 
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
         annealed = {name: getattr(sampler, name) for name in self.numbers}
-        return dataclasses.replace(self.init(geometry, dense), **annealed)
+        tree, low = self._trees.clear(sampler.tree, sampler.low, geometry.capacity, self._least)
+        return dataclasses.replace(self.init(geometry, dense), tree=tree, low=low, **annealed)
+
+    def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
+        return dataclasses.replace(sampler, tree=_hosttree.open(call, geometry.capacity, self._least))
+
+    def deepen(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
+        leaves = _hosttree.leaves(sampler.tree)
+        return dataclasses.replace(sampler, tree=_hosttree.open("Buffer.grow", geometry.capacity, self._least, leaves))
+
+    def plan_host(self, geometry: Geometry) -> int:
+        return _hosttree.most_bytes(geometry.capacity, self._least)
+
+    def host_bytes(self, sampler: PrioritizedState) -> int:
+        return _hosttree.store_of(sampler.tree).nbytes
 
     def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
         return count
@@ -216,12 +253,7 @@ class Prioritized:
     def _write(
         self, sampler: PrioritizedState, slot: jax.Array, leaf: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        slot = slot + token
-        tree = _sumtree.set(sampler.tree, slot, leaf, geometry.capacity)
-        low = sampler.low
-        if self.normalize == "buffer":
-            lowest = jnp.where(leaf > jnp.float32(0), leaf, jnp.float32(jnp.inf))
-            low = _sumtree.set(low, slot, lowest, geometry.capacity, reduce="min")
+        tree, low = self._trees.set(sampler.tree, sampler.low, slot, leaf, geometry.capacity, token)
         return dataclasses.replace(sampler, tree=tree, low=low)
 
     @staticmethod

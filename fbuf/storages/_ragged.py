@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._config import component
-from fbuf._host import callback
+from fbuf._host import callback, owner
 from fbuf._host.codec import Codec
 from fbuf._host.records import Records
 from fbuf._host.shelf import Leaf
@@ -174,7 +174,7 @@ class Ragged(Hosted):
             that are no arrays.
         """
         layout = rows.layout
-        tracing = isinstance(rows.id, jax.core.Tracer) or _side._traced()
+        tracing = isinstance(rows.id, jax.core.Tracer) or owner.traced()
         parse = traced if tracing else eager
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 

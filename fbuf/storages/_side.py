@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core
 
 from fbuf._host import callback, owner
 from fbuf._host.column import one_by_one
@@ -101,19 +100,12 @@ jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten
 
 def refuse_tracing(call: str, verb: str = "init") -> None:
     """Raises under a trace: a store's id would become a constant and its owner die with the tracer."""
-    if _traced():
+    if owner.traced():
         raise TypeError(
             f"{call}: `{verb}` of a host storage cannot be traced: it opens a store, which is no array. Call "
             f"buffer.{verb}(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
             f"buffer.plan(example)."
         )
-
-
-def _traced() -> bool:
-    """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
-    name = "unsafe_am_i_under_a_vmap_DO_NOT_USE"  # if it is gone one day, the first write refuses
-    vmapped: Any = getattr(core, name, None) or getattr(jax.core, name, bool)  # there until jax 0.7
-    return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
 
 
 def adopt(
