@@ -16,7 +16,7 @@ from fbuf._host.arrays import Array, flat
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
 _SMALL, _LARGE = 32 * 1024, 256 * 1024
-"""Bytes of a segment; in between a 96th of what is stored: small ones lose half a chunk each, large ones their tail."""
+"""Bytes of a segment; in between a 192nd of what is stored: small ones lose half a chunk each, large ones their tail."""
 
 
 class Segment:
@@ -70,7 +70,7 @@ class Arena:
         return addresses
 
     def _grow(self, least: int, tail: int) -> Segment:
-        size = min(max(self.live // 96, _SMALL), _LARGE) + 4095 & ~4095
+        size = min(max(self.live // 192, _SMALL), _LARGE) + 4095 & ~4095
         segment = Segment(max(size, least))
         full, self._tails[tail] = self._tails[tail], self._next
         self._offsets[tail], self._next = 0, self._next + 1
