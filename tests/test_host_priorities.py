@@ -581,6 +581,29 @@ def test_every_order_is_in_place() -> None:
 
 
 @pytest.mark.slow
+def test_gradients_go_around_it() -> None:
+    """Of a loss whose errors become priorities, also where what is drawn is drawn again for the backward pass."""
+    results = []
+    for on in ("device", "host"):
+        buffer = make(on)
+        state = run(buffer, "jit")("extend", buffer.init(EXAMPLE), np.int32(0))[0]
+
+        def loss(weight: jax.Array, state: Any, buffer: fbuf.Buffer = buffer) -> Any:
+            @jax.checkpoint
+            def error(weight: jax.Array) -> Any:
+                batch = buffer.peek(state, jax.random.key(1), BATCH)
+                return weight * batch.data["x"].astype(jnp.float32) * batch.weight, batch.index
+
+            errors, index = error(weight)
+            return jnp.sum(errors**2), buffer.update_priority(state, index, errors)
+
+        (value, state), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.float32(0.5), state)
+        results.append((value, slope, leaves_of(state)))
+    same(*results)
+    assert float(results[0][1]) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("under", ["every flag", "transfer_guard"])
 def test_every_verb_under_flags(under: str) -> None:
     names = ("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks")
