@@ -11,7 +11,10 @@ import copy
 import dataclasses
 import functools
 import gc
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -578,6 +581,29 @@ def test_every_order_is_in_place() -> None:
 
 
 @pytest.mark.slow
+def test_gradients_go_around_it() -> None:
+    """Of a loss whose errors become priorities, also where what is drawn is drawn again for the backward pass."""
+    results = []
+    for on in ("device", "host"):
+        buffer = make(on)
+        state = run(buffer, "jit")("extend", buffer.init(EXAMPLE), np.int32(0))[0]
+
+        def loss(weight: jax.Array, state: Any, buffer: fbuf.Buffer = buffer) -> Any:
+            @jax.checkpoint
+            def error(weight: jax.Array) -> Any:
+                batch = buffer.peek(state, jax.random.key(1), BATCH)
+                return weight * batch.data["x"].astype(jnp.float32) * batch.weight, batch.index
+
+            errors, index = error(weight)
+            return jnp.sum(errors**2), buffer.update_priority(state, index, errors)
+
+        (value, state), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.float32(0.5), state)
+        results.append((value, slope, leaves_of(state)))
+    same(*results)
+    assert float(results[0][1]) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("under", ["every flag", "transfer_guard"])
 def test_every_verb_under_flags(under: str) -> None:
     names = ("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks")
@@ -715,3 +741,73 @@ def test_stores_of_equal_buffers_share_programs() -> None:
         del state
         gc.collect()
     assert ids and len(traces) == 1
+
+
+# ----------------------------------------------------------------------------------------------- other backends
+
+
+def test_the_callbacks_for_accelerators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off CPU there is no buffer_callback; `io_callback` and `pure_callback` run here just as well."""
+    used: list[str] = []
+    for name in ("io_callback", "pure_callback"):
+        module = jax.experimental if name == "io_callback" else jax
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, n=name, real=real, **k: (used.append(n), real(*a, **k))[1])
+
+    def scanned(buffer: fbuf.Buffer) -> Any:
+        def step(state: Any, seed: jax.Array) -> Any:
+            return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
+
+        state, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(buffer.init(EXAMPLE))
+        keys = jax.random.split(jax.random.key(0), 3)
+        many = jax.vmap(lambda key: buffer.peek(buffer.clear(state), key, 4).mask)(keys)
+        return batches, many, buffer, state
+
+    *expected, _, first = scanned(dataclasses.replace(make("device"), capacity=63))  # no other test traces these
+    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    *got, buffer, state = scanned(dataclasses.replace(make("host"), capacity=63))
+    same(expected, got)
+    assert np.array_equal(_hosttree.leaves(state.sampler.tree), np.asarray(first.sampler.tree)[:63])
+    assert set(used) == {"io_callback", "pure_callback"}
+    with pytest.raises(TypeError, match="priorities live on the host cannot be vmapped"):
+        jax.vmap(lambda x: buffer.set(buffer.clear(verb(buffer, "extend", state, x)[0])))(jnp.arange(2))
+
+
+@pytest.mark.slow
+def test_several_devices_are_refused() -> None:
+    """Any one device will do; inputs that span two are refused with words of our own."""
+    script = """
+import jax, jax.numpy as jnp, numpy as np, fbuf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+assert len(devices) == 2
+everywhere = NamedSharding(Mesh(np.array(devices), ("d",)), P())
+buffer = fbuf.prioritized(16, on="host")
+rows = {"x": jnp.arange(16)}
+state = jax.device_put(buffer.init({"x": 0}), devices[1])
+state = jax.jit(buffer.extend)(state, jax.device_put(rows, devices[1]))
+state, batch = buffer.sample(state, jax.device_put(jax.random.key(0), devices[1]), 4)
+assert batch.mask.all() and batch.data["x"].devices() == {devices[1]} == state.sampler.tree.version.devices()
+plain = buffer.init({"x": 0})
+for call in (
+    lambda: buffer.extend(jax.device_put(plain, everywhere), rows),
+    lambda: jax.jit(buffer.sample, static_argnums=2)(jax.device_put(plain, everywhere), jax.random.key(0), 4),
+):
+    try:
+        jax.block_until_ready(call())
+    except ValueError as error:
+        assert "serves one device, but this computation spans 2" in str(error), error
+        assert 'samplers.Prioritized(on="device")' in str(error), error
+    else:
+        raise AssertionError("not refused")
+print("done")
+"""
+    assert run_script(script, XLA_FLAGS="--xla_force_host_platform_device_count=2").strip() == "done"
+
+
+def run_script(script: str, **environment: str) -> str:
+    root = os.path.dirname(os.path.dirname(os.path.abspath(fbuf.__file__)))
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": root, **environment}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -60,7 +60,8 @@ class Prioritized:
     leaf is 0, all anchors are alike.
 
     With `on="host"` drawing from a state of long ago (256 writes, or fewer that changed an eighth of the leaves), or writing to
-    it, is an error: "expired". `init` cannot be traced, nor the state be vmapped or span devices.
+    it, is an error: "expired". Of two futures of one state that are both carried on, one comes to that: call `init` for each.
+    `init` cannot be traced, nor the state be vmapped or span devices.
 
     Cost: O(log C) a draw or update, on the host one callback each; about 4.6 bytes a row (with normalize="buffer" 9.2, on the
     host 5.2).
