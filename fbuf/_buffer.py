@@ -26,11 +26,13 @@ from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
+    Bounded,
     Deciding,
     Geometry,
     Growable,
     InOrder,
     Prompt,
+    Rebuilding,
     Resumable,
     Rule,
     Sampler,
@@ -58,7 +60,7 @@ class Buffer:
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`,
         `Ragged(...)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
-        `Staleness(...)`.
+        `Ranked(...)`, `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
       writer: Which slots new rows take: `writers.Ring()`, or one of your own that replaces any row it likes
@@ -169,7 +171,7 @@ class Buffer:
             fix = (
                 "Use boundary='stop' or 'mask'." if self.ends else "Name what does: Buffer(..., episode_end=('done',))."
             )
-            raise ValueError(f"Buffer: {self.sampler!r} draws episodes, but with {self.view!r} {why}. {fix}")
+            raise ValueError(f"Buffer: {self.sampler!r} goes by episodes, but with {self.view!r} {why}. {fix}")
         need = self.view.rule.rows
         if self.geometry.length < need:
             each = "" if self.lanes is None else f" a lane (capacity / lanes = {self.geometry.length})"
@@ -184,7 +186,7 @@ class Buffer:
         if self.view.rule != Rule():
             needs = f"{self.view!r} looks at neighbouring rows"
         elif self.sampler.by_episode:
-            needs = f"{self.sampler!r} draws episodes"
+            needs = f"{self.sampler!r} goes by episodes"
         elif isinstance(self.sampler, InOrder) and self.sampler.in_order:
             needs = f"{self.sampler!r} counts on the oldest row being replaced first"
         if needs:
@@ -504,6 +506,26 @@ class Buffer:
         self._state_spec("Buffer.set", "set(state, alpha=...)", state)
         return _verbs.set_numbers(self, state, self._check_numbers("Buffer.set", self.sampler.numbers, numbers))[0]
 
+    def rebuild(self, state: BufferState) -> BufferState:
+        """Applies the sampler's numbers of now to all rows: after `set(state, alpha=...)` to those written before it too.
+
+        Priorities stay as they are. `Ranked` always goes by its numbers of now: nothing changes.
+
+        Raises:
+          TypeError: the sampler has no priorities, or does not keep them: `Prioritized` does with largest="held".
+        Cost: O(C), in place where the state is donated.
+        """
+        call = "Buffer.rebuild"
+        self._state_spec(call, "rebuild(state)", state)
+        if not isinstance(self.sampler, Rebuilding):
+            raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+        if self.sampler.rebuilds:
+            raise TypeError(
+                f"{call}: {self.sampler!r} keeps what the numbers of then made of priorities, not these themselves. "
+                f"Use {self.sampler.rebuilds}."
+            )
+        return _verbs.rebuild(self, state)[0]
+
     # ----------------------------------------------------------------------------------------------- reading
 
     def sample(
@@ -747,6 +769,9 @@ class Buffer:
                     raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
                 if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
                     raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
+            most = self.sampler.most.get(name, np.inf) if isinstance(self.sampler, Bounded) else np.inf
+            if isinstance(value, (int, float, np.generic, np.ndarray)) and float(value) > most:
+                raise ValueError(f"{call}: {name} is {value}; expected a number from 0 to {most:g}.")
             checked[name] = jnp.asarray(value, known[name])
         return checked
 

@@ -463,7 +463,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
         ({"view": Sequence(4)}, "looks at neighbouring rows"),
         ({"view": Episode(4)}, "looks at neighbouring rows"),
         ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "looks at neighbouring rows"),
-        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),
+        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "goes by episodes, but .* Use sampler="),
         ({"sampler": Epoch()}, "counts on the oldest row being replaced first"),
         ({"sampler": Staleness(4)}, "counts on the oldest row being replaced first"),
     ],
