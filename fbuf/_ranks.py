@@ -150,9 +150,11 @@ def mass_of(above: jax.Array, number: jax.Array, alpha: jax.Array) -> jax.Array:
     The terms of the first ranks one by one; then the integral from half a rank before to half a rank after, less what it
     is off by (the next term is below 10^-6 of it). Written so that few ranks far down lose nothing to cancellation.
     """
-    single = jnp.arange(1, _SINGLE + 1, dtype=jnp.int32)[None, :]
-    here = (above[:, None] < single) & (single <= (above + number)[:, None])
-    first = jnp.sum(jnp.where(here, jnp.power(single.astype(jnp.float32), -alpha), jnp.float32(0)), axis=1)
+    single = jnp.arange(1, _SINGLE + 1, dtype=jnp.int32)
+    here = (above[:, None] < single[None, :]) & (single[None, :] <= (above + number)[:, None])
+    terms = jnp.power(single.astype(jnp.float32), -alpha)
+    # A product, as XLA would work out a term for each element of a sum.
+    first = jnp.dot(here.astype(jnp.float32), terms, precision=lax.Precision.HIGHEST)
     start = jnp.maximum(above, jnp.int32(_SINGLE))
     length = (jnp.maximum(above + number, jnp.int32(_SINGLE)) - start).astype(jnp.float32)
     begin = start.astype(jnp.float32) + jnp.float32(0.5)

@@ -19,7 +19,7 @@ from jax import lax
 
 import fbuf
 from fbuf import _typing
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Blocks, Compressed, Deduplicated, Device, Host, Zstd
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.inplace import assert_draw_write_draw
@@ -82,7 +82,14 @@ STORAGES = {
 }
 HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
 WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
-SAMPLERS = {"Uniform": Uniform(), "Prioritized": Prioritized(), "Consume": Consume(2)}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Prioritized": Prioritized(),
+    "Consume": Consume(2),
+    "Ranked": Ranked(uniform=0.2),
+    "kit": Prioritized(uniform=0.2, keep=0.5, decay=0.9, largest="held"),
+    "distinct": Prioritized(replace=False),
+}
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
     "score": jax.ShapeDtypeStruct((), np.float32),

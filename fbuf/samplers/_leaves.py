@@ -35,7 +35,7 @@ class PrioritizedState:
     """Leaves, and the numbers a user may anneal without compiling again (`buffer.set`). None where not asked for."""
 
     tree: jax.Array  # float32[nodes], sums
-    low: jax.Array  # float32[nodes], minima of the positive leaves; [0] unless normalize="buffer"
+    low: jax.Array  # float32[nodes], minima of the leaves that can be drawn; [0] unless normalize="buffer"
     top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     max_priority: jax.Array  # float32[], largest |p| seen, or held; 1 at first
     unit: jax.Array | None  # float32[2], what leaves and priorities are kept in; with decay
@@ -74,7 +74,7 @@ def write(
     tree = _sumtree.set(sampler.tree, slot, leaf, capacity)
     low, top = sampler.low, sampler.top
     if low.shape[0]:
-        low = _sumtree.set(low, slot, _unless_zero(leaf), capacity, reduce="min")
+        low = _sumtree.set(low, slot, _lowest(sampler, leaf, priority >= jnp.float32(0)), capacity, reduce="min")
     if top is not None:
         top = _sumtree.set(top, slot, priority, capacity, reduce="max")
     return dataclasses.replace(sampler, tree=tree, low=low, top=top)
@@ -140,7 +140,7 @@ def _raised(
         flat = before.reshape(-1)
         inside = jnp.minimum(flat, jnp.int32(capacity - 1))
         token, leaf = pin(token, _sumtree.get(tree, inside, capacity))
-        low = _sumtree.set(low, flat + token, _unless_zero(leaf), capacity, reduce="min")
+        low = _sumtree.set(low, flat + token, _lowest(sampler, leaf), capacity, reduce="min")
     if top is not None:
         top, token = _at_least(top, slot, before, fall, capacity, token, "max")
     return dataclasses.replace(sampler, tree=tree, low=low, top=top)
@@ -185,7 +185,8 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
         slot = slot + token
         tree = _sumtree.set(tree, slot, leaf, capacity)
         if low.shape[0]:
-            low = _sumtree.set(low, slot, _unless_zero(leaf), capacity, reduce="min")
+            is_anchor = jnp.isfinite(_sumtree.get(low, at, capacity))
+            low = _sumtree.set(low, slot, _lowest(sampler, leaf, is_anchor), capacity, reduce="min")
         if top:
             top = [_sumtree.set(top[0], slot, _sumtree.get(top[0], at, capacity) * power[1], capacity, reduce="max")]
         return (tree, low, *top)
@@ -215,12 +216,15 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
         leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
         tree = _sumtree.set(tree, slot + token, leaf, capacity)
         if low.shape[0]:
-            low = _sumtree.set(low, slot + token, _unless_zero(leaf), capacity, reduce="min")
+            low = _sumtree.set(low, slot + token, _lowest(sampler, leaf, some), capacity, reduce="min")
         return tree, low
 
     tree, low = _sweep.every_leaf((sampler.tree, sampler.low), again, capacity, jnp.ones((), bool))
     return dataclasses.replace(sampler, tree=tree, low=low)
 
 
-def _unless_zero(leaf: jax.Array) -> jax.Array:
-    return jnp.where(leaf > jnp.float32(0), leaf, jnp.float32(jnp.inf))
+def _lowest(sampler: PrioritizedState, leaf: jax.Array, is_anchor: jax.Array | None = None) -> jax.Array:
+    """Leaves for the tree of minima: of what can be drawn; a leaf of 0 only by those draws that ignore leaves."""
+    drawable = leaf > jnp.float32(0) if sampler.uniform is None else jnp.ones(leaf.shape, bool)
+    drawable = drawable if is_anchor is None else drawable & is_anchor
+    return jnp.where(drawable, leaf, jnp.float32(jnp.inf))
