@@ -28,6 +28,7 @@ from fbuf._typing import (
     Geometry,
     Growable,
     HostKept,
+    Rebuilding,
     Resumable,
     Rule,
     Sampler,
@@ -54,7 +55,7 @@ class Buffer:
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`,
         `Ragged(...)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
-        `Staleness(...)`.
+        `Ranked(...)`, `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
       writer: Which slots new rows take: `writers.Ring()`, or one of your own that replaces any row it likes
@@ -414,6 +415,26 @@ class Buffer:
         return _verbs.set_numbers(
             self, state, _checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
         )[0]
+
+    def rebuild(self, state: BufferState) -> BufferState:
+        """Applies the sampler's numbers of now to all rows: after `set(state, alpha=...)` to those written before it too.
+
+        Priorities stay as they are. `Ranked` always goes by its numbers of now: nothing changes.
+
+        Raises:
+          TypeError: the sampler has no priorities, or does not keep them: `Prioritized` does with largest="held".
+        Cost: O(C), in place where the state is donated.
+        """
+        call = "Buffer.rebuild"
+        self._state_spec(call, "rebuild(state)", state)
+        if not isinstance(self.sampler, Rebuilding):
+            raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+        if self.sampler.rebuilds:
+            raise TypeError(
+                f"{call}: {self.sampler!r} keeps what the numbers of then made of priorities, not these themselves. "
+                f"Use {self.sampler.rebuilds}."
+            )
+        return _verbs.rebuild(self, state)[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 

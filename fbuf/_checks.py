@@ -16,7 +16,7 @@ import numpy as np
 from fbuf import _errors
 from fbuf._sample import Index
 from fbuf._tree import Spec
-from fbuf._typing import Deciding, InOrder, Prompt, Rule, Sampler, Scattering, Storage, Streaming, View, Writer
+from fbuf._typing import Bounded, Deciding, InOrder, Prompt, Rule, Sampler, Scattering, Storage, Streaming, View, Writer
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -50,7 +50,7 @@ def check_parts(buffer: Buffer) -> None:
     if buffer.sampler.by_episode and (buffer.view.rule.crosses or not buffer.ends):
         why = "its windows cross the ends of episodes" if buffer.ends else "nothing ends an episode"
         fix = "Use boundary='stop' or 'mask'." if buffer.ends else "Name what does: Buffer(..., episode_end=('done',))."
-        raise ValueError(f"Buffer: {buffer.sampler!r} draws episodes, but with {buffer.view!r} {why}. {fix}")
+        raise ValueError(f"Buffer: {buffer.sampler!r} goes by episodes, but with {buffer.view!r} {why}. {fix}")
     need = buffer.view.rule.rows
     if buffer.geometry.length < need:
         each = "" if buffer.lanes is None else f" a lane (capacity / lanes = {buffer.geometry.length})"
@@ -66,7 +66,7 @@ def _check_order(buffer: Buffer) -> None:
     if buffer.view.rule != Rule():
         needs = f"{buffer.view!r} looks at neighbouring rows"
     elif buffer.sampler.by_episode:
-        needs = f"{buffer.sampler!r} draws episodes"
+        needs = f"{buffer.sampler!r} goes by episodes"
     elif isinstance(buffer.sampler, InOrder) and buffer.sampler.in_order:
         needs = f"{buffer.sampler!r} counts on the oldest row being replaced first"
     if needs:
@@ -145,6 +145,9 @@ def check_numbers(
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
             if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
                 raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
+        most = sampler.most.get(name, np.inf) if isinstance(sampler, Bounded) else np.inf
+        if isinstance(value, (int, float, np.generic, np.ndarray)) and float(value) > most:
+            raise ValueError(f"{call}: {name} is {value}; expected a number from 0 to {most:g}.")
         checked[name] = jnp.asarray(value, known[name])
     return checked
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _sumtree, _verbs
+from fbuf import _ranks, _sumtree, _verbs
 from fbuf._population import EpisodeLog
 from fbuf._state import BufferState
 from fbuf._typing import HostKept, Recording, Ring
-from fbuf.samplers import PrioritizedState
+from fbuf.samplers import PrioritizedState, RankedState
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -68,6 +68,9 @@ def _longer(old: jax.Array, fresh: jax.Array) -> jax.Array:
 
 
 def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
+    if isinstance(old, RankedState):
+        log = jax.tree.map(_longer, old.log, fresh.log)
+        return dataclasses.replace(old, log=log, ranks=_ranks.grown(old.ranks, capacity, number))
     if not isinstance(old, PrioritizedState):
         return jax.tree.map(_longer, old, fresh)
 
@@ -80,6 +83,8 @@ def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
         old,
         tree=tree(old.tree, jnp.zeros((number,), jnp.float32), "sum"),
         low=tree(old.low, jnp.full((number,), jnp.inf, jnp.float32), "min"),
+        top=None if old.top is None else tree(old.top, jnp.full((number,), -jnp.inf, jnp.float32), "max"),
+        log=jax.tree.map(_longer, old.log, fresh.log),
     )
 
 

@@ -50,7 +50,7 @@ def prioritized(
       >>> fbuf.prioritized(1000, alpha=0.7).sampler.alpha
       0.7
     """
-    return Buffer(capacity, sampler=Prioritized(alpha, beta, eps, normalize, stratified, on), **parts)
+    return Buffer(capacity, sampler=Prioritized(alpha, beta, eps, normalize, stratified, on=on), **parts)
 
 
 def trajectory(

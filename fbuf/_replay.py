@@ -228,6 +228,11 @@ class Replay:
         self._state = self.buffer.set(self._state, **numbers)
 
     @_in_turn
+    def rebuild(self) -> None:
+        """Applies annealed numbers to all rows; see `Buffer.rebuild`."""
+        self._state = self.buffer.rebuild(self._state)
+
+    @_in_turn
     def can_sample(self) -> bool:
         """Whether there is something to draw."""
         return bool(self.buffer.can_sample(self._state))

@@ -448,6 +448,41 @@ class HostKept(Protocol):
         """Bytes that it has. Eager."""
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """What a sampler has besides if some of its numbers have a largest value."""
+
+    @property
+    def most(self) -> Mapping[str, float]:
+        """By name, of `numbers` and `options`."""
+
+
+@runtime_checkable
+class Spreading(Protocol):
+    """What a sampler has besides if an update may reach the rows before in the same episode. It is then `by_episode`."""
+
+    @property
+    def reach(self) -> int:
+        """W, how many rows before; 0: none."""
+
+    def spread_update(
+        self, sampler: Any, slot: jax.Array, error: jax.Array, before: jax.Array, geometry: Geometry, token: jax.Array
+    ) -> Any:
+        """`update`, with slots int32[B, W] of the anchors before each row, nearest first; C where there is none."""
+
+
+@runtime_checkable
+class Rebuilding(Protocol):
+    """What a sampler has besides if it keeps what numbers made of priorities, and can make it anew."""
+
+    @property
+    def rebuilds(self) -> str:
+        """Empty if it can; else what to write so that it could."""
+
+    def rebuild(self, sampler: Any, geometry: Geometry, token: jax.Array) -> Any:
+        """The same priorities by the numbers of now."""
+
+
 class Window(NamedTuple):
     """What a view wants read for drawn anchors, and what it needs to remember until it is."""
 

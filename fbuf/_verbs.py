@@ -13,14 +13,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _anchors, _ring, _scatter
+from fbuf import _anchors, _neighbours, _ring, _scatter
 from fbuf._dispatch import Verb
 from fbuf._duplicates import keep_last
 from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
-from fbuf._typing import Draw, Growable, HostKept, Population, Read, Recording, Ring, Scattering, Streaming, Window
+from fbuf._typing import (
+    Draw,
+    Growable,
+    HostKept,
+    Population,
+    Read,
+    Rebuilding,
+    Recording,
+    Ring,
+    Scattering,
+    Spreading,
+    Streaming,
+    Window,
+)
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -355,7 +368,13 @@ def _update_priority_core(
         refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
         refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
     )
-    sampler = buffer.sampler.update(state.sampler, slot, error, geometry, token)
+    if isinstance(buffer.sampler, Spreading) and buffer.sampler.reach:
+        assert state.anchors is not None
+        spreading: Spreading = buffer.sampler
+        before, token = _neighbours.before(state.anchors, state.ring, geometry, slot, spreading.reach, token)
+        sampler = spreading.spread_update(state.sampler, slot, error, before, geometry, token)
+    else:
+        sampler = buffer.sampler.update(state.sampler, slot, error, geometry, token)
     return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 
@@ -480,6 +499,12 @@ def _set_core(buffer: Buffer, state: BufferState, numbers: dict[str, jax.Array])
     return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
 
 
+def _rebuild_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
+    assert isinstance(buffer.sampler, Rebuilding)
+    sampler: Rebuilding = buffer.sampler
+    return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None
+
+
 def _convert_core(
     buffer: Buffer, state: BufferState, sampler: Any, other: Buffer
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
@@ -563,6 +588,7 @@ all_rows = Verb(_all_rows_core)
 last = Verb(_last_core)
 clear = Verb(_clear_core)
 set_numbers = Verb(_set_core)
+rebuild = Verb(_rebuild_core)
 convert = Verb(_convert_core)
 can_sample = Verb(_can_sample_core)
 stats = Verb(_stats_core)

@@ -64,7 +64,8 @@ class Model:
         self.kind = type(self.view).__name__
         self.transitions = self.kind == "Transition"
         self.windows = self.kind in ("Sequence", "Episode")
-        self.prioritized = type(self.sampler).__name__ == "Prioritized"
+        self.ranked = type(self.sampler).__name__ == "Ranked"
+        self.prioritized = self.ranked or type(self.sampler).__name__ == "Prioritized"
         self.ages = type(self.sampler).__name__ == "Staleness"
         self.run: dict[
             int, tuple[int, int]
@@ -81,8 +82,9 @@ class Model:
         self.ends = ends
         self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.leaf: dict[int, float] = {}  # by name of the row, like all that follow
-        numbers = ("alpha", "beta", "eps") if self.prioritized else ()
+        self.leaf: dict[int, float] = {}  # by name of the row, like all that follow; of `Ranked` the bucket
+        self.magnitude: dict[int, float] = {}  # |p|
+        numbers = tuple(self.sampler.numbers) if self.prioritized else ()
         self.numbers = {n: float(getattr(self.sampler, n)) for n in numbers}
         self.max_priority = 1.0
         self.names = itertools.count()
@@ -94,7 +96,7 @@ class Model:
         other = copy.copy(self)
         other.history = [[dataclasses.replace(r) for r in rows] for rows in self.history]
         other.counters, other.leaf = dict(self.counters), dict(self.leaf)
-        other.numbers = dict(self.numbers)
+        other.numbers, other.magnitude = dict(self.numbers), dict(self.magnitude)
         other.run, other.latest, other.came = dict(self.run), dict(self.latest), dict(self.came)
         return other
 
@@ -145,15 +147,23 @@ class Model:
                     self._stamp(row)
         if not self.prioritized:
             return
+        largest, first = self.max_priority, max(self.leaf.values(), default=self._leaf(1.0))
         for name in before - {row.name for row in now}:
-            del self.leaf[name]
-        largest = self.max_priority
+            del self.leaf[name], self.magnitude[name]
         for row in now:
             if row.name not in before:
                 told = self._completed_by(row).given
                 given = largest if told is None else told
-                self.leaf[row.name] = self._leaf(given)
+                self.leaf[row.name], self.magnitude[row.name] = self._leaf(given), given
+                if told is None and self.ranked and self.sampler.largest == "held":
+                    self.leaf[row.name] = first
                 self.max_priority = max(self.max_priority, given)
+        self._hold()
+
+    def _hold(self) -> None:
+        """The largest priority, where it is that of the rows there are."""
+        if self.prioritized and not self.ranked and self.sampler.largest == "held":
+            self.max_priority = max(self.magnitude.values(), default=1.0)
 
     def _see_versions(self, rows: Fields, mask: np.ndarray | None = None) -> None:
         if self.ages and self.sampler.version is not None:
@@ -188,12 +198,17 @@ class Model:
         return [row for row in anchors if self.staleness_weight(row) > 0] if self.ages else anchors
 
     def _leaf(self, priority: float) -> float:
+        if self.ranked:  # eight buckets an octave, those beyond 2^-32 and 2^32 thrown together
+            octave = int(np.floor(np.log2(priority))) if priority > 0 else -99
+            return float(np.clip((octave + 32) * 8 + int((priority / 2.0**octave - 1) * 8), 0, 511) + 1)
         leaf = (np.float64(priority) + self.numbers["eps"]) ** self.numbers["alpha"]
         return float(min(leaf, 2.0**100))
 
     def update_priority(self, indices: Iterable[tuple[int, int]], errors: np.ndarray) -> None:
         """Indices are (slot, ticket)."""
-        drawable = {row.name for row in self.anchors()}
+        drawable, updated = {row.name for row in self.anchors()}, []
+        self._decay()
+        leaf, magnitude, keep = dict(self.leaf), dict(self.magnitude), self.numbers.get("keep", 0.0)
         for (slot, ticket), error in zip(indices, errors, strict=True):
             row = self.row_at(slot, ticket)
             if (slot, ticket) == (self.capacity, 0):
@@ -208,7 +223,43 @@ class Model:
                 self.counters["refused_closed"] += 1
             else:
                 self.leaf[row.name] = self._leaf(abs(float(error)))
+                self.magnitude[row.name] = max(abs(float(error)), keep * magnitude[row.name])
+                if "keep" in self.numbers:
+                    least = keep ** self.numbers["alpha"] * leaf[row.name]
+                    self.leaf[row.name] = max(self.leaf[row.name], least)
                 self.max_priority = max(self.max_priority, abs(float(error)))
+                updated.append(row)
+        self._spread(updated, drawable)
+        self._hold()
+
+    def _decay(self) -> None:
+        """Every priority loses a factor."""
+        if "decay" in self.numbers:
+            decay, alpha = self.numbers["decay"], self.numbers["alpha"]
+            self.leaf = {name: leaf * decay**alpha for name, leaf in self.leaf.items()}
+            self.magnitude = {name: p * decay for name, p in self.magnitude.items()}
+            self.max_priority *= decay
+
+    def _spread(self, updated: list[Row], drawable: set[int]) -> None:
+        """Rows before those updated have at least a part of their priorities."""
+        leaf, magnitude = dict(self.leaf), dict(self.magnitude)
+        for row in updated:
+            here, oldest = row, self.held(row.lane)[0].number
+            for k in range(1, getattr(self.sampler, "spread", 0) + 1):
+                behind = None if here.start else self._after(here, -1)
+                if behind is None or behind.number < oldest:
+                    break
+                here, fall = behind, self.numbers["rho"] ** k
+                if here.name in drawable:
+                    p = magnitude[row.name] * fall
+                    least = self._leaf(p) if self.ranked else leaf[row.name] * fall ** self.numbers["alpha"]
+                    self.leaf[here.name] = max(self.leaf[here.name], least)
+                    self.magnitude[here.name] = max(self.magnitude[here.name], p)
+
+    def rebuild(self) -> None:
+        """Leaves of all priorities by the numbers of now."""
+        if not self.ranked:
+            self.leaf = {name: self._leaf(p) for name, p in self.magnitude.items()}
 
     def update_rows(self, indices: Iterable[tuple[int, int]], fields: Fields) -> None:
         """Replaces leaves `[B, ...]` by name."""
@@ -226,7 +277,7 @@ class Model:
     def clear(self) -> None:
         """No rows; annealed numbers and counters stay."""
         self.history = [[] for _ in range(self.lane_count)]
-        self.leaf, self.max_priority = {}, 1.0
+        self.leaf, self.magnitude, self.max_priority = {}, {}, 1.0
         self.run, self.latest, self.came = {}, {}, {}
 
     def set(self, **numbers: float) -> None:
@@ -433,8 +484,16 @@ class Model:
             return self.staleness_weight(row) / sum(map(self.staleness_weight, self.anchors()))
         if not self.prioritized:
             return 1 / len(self.anchors())
+        number, share = len(self.leaf), self.numbers.get("uniform", 0.0)
         mass = sum(self.leaf.values())
-        return self.leaf[row.name] / mass if mass > 0 else 1 / len(self.leaf)
+        chance = self.leaf[row.name] / mass if mass > 0 else 1 / number
+        if self.ranked:
+            terms = np.arange(1, number + 1, dtype=np.float64) ** -self.numbers["alpha"]
+            buckets = list(self.leaf.values())
+            above = sum(b > self.leaf[row.name] for b in buckets)
+            tied = buckets.count(self.leaf[row.name])
+            chance = terms[above : above + tied].mean() / terms.sum()
+        return float((1 - share) * chance + share / number)
 
     def weights(self, rows: list[Row], beta: float | None = None) -> list[float]:
         """Importance weights of a batch."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 from tests.disk import fresh, somewhere
@@ -43,6 +43,11 @@ SAMPLERS = {
     "Consume": Consume(2),
     "Prioritized": Prioritized(),
     "Prioritized(on='host')": Prioritized(on="host"),
+    "Prioritized(replace=False)": Prioritized(replace=False, largest="held"),
+    "Prioritized(spread=...)": Prioritized(
+        spread=2, keep=0.5, decay=0.9, uniform=0.2, largest="held", normalize="buffer"
+    ),
+    "Ranked": Ranked(uniform=0.2, largest="held"),
     "Staleness(version=...)": Staleness(6, version="action"),
     "Staleness": Staleness(4, unit=3),
 }
@@ -56,7 +61,10 @@ VIEWS = {
     "Hindsight": Hindsight(Transition(n_step=2, stack=3), missed, goal="goal", achieved="reached"),
 }
 WRITERS = {"Ring": fbuf.writers.Ring()}
-REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
+REFUSED = {
+    (sampler, "Sequence('cross')"): "its windows cross the ends of episodes"
+    for sampler in ("Uniform(over='episodes')", "Prioritized(spread=...)")
+}
 DEFAULT = {
     ("Epoch", "Sequence('mask')"),
     ("Consume", "Episode"),
@@ -167,7 +175,8 @@ def test_the_readme_shows_what_goes_together() -> None:
     for sampler, view in itertools.product(SAMPLERS, VIEWS):
         boundary = view.partition("'")[2].rstrip("')")
         head = next(h for h in heads if h.startswith(view.split("(")[0]) and (not boundary or boundary in h))
-        cell = table[sampler.replace("(version=...)", "").replace("(on='host')", ""), head]
+        plain = sampler.replace("(version=...)", "").replace("(replace=False)", "").replace("(on='host')", "")
+        cell = table[plain, head]
         assert cell.split(":")[0].split(",")[0] == ("refused" if (sampler, view) in REFUSED else "yes")
 
 

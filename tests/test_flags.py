@@ -22,7 +22,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf.samplers import Prioritized, Uniform
+from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated
 from fbuf.views import Row, Transition
 
@@ -55,6 +55,16 @@ BUFFERS = {
         storage=Deduplicated(keys=("obs", "final", "reward"), blocks=64),
         sampler=Prioritized(),
         view=Transition(n_step=2, stack=2),
+    ),
+    "everything": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1, decay=0.9, keep=0.7, spread=3),
+        view=Transition(n_step=2, stack=2),
+    ),
+    "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
+    "ranked": fbuf.Buffer(
+        capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, spread=2, normalize="buffer"), view=Transition()
     ),
     "prefetch": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Prioritized(), prefetch=1, batch_size=BATCH),
 }
@@ -104,6 +114,7 @@ def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
         state = buffer.update_priority(state, batch.index, x["error"])
         state = buffer.update_priority(state, empty.index, x["error"])
         state = buffer.set(state, alpha=x["beta"])
+        state = state if buffer.sampler.rebuilds else buffer.rebuild(state)
     state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
     out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]

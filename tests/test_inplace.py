@@ -40,6 +40,11 @@ SAMPLERS = {
     "uniform": fbuf.samplers.Uniform(),
     "prioritized": fbuf.samplers.Prioritized(),
     "minimum": fbuf.samplers.Prioritized(normalize="buffer", stratified=False),
+    "distinct": fbuf.samplers.Prioritized(replace=False, normalize="buffer"),
+    "everything": fbuf.samplers.Prioritized(
+        normalize="buffer", largest="held", uniform=0.1, decay=0.9, keep=0.7, spread=3
+    ),
+    "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1, spread=2),
 }
 VIEWS = {
     "row": fbuf.views.Row(),
@@ -62,7 +67,15 @@ def buffer_of(
     sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, storage: Any = None
 ) -> fbuf.Buffer:
     storage = storage or fbuf.storages.Device()
-    return fbuf.Buffer(capacity=capacity, storage=storage, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
+    ends = ("terminated", "truncated") if SAMPLERS[sampler].by_episode else ()
+    return fbuf.Buffer(
+        capacity=capacity,
+        storage=storage,
+        sampler=SAMPLERS[sampler],
+        view=VIEWS[view],
+        lanes=lanes,
+        episode_end=ends,
+    )
 
 
 def inputs(axes: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
     state = jax.eval_shape(buffer.init, ROW)
     for leaf in jax.tree.leaves(state):
         size = leaf.size * leaf.dtype.itemsize
-        assert size < 1024 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
+        assert size < 4096 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
     return state
 
 
@@ -157,7 +170,25 @@ DEFAULT = [
 ]
 
 
-@pytest.mark.parametrize(("form", "sampler", "view", "order"), DEFAULT)
+KIT = [
+    ("scan", "everything", "transition", "estu"),  # `t` reads the largest priority, which comes from a tree
+    ("scan", "ranked", "row", "esu"),
+    ("jit", "distinct", "row", "su"),
+    *(
+        pytest.param(form, sampler, view, order, marks=pytest.mark.slow)
+        for sampler in ("everything", "ranked", "distinct")
+        for form, view, order in (
+            ("scan", "row", "estu"),
+            ("scan", "transition", "so"),
+            ("jit", "transition", "stu"),
+            ("jit", "row", "oe"),
+            ("scan", "transition", "sure"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "sampler", "view", "order"), [*DEFAULT, *KIT])
 def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
     FORMS[form](buffer_of(sampler, view), order)
 
@@ -217,12 +248,14 @@ def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
     state_of(buffer, memory.bound)
 
 
-@pytest.mark.parametrize("verb", ["add", "set", "last", "get"])
+@pytest.mark.parametrize("verb", ["add", "set", "last", "get", "rebuild", "add, ranked"])
 def test_other_verbs_are_in_place(verb: str) -> None:
     """Verbs that give no state back come after the last write: nothing orders them before one."""
-    buffer = buffer_of("prioritized", "transition")
+    buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
     state = jax.eval_shape(buffer.init, ROW)
-    if verb == "add":
+    if verb == "rebuild":
+        assert_inplace(lambda s, a: buffer.rebuild(buffer.set(s, alpha=a)), state, shape((), jnp.float32))
+    elif verb.startswith("add"):
         assert_inplace(buffer.add, state, leading(ROW, LANES))
     elif verb == "set":
         assert_inplace(lambda s, a: buffer.set(s, alpha=a), state, shape((), jnp.float32))

@@ -26,7 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's
     ("_host.treecall",),
-    ("_anchors", "_population", "_roster", "_scatter"),
+    ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep"),
+    ("_ranks", "_neighbours", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
     ("_verbs", "_checked", "testing", "torch"),

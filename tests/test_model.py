@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _anchors, _sumtree
+from fbuf import _anchors, _ranks, _sumtree
 from fbuf.samplers import _hosttree
 from tests.disk import fresh, somewhere
 from tests.model import Fields, Model, Row
@@ -74,6 +74,12 @@ SAMPLERS = {
     "none": fbuf.samplers.Prioritized(alpha=0.5, normalize=None, stratified=False),
     "batch, host": fbuf.samplers.Prioritized(on="host"),
     "buffer, host": fbuf.samplers.Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="buffer", on="host"),
+    "mixed, held": fbuf.samplers.Prioritized(uniform=0.3, largest="held", normalize="buffer", eps=0.0),
+    "decay": fbuf.samplers.Prioritized(decay=0.8, largest="held", normalize="buffer", keep=0.5),
+    "neighbours": fbuf.samplers.Prioritized(spread=3, rho=0.6, decay=0.9, keep=0.7, largest="held", normalize="buffer"),
+    "fading": fbuf.samplers.Prioritized(decay=0.5, spread=2),
+    "ranks": fbuf.samplers.Ranked(),
+    "ranks, all": fbuf.samplers.Ranked(uniform=0.2, largest="held", normalize="buffer", spread=3, stratified=False),
     "versions": fbuf.samplers.Staleness(4, version="action", runs=5),
     "versions, all": fbuf.samplers.Staleness(20, version="action", decay="exponential", half_life=2),
     "ages": fbuf.samplers.Staleness(3, decay="none"),
@@ -116,6 +122,7 @@ class Verbs(NamedTuple):
     update_rows: Any
     clear: Any
     set: Any
+    rebuild: Any
     scan: Any
 
 
@@ -137,6 +144,7 @@ def verbs_of(buffer: fbuf.Buffer, form: str) -> Verbs:
         update_rows=buffer.update_rows,
         clear=buffer.clear,
         set=lambda state, numbers: buffer.set(state, **numbers),
+        rebuild=buffer.rebuild,
         scan=lambda state, steps: jax.lax.scan(train_step, state, steps),
     )
     if form == "eager":
@@ -253,12 +261,20 @@ class Trial:
     def set(self, rng: np.random.Generator) -> None:
         numbers: dict[str, Any] = {}
         if self.model.prioritized:
-            numbers = {"alpha": np.float32(rng.uniform(0, 1)), "beta": np.float32(rng.uniform(0, 1))}
+            least = {"decay": 0.3}
+            names = [n for n in self.buffer.sampler.numbers if n != "eps"]
+            numbers = {n: np.float32(rng.uniform(least.get(n, 0), 1)) for n in names}
         elif "version" in self.buffer.sampler.numbers:
             numbers = {"version": np.int32(rng.integers(0, 9))}
         if numbers:
             self.model.set(**numbers)
             self.state = self.verbs.set(self.state, {n: jnp.asarray(x) for n, x in numbers.items()})
+
+    def rebuild(self, rng: np.random.Generator) -> None:
+        del rng
+        if self.model.prioritized and not self.buffer.sampler.rebuilds:
+            self.model.rebuild()
+            self.state = self.verbs.rebuild(self.state)
 
     def scan(self, rng: np.random.Generator) -> None:
         """Three training steps in one program."""
@@ -346,21 +362,12 @@ class Trial:
         assert bool(buffer.can_sample(state)) == bool(model.chosen_from())
         assert drawable_slots(buffer, state) in (anchors, None)
         if model.prioritized:
-            expected = np.zeros(model.capacity)
+            expected, priority = np.zeros(model.capacity), np.full(model.capacity, -np.inf)
             for row in model.anchors():
-                expected[row.slot] = model.leaf[row.name]
-            if buffer.sampler.on_host:
-                leaves, sums, lows = host_tree(state.sampler.tree)
-            else:
-                every = jnp.arange(model.capacity, dtype=jnp.int32)
-                leaves = _sumtree.get(state.sampler.tree, every, model.capacity)
-                sums, lows = np.asarray(state.sampler.tree), np.asarray(state.sampler.low)
-            np.testing.assert_allclose(leaves, expected, rtol=1e-5, atol=0)
-            assert (sums == np.asarray(rebuilt(leaves, "sum"))).all()
-            if buffer.sampler.normalize == "buffer":
-                low = np.asarray(rebuilt(jnp.where(leaves > 0, leaves, jnp.float32(jnp.inf)), "min"))
-                assert (lows == low[low.size - lows.size :]).all()  # the host has no leaves of its own for these
-            assert stats["max_priority"] == pytest.approx(model.max_priority, rel=1e-6)
+                expected[row.slot], priority[row.slot] = model.leaf[row.name], model.magnitude[row.name]
+            compare = compare_ranks if model.ranked else compare_trees
+            compare(buffer, state.sampler, expected, priority)
+            assert stats["max_priority"] == pytest.approx(model.max_priority, rel=1e-5)
 
     def compare_get(self, rng: np.random.Generator) -> None:
         """`get` by index (also stale) and by slot."""
@@ -437,6 +444,41 @@ def rebuilt(leaves: jax.Array, reduce: Any) -> jax.Array:
     return _sumtree.rebuild(leaves, reduce=reduce)
 
 
+def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority: np.ndarray) -> None:
+    """Leaves and priorities are those expected, by slot; parents are what all leaves give, bit for bit."""
+    capacity, near = buffer.capacity, {"rtol": 2e-5, "atol": 0}
+    if buffer.sampler.on_host:
+        leaves, sums, lows = host_tree(sampler.tree)
+        np.testing.assert_allclose(leaves, leaf, **near)
+        assert (sums == np.asarray(rebuilt(leaves, "sum"))).all()
+        if buffer.sampler.normalize == "buffer":
+            low = np.asarray(rebuilt(jnp.where(leaves > 0, leaves, jnp.float32(jnp.inf)), "min"))
+            assert (lows == low[low.size - lows.size :]).all()  # the host has no leaves of its own for these
+        return
+    every = jnp.arange(capacity, dtype=jnp.int32)
+    leaves = _sumtree.get(sampler.tree, every, capacity)
+    unit = np.ones(2) if sampler.unit is None else np.asarray(sampler.unit)
+    np.testing.assert_allclose(np.asarray(leaves) * unit[0], leaf, **near)
+    assert (np.asarray(sampler.tree) == np.asarray(rebuilt(leaves, "sum"))).all()
+    if buffer.sampler.normalize == "buffer":
+        drawn = np.isfinite(priority) & ((np.asarray(leaves) > 0) | (sampler.uniform is not None))
+        low = jnp.where(drawn, leaves, jnp.float32(jnp.inf))
+        assert (np.asarray(sampler.low) == np.asarray(rebuilt(low, "min"))).all()
+    if sampler.top is not None:
+        held = _sumtree.get(sampler.top, every, capacity)
+        np.testing.assert_allclose(np.asarray(held) * unit[1], priority, **near)
+        assert (np.asarray(sampler.top) == np.asarray(rebuilt(held, "max"))).all()
+
+
+def compare_ranks(buffer: fbuf.Buffer, sampler: Any, bucket: np.ndarray, priority: np.ndarray) -> None:
+    """Buckets are those expected, by slot; counts are what all of them give."""
+    del priority
+    slot, zero = jnp.arange(buffer.capacity, dtype=jnp.int32), jnp.zeros((), jnp.int32)
+    again = _ranks.set(_ranks.init(buffer.capacity), slot, jnp.asarray(bucket, jnp.int32), buffer.capacity, zero)
+    for one, two in zip(jax.tree.leaves(sampler.ranks), jax.tree.leaves(again), strict=True):
+        assert np.array_equal(one, two)
+
+
 def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
     """Slots of anchors by flags and by the sampler's log, which must agree; None where every row is one."""
     if state.anchors is None:
@@ -455,7 +497,7 @@ def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
 STEPS = (
     *("some",) * 5,
     *("add", "many", "update_priority", "update_rows", "scan") * 2,
-    *("clear", "set", "beta"),
+    *("clear", "set", "beta", "rebuild"),
 )
 PROGRAMS = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=1, max_size=12)
 EXAMPLES = max(settings.default.max_examples // 3, 1)
@@ -472,6 +514,8 @@ CASES = [
     ("row", "versions", "device", 3, "donated"),
 ]
 SLOW_CASES = [
+    ("stack, steps", "neighbours", "device", 3, "donated"),
+    ("row", "ranks, all", "device", 3, "donated"),
     ("stack, steps", "buffer", "compressed", None, "donated"),
     ("next step, stack", "batch", "host", 3, "donated"),
     ("cross", "batch", "device", None, "donated"),
@@ -521,6 +565,18 @@ SLOW_CASES = [
     ("row", "batch, host", "device", 3, "eager"),
     ("stack, steps", "buffer, host", "compressed", 3, "donated"),
     ("sequence, stride", "batch, host", "deduplicated", None, "jit"),
+    ("row", "mixed, held", "device", 3, "donated"),
+    ("stack, steps", "mixed, held", "compressed", None, "jit"),
+    ("mask, both", "mixed, held", "device", 3, "donated"),
+    ("row", "decay", "device", None, "donated"),
+    ("next step, stack", "decay", "host", 3, "donated"),
+    ("sequence, stride", "neighbours", "host", None, "jit"),
+    ("next step, stack", "neighbours", "device", None, "donated"),
+    ("episode, next step", "neighbours", "deduplicated", 3, "donated"),
+    ("row", "fading", "device", 3, "eager"),
+    ("row", "ranks", "memmap", None, "donated"),
+    ("final, stack", "ranks", "device", 3, "jit"),
+    ("mask, stride", "ranks, all", "compressed", 3, "donated"),
 ]
 
 
@@ -548,6 +604,8 @@ CONVERSIONS = [
     ("mask", "batch", "cross", "uniform", "compressed", None),
     ("episode", "uniform", "stack, steps", "versions", "device", 3),
     ("row", "batch", "row", "versions, all", "host", None),
+    ("row", "batch", "stack, steps", "neighbours", "device", 3),
+    ("stack, steps", "decay", "row", "ranks", "device", None),
 ]
 
 

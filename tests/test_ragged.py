@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._host import owner
 from fbuf._host.arrays import StoreCorrupted
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Ragged, Zstd
 from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
@@ -571,6 +571,8 @@ def grown_cases() -> list[Any]:
     samplers = [Uniform(), Prioritized(), Prioritized(normalize="buffer"), Epoch(), Consume(2), Staleness(4, unit=3)]
     views = [Row(), Transition(observation="id", n_step=2), Sequence(3), Sequence(3, boundary="mask"), Episode(4)]
     cases = [(s, v) for s in samplers for v in views] + [(Uniform(over="episodes"), v) for v in views]
+    kit = [Prioritized(largest="held", uniform=0.2, decay=0.5, spread=2, normalize="buffer"), Ranked(uniform=0.2)]
+    cases += [(s, v) for s in kit for v in views]
     return [pytest.param(s, v, marks=() if i in (0, 8, 30) else pytest.mark.slow) for i, (s, v) in enumerate(cases)]
 
 

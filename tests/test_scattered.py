@@ -19,7 +19,7 @@ from jax import lax
 
 import fbuf
 from fbuf import _typing
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Blocks, Compressed, Deduplicated, Device, Host, Zstd
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.inplace import assert_draw_write_draw
@@ -82,7 +82,14 @@ STORAGES = {
 }
 HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
 WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
-SAMPLERS = {"Uniform": Uniform(), "Prioritized": Prioritized(), "Consume": Consume(2)}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Prioritized": Prioritized(),
+    "Consume": Consume(2),
+    "Ranked": Ranked(uniform=0.2),
+    "kit": Prioritized(uniform=0.2, keep=0.5, decay=0.9, largest="held"),
+    "distinct": Prioritized(replace=False),
+}
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
     "score": jax.ShapeDtypeStruct((), np.float32),
@@ -463,7 +470,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
         ({"view": Sequence(4)}, "looks at neighbouring rows"),
         ({"view": Episode(4)}, "looks at neighbouring rows"),
         ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "looks at neighbouring rows"),
-        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),
+        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "goes by episodes, but .* Use sampler="),
         ({"sampler": Epoch()}, "counts on the oldest row being replaced first"),
         ({"sampler": Staleness(4)}, "counts on the oldest row being replaced first"),
     ],

@@ -1,8 +1,10 @@
-"""Which anchors a batch is drawn from: `Uniform`, `Epoch`, `Consume`, `Prioritized`, `Staleness`."""
+"""Which anchors a batch is drawn from: `Uniform`, `Epoch`, `Consume`, `Prioritized`, `Ranked`, `Staleness`."""
 
 from fbuf.samplers._consume import Consume, ConsumeState
 from fbuf.samplers._epoch import Epoch, EpochState
-from fbuf.samplers._prioritized import Prioritized, PrioritizedState
+from fbuf.samplers._leaves import PrioritizedState
+from fbuf.samplers._prioritized import Prioritized
+from fbuf.samplers._ranked import Ranked, RankedState
 from fbuf.samplers._staleness import Staleness, StalenessState
 from fbuf.samplers._uniform import Uniform
 
@@ -13,6 +15,8 @@ __all__ = [
     "EpochState",
     "Prioritized",
     "PrioritizedState",
+    "Ranked",
+    "RankedState",
     "Staleness",
     "StalenessState",
     "Uniform",

@@ -1,4 +1,4 @@
-"""Priorities in the host's memory, behind callbacks: an id and a version in the state, a numpy tree outside; see `Trees`.
+"""Priorities in the host's memory, behind callbacks: an id and a version in the state, a numpy tree outside.
 
 For rows on a device whose memory is short: 4.6 bytes a row go to the host, and every draw and every write is a call there. One
 jitted program cannot run on two devices, so that an array on the CPU beside rows on a GPU would break it in two; a callback
@@ -13,7 +13,7 @@ all over it.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,15 @@ from fbuf import _sumtree
 from fbuf._host import owner, priorities, treecall
 from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout
-from fbuf.samplers._trees import Drawn
+
+
+class Drawn(NamedTuple):
+    """Leaves drawn, and what their weights are reckoned by."""
+
+    slot: jax.Array  # int32[B]
+    leaf: jax.Array  # float32[B]
+    mass: jax.Array  # float32[], sum of all leaves
+    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, 0 if nobody asked
 
 
 class HostTree:
@@ -71,9 +79,9 @@ def _unflatten(slot: int, children: Any) -> HostTree:
 jax.tree_util.register_pytree_with_keys(HostTree, _flatten_with_keys, _unflatten, _flatten)
 
 
-def init(capacity: int, least: bool) -> tuple[HostTree, tuple[()]]:
-    """Names no store; `open` does. The second of the pair is always empty: one store holds both."""
-    return HostTree(jnp.zeros((2,), jnp.uint32), jnp.zeros((2,), jnp.uint32), 0), ()
+def init() -> HostTree:
+    """Names no store; `open` does."""
+    return HostTree(jnp.zeros((2,), jnp.uint32), jnp.zeros((2,), jnp.uint32), 0)
 
 
 def _layout(capacity: int) -> Layout:
@@ -100,22 +108,20 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
     return tree
 
 
-def set(
-    tree: HostTree, low: Any, slot: jax.Array, leaf: jax.Array, capacity: int, token: jax.Array
-) -> tuple[HostTree, Any]:
-    """One callback."""
-    return tree.at(treecall.write(tree.id, token, tree.version, slot, leaf)), low
+def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> HostTree:
+    """Writes leaves float32[B] to slots int32[B]; those out of range are skipped, of equal ones the last wins. One callback."""
+    return tree.at(treecall.write(tree.id, token, tree.version, slot, leaf))
 
 
-def draw(tree: HostTree, low: Any, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """One callback."""
+def draw(tree: HostTree, key: jax.Array, batch_size: int, stratified: bool) -> Drawn:
+    """Leaves in proportion. One callback."""
     top, bottom = _sumtree.uniforms(key, batch_size, stratified=stratified)
     return Drawn(*treecall.draw(tree.id, tree.version, top, bottom))
 
 
-def clear(tree: HostTree, low: Any, capacity: int, least: bool) -> tuple[HostTree, Any]:
-    """One callback."""
-    return tree.at(treecall.clear(tree.id, tree.version)), low
+def cleared(tree: HostTree) -> HostTree:
+    """All leaves 0 again. One callback."""
+    return tree.at(treecall.clear(tree.id, tree.version))
 
 
 def leaves(tree: HostTree) -> np.ndarray:

@@ -3,7 +3,9 @@ r"""`Prioritized`: anchors in proportion to their priority, with importance weig
 A leaf is :math:`(|p| + \epsilon)^\alpha`, an anchor's chance :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
 :math:`(n P(i))^{-\beta}` with n the anchors there are. Leaves live in a sum tree (`fbuf._sumtree`) whose parents are
 recomputed from their children, so nothing drifts; a row that is no anchor has leaf 0 and cannot be drawn. Values that
-would break a tree (NaN, infinite, huge) never reach it.
+would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in `fbuf.samplers._leaves`, draws
+without replacement in `fbuf._race`, weights in `fbuf._weights`; ranks are a sampler of their own (`Ranked`), as they share
+none of this.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -12,64 +14,95 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _anchors, _permutation, _population
-from fbuf._config import component, state
+from fbuf import _permutation, _population, _race, _sumtree
+from fbuf._config import component
 from fbuf._typing import Change, Draw, Geometry, Population
-from fbuf.samplers import _devicetree, _hosttree
-from fbuf.samplers._trees import Trees
+from fbuf._weights import alike, ignoring, importance, unit
+from fbuf.samplers import _hosttree, _leaves
+from fbuf.samplers._leaves import PrioritizedState
 
-_LARGEST_LEAF = 2.0**100  # 2^27 of them still have a finite float32 sum
+_UP_TO_ONE = ("uniform", "decay", "keep", "rho")  # numbers, where they are given
 
 
-@state
-class PrioritizedState:
-    """Leaves, and the numbers a user may anneal without compiling again (`buffer.set`)."""
+class _Chosen(NamedTuple):
+    """Rows of a batch before they are weighed."""
 
-    tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: Any  # float32[nodes], minima of the positive leaves; [0] unless normalize="buffer", () on the host
-    max_priority: jax.Array  # float32[], largest |p| seen; 1 at first
-    alpha: jax.Array  # float32[]
-    beta: jax.Array  # float32[]
-    eps: jax.Array  # float32[]
+    slot: jax.Array  # int32[B]
+    mask: jax.Array  # bool[B]
+    chance: jax.Array  # float32[B]
+    least: jax.Array  # float32[], the smallest chance there is; for normalize="buffer"
 
 
 @component
 class Prioritized:
-    r"""Draws anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`, with replacement.
+    r"""Draws anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
 
     Attributes:
       alpha: 0 is uniform, 1 proportional. An annealed value (`buffer.set(state, alpha=...)`) applies to leaves as they
-        are written.
+        are written, and to all with `buffer.rebuild(state)` (which needs largest="held").
       beta: Exponent of the importance weights; `sample(..., beta=...)` overrides it for one call.
       eps: Added to every magnitude, so that nothing is lost for ever.
-      normalize: Weights are divided by the largest in the "batch", the largest possible in the "buffer" (one more tree),
-        or not at all (None).
+      normalize: Weights are divided by the largest in the "batch", the largest possible in the "buffer" (one more tree;
+        what torchrl does), or not at all (None).
       stratified: One draw from each of B equal shares of the total (less variance), or independent draws. Either way in
         random order, so that a part of a batch (of each device, or of a minibatch) is as good as any other.
+      replace: False: no row twice in a batch. It holds what B draws one after another give, each in proportion to the leaves
+        that are left (`stratified` then means nothing); where fewer than B leaves are above 0 it is short, `mask` False at
+        its end. `probability` is then that of being in this batch, given when the others came, over B, so that
+        weights mean the same: with beta=1 and normalize=None the mean over B of weight times f is an unbiased estimate
+        of the mean of f (see `fbuf._race`).
+      uniform: Share of the batch, 0 to 1, that is drawn from all anchors alike, whatever their priorities:
+        P = (1 - uniform) leaf / sum + uniform / n. None: nothing, and it cannot be annealed; `sample(..., uniform=...)`
+        overrides it for one call.
+      largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or
+        the largest now "held" (1.0 where there is none), for which the priorities themselves are kept in one more tree.
+      decay: Every `update_priority` first multiplies all |p| + eps by this, 0.001 to 1 (and the largest seen), so that rows
+        that were not drawn for long give way to those that were. None: no.
+      keep: A row's new priority is no less than this share of its old one, 0 to 1: one good prediction does not end it.
+        None: 0.
+      spread: An update also raises the priorities of so many rows before each of its rows in the same episode to
+        :math:`\rho^k` of its own, k rows before, and never lowers one. 0: no. Of a batch all new priorities are set first, then
+        all rows before are raised, whatever their order.
+      rho: :math:`\rho`, 0 to 1; for `spread`.
       on: Where priorities live: "device", beside the rest of the state, or "host", in this process's memory behind callbacks.
-        Wherever rows live, and with the same draws either way.
+        Wherever rows live, and with the same draws either way. On the host there is nothing of `replace` to `spread`.
 
-    New rows get the largest priority seen so far, 1.0 at first, unless `extend(..., priority=...)` gives one. If every
-    leaf is 0, all anchors are alike.
+    If every leaf is 0, all anchors are alike. `spread` needs to know what ends an episode (the view's fields, or
+    `Buffer(episode_end=...)`), windows that stay within one, and the writer `Ring`.
 
     With `on="host"` drawing from a state of long ago (256 writes, or fewer that changed an eighth of the leaves), or writing to
     it, is an error: "expired". Of two futures of one state that are both carried on, one comes to that: call `init` for each.
     `init` cannot be traced, nor the state be vmapped or span devices.
 
-    Cost: O(log C) a draw or update, on the host one callback each; about 4.6 bytes a row (with normalize="buffer" 9.2, on the
-    host 5.2).
+    Prioritized Sequence Experience Replay (Brittain et al. 2019) is `Prioritized(spread=5, rho=0.4, keep=0.7)`.
+
+    `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
+
+    Cost: O(log C) a draw or update; about 4.6 bytes a row (as much again with normalize="buffer", and with largest="held";
+    4 more with `uniform` where the view looks at neighbours). On the host one callback each, and 5.2 bytes with
+    normalize="buffer". replace=False: O(B log B log C) a batch. `spread`: O(W log C) an
+    update. `decay`: O(C) once in 30 halvings of the smallest leaf or more, else O(1).
+
+    Sources: Schaul et al. 2016, sections 3.3 and 3.4; Brittain et al. 2019, "Prioritized Sequence Experience Replay" (`spread`,
+    `keep`); Kool et al. 2019 and Duffield et al. 2007 (replace=False).
 
     Example:
-      >>> import fbuf
-      >>> fbuf.samplers.Prioritized(alpha=0.6).beta
-      0.4
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> sampler = fbuf.samplers.Prioritized(alpha=1.0, largest="held", replace=False, normalize=None)
+      >>> buffer = fbuf.Buffer(capacity=100, sampler=sampler)
+      >>> state = buffer.init(jnp.float32(0))
+      >>> state = buffer.extend(state, jnp.arange(3.0), priority=jnp.array([1.0, 4.0, 9.0]))
+      >>> state = buffer.rebuild(buffer.set(state, alpha=0.5))
+      >>> state, batch = buffer.sample(state, jax.random.key(0), 4)
+      >>> sorted(batch.data[batch.mask].tolist())
+      [0.0, 1.0, 2.0]
     """
 
     alpha: float = 0.6
@@ -77,38 +110,84 @@ class Prioritized:
     eps: float = 1e-6
     normalize: str | None = "batch"
     stratified: bool = True
+    replace: bool = True
+    uniform: float | None = None
+    largest: str = "seen"
+    decay: float | None = None
+    keep: float | None = None
+    spread: int = 0
+    rho: float = 0.4
     on: str = "device"
 
-    numbers: ClassVar[Mapping[str, Any]] = dict.fromkeys(("alpha", "beta", "eps"), np.float32)
-    options: ClassVar[Mapping[str, Any]] = {"beta": np.float32}
     prioritized: ClassVar[bool] = True
-    by_episode: ClassVar[bool] = False
     stamp: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "eps"):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+        for name in ("alpha", "beta", "eps", *_UP_TO_ONE):
+            value, most = getattr(self, name), self.most.get(name, float("inf"))
+            if value is None and getattr(type(self), name) is None:
+                continue
+            least = _leaves.LEAST_DECAY if name == "decay" else 0
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and least <= value <= most and value < float("inf")):
+                what = "finite Python number >= 0" if most > 1 else f"Python number from {least} to 1"
                 raise ValueError(
-                    f"Prioritized: {name} is {value!r}; expected a finite Python number >= 0. Numbers that change go "
+                    f"Prioritized: {name} is {value!r}; expected a {what}. Numbers that change go "
                     f"through buffer.set(state, {name}=...) or sample(..., beta=...)."
                 )
             object.__setattr__(self, name, float(value))
         if self.normalize not in ("batch", "buffer", None):
             raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
+        if self.largest not in ("seen", "held"):
+            raise ValueError(f'Prioritized: largest is {self.largest!r}; expected "seen" or "held".')
+        if not isinstance(self.spread, int) or isinstance(self.spread, bool) or not 0 <= self.spread <= 1024:
+            raise ValueError(f"Prioritized: spread is {self.spread!r}; expected an int from 0 to 1024, rows.")
         if self.on not in ("device", "host"):
             raise ValueError(
                 f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
                 f"jax.device_put(state, device)."
             )
+        if self.on == "host":
+            for name in ("replace", "uniform", "largest", "decay", "keep", "spread"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(
+                        f'Prioritized: {name} is {getattr(self, name)!r} and on is "host", where there is no {name}; expected '
+                        f'{getattr(type(self), name)!r}. Leave it out, or use on="device".'
+                    )
+        if self.uniform is not None and not self.replace:
+            raise ValueError(
+                f"Prioritized: uniform is {self.uniform!r} and replace is False, but a row drawn whatever its priority may "
+                f"come twice. Drop one of them."
+            )
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        given = [name for name in ("uniform", "decay", "keep") if getattr(self, name) is not None]
+        return dict.fromkeys(("alpha", "beta", "eps", *given, *(("rho",) if self.spread else ())), np.float32)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return dict.fromkeys(("beta",) if self.uniform is None else ("beta", "uniform"), np.float32)
+
+    @property
+    def most(self) -> Mapping[str, float]:
+        return dict.fromkeys(_UP_TO_ONE, 1.0)
+
+    @property
+    def by_episode(self) -> bool:
+        return self.spread > 0
+
+    @property
+    def reach(self) -> int:
+        return self.spread
+
+    @property
+    def rebuilds(self) -> str:
+        return "" if self.largest == "held" else "sampler=fbuf.samplers.Prioritized(largest='held')"
 
     @property
     def on_host(self) -> bool:
         return self.on == "host"
-
-    @property
-    def _trees(self) -> Trees:
-        return _hosttree if self.on_host else _devicetree
 
     @property
     def _least(self) -> bool:
@@ -116,23 +195,27 @@ class Prioritized:
         return self.normalize == "buffer"
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
-        tree, low = self._trees.init(geometry.capacity, self._least)
+        capacity = geometry.capacity
+        tree, low = _leaves.init(capacity, self._least, self.on_host)
+        numbers: dict[str, Any] = {name: jnp.full((), getattr(self, name), jnp.float32) for name in self.numbers}
+        numbers |= {name: None for name in _UP_TO_ONE if name not in numbers}
         return PrioritizedState(
             tree=tree,
             low=low,
+            top=_sumtree.init(capacity, -jnp.inf) if self.largest == "held" else None,
             max_priority=jnp.ones((), jnp.float32),
-            alpha=jnp.full((), self.alpha, jnp.float32),
-            beta=jnp.full((), self.beta, jnp.float32),
-            eps=jnp.full((), self.eps, jnp.float32),
+            unit=None if self.decay is None else jnp.ones((2,), jnp.float32),
+            log=None if self.uniform is None or dense else _population.init(geometry, dense),
+            **numbers,
         )
 
     def change(
         self, sampler: PrioritizedState, change: Change, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
+        token = _leaves.after(sampler, token)
         given = change.priority >= jnp.float32(0)
         largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
-        priority = jnp.where(given, change.priority, sampler.max_priority)
-        leaf = self._leaf(sampler, priority)
+        priority = jnp.where(given, change.priority, sampler.max_priority).reshape(-1)
         nowhere = jnp.int32(geometry.capacity)
         slot = jnp.concatenate(
             [
@@ -141,8 +224,13 @@ class Prioritized:
             ]
         )
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
-        sampler = self._write(sampler, slot, jnp.concatenate([closed, leaf.reshape(-1)]), geometry, token)
-        return self._seen(sampler, largest)
+        leaf = jnp.concatenate([closed, _leaves.leaf_of(sampler, priority)])
+        stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), _leaves.kept(sampler, priority)])
+        sampler = _leaves.write(sampler, slot, leaf, stored, geometry, token)
+        if sampler.log is not None:
+            log = _population.follow(sampler.log, change, geometry, token)
+            sampler = dataclasses.replace(sampler, log=log)
+        return _leaves.seen(sampler, largest, token)
 
     def draw(
         self,
@@ -154,66 +242,110 @@ class Prioritized:
         token: jax.Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
-        geometry = population.geometry
-        capacity = jnp.int32(geometry.capacity)
-        total = jnp.sum(population.available, dtype=jnp.int32)
-        number = total.astype(jnp.float32)
-        some = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        slot, leaf, mass, least = self._trees.draw(
-            sampler.tree, sampler.low, key, batch_size, geometry.capacity, self.stratified
+        number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
+        choose = self._with_replacement if self.replace else self._without_replacement
+        slot, mask, chance, least = choose(sampler, key, batch_size, population, number, options)
+        beta = options.get("beta", sampler.beta)
+        return sampler, Draw(
+            slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
+            probability=jnp.where(mask, chance, jnp.float32(0)),
+            weight=importance(number, chance, mask, beta, self.normalize, least),
+            mask=mask,
         )
+
+    def _with_replacement(
+        self,
+        sampler: PrioritizedState,
+        key: jax.Array,
+        batch_size: int,
+        population: Population,
+        number: jax.Array,
+        options: Mapping[str, jax.Array],
+    ) -> _Chosen:
+        capacity = population.geometry.capacity
+        some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
+        slot, leaf, mass, low = _leaves.draw(sampler, key, batch_size, capacity, self.stratified)
+        flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
         if self.stratified:  # one share after another: half a batch would be the older half of the buffer
             order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
             slot, leaf = slot[order], leaf[order]
-        flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
+        share = None
+        if sampler.uniform is not None:
+            share = unit(options.get("uniform", sampler.uniform))
+            ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=self.stratified)
+            any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
+            slot = jnp.where(ignores, any_slot, slot)
+            leaf = _sumtree.get(sampler.tree, slot, capacity)
 
-        def alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-            nth = _population.below(jax.random.fold_in(key, 1), (batch_size,), total)
-            if population.flags is None:
-                every = _population.init(geometry, dense=True)
-                return _population.nth(every, population.ring, geometry, nth), jnp.ones_like(leaf)
-            wanted = some & flat
-            return _anchors.nth_open(population.flags, geometry, nth, wanted), jnp.ones_like(leaf)
+        def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+            any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)
+            return any_slot, jnp.ones_like(leaf)
 
-        slot, leaf = lax.cond(flat, alike, lambda slot, leaf: (slot, leaf), slot, leaf)
+        slot, leaf = lax.cond(flat, all_alike, lambda slot, leaf: (slot, leaf), slot, leaf)
         mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
-        probability = jnp.where(some, leaf / mass, jnp.float32(0))
-        beta = options.get("beta", sampler.beta)
-        safe = jnp.where(some, probability, jnp.float32(1))
-        weight = self._power(number, safe, beta)
-        if self.normalize == "batch":
-            top = jnp.max(jnp.where(some, weight, jnp.float32(0)))
-            weight = weight / jnp.where(top > jnp.float32(0), top, jnp.float32(1))
-        elif self.normalize == "buffer":
-            least = jnp.where(flat | ~jnp.isfinite(least), leaf[0], least)
-            weight = weight / self._power(number, jnp.where(some[0], least / mass, jnp.float32(1)), beta)
-        return sampler, Draw(
-            slot=jnp.where(some, slot, capacity),
-            probability=probability,
-            weight=jnp.where(some, weight, jnp.float32(0)),
-            mask=some,
-        )
+        least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
+        chance = leaf / mass
+        if share is not None:
+            each = share / jnp.maximum(number, jnp.float32(1))
+            chance = (jnp.float32(1) - share) * chance + each
+            least = (jnp.float32(1) - share) * least + each
+        return _Chosen(slot, some, chance, least)
+
+    def _without_replacement(
+        self,
+        sampler: PrioritizedState,
+        key: jax.Array,
+        batch_size: int,
+        population: Population,
+        number: jax.Array,
+        options: Mapping[str, jax.Array],
+    ) -> _Chosen:
+        del options
+        capacity, mass = population.geometry.capacity, _sumtree.root(sampler.tree)
+        flat = mass <= jnp.float32(0)
+        race = _race.draw(sampler.tree, key, batch_size, capacity)
+        size = jnp.float32(batch_size)
+
+        def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            there = lax.iota(np.int32, batch_size).astype(jnp.float32) < number
+            slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, there & flat, distinct=True)
+            each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
+            return slot, there, jnp.broadcast_to(each, chance.shape)
+
+        slot, mask, chance = lax.cond(flat, all_alike, lambda *same: same, race.slot, race.mask, race.chance)
+        least = chance[0]
+        if self.normalize == "buffer":
+            low = _sumtree.root(sampler.low)
+            of_low = _race.chance_of(low / jnp.where(flat, jnp.float32(1), mass), race.time)
+            least = jnp.where(flat | ~jnp.isfinite(low), chance[0], of_low)
+        return _Chosen(slot, mask, chance / size, least / size)
 
     def update(
+        self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
+    ) -> PrioritizedState:
+        return self.spread_update(sampler, slot, error, slot[:, None][:, :0], geometry, token)
+
+    def spread_update(
         self,
         sampler: PrioritizedState,
         slot: jax.Array,
         error: jax.Array,
+        before: jax.Array,
         geometry: Geometry,
         token: jax.Array,
     ) -> PrioritizedState:
-        priority = jnp.abs(error)
-        sampler = self._write(sampler, slot, self._leaf(sampler, priority), geometry, token)
-        real = slot < jnp.int32(geometry.capacity)
-        return self._seen(sampler, jnp.max(jnp.where(real, priority, jnp.float32(0)), initial=0.0))
+        return _leaves.update(sampler, slot, error, before, geometry, token)
+
+    def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
+        return _leaves.rebuild(sampler, geometry, token)
 
     def set(self, sampler: PrioritizedState, **numbers: Any) -> PrioritizedState:
         return dataclasses.replace(sampler, **numbers)
 
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
         annealed = {name: getattr(sampler, name) for name in self.numbers}
-        tree, low = self._trees.clear(sampler.tree, sampler.low, geometry.capacity, self._least)
-        return dataclasses.replace(self.init(geometry, dense), tree=tree, low=low, **annealed)
+        empty = dataclasses.replace(self.init(geometry, dense), **annealed)
+        return dataclasses.replace(empty, tree=_hosttree.cleared(sampler.tree)) if self.on_host else empty
 
     def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
         return dataclasses.replace(sampler, tree=_hosttree.open(call, geometry.capacity, self._least))
@@ -238,25 +370,3 @@ class Prioritized:
             "alpha": sampler.alpha,
             "beta": sampler.beta,
         }
-
-    def _leaf(self, sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
-        """(|p| + eps)^alpha, finite and >= 0 whatever numbers were annealed to."""
-        leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), sampler.alpha)
-        return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(_LARGEST_LEAF)), jnp.float32(0))
-
-    @staticmethod
-    def _power(number: jax.Array, probability: jax.Array, beta: jax.Array) -> jax.Array:
-        """(n P)^-beta, finite: a leaf may be far below the float32 resolution of the total."""
-        product = jnp.maximum(number * probability, jnp.float32(1e-30))
-        exponent = jnp.where(beta >= jnp.float32(0), beta, jnp.float32(0))  # NaN as well
-        return jnp.minimum(jnp.power(product, -exponent), jnp.float32(1e30))
-
-    def _write(
-        self, sampler: PrioritizedState, slot: jax.Array, leaf: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> PrioritizedState:
-        tree, low = self._trees.set(sampler.tree, sampler.low, slot, leaf, geometry.capacity, token)
-        return dataclasses.replace(sampler, tree=tree, low=low)
-
-    @staticmethod
-    def _seen(sampler: PrioritizedState, largest: jax.Array) -> PrioritizedState:
-        return dataclasses.replace(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
