@@ -217,11 +217,11 @@ class Prioritized:
         self, sampler: PrioritizedState, slot: jax.Array, leaf: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
         slot = slot + token
-        tree = _sumtree.set(sampler.tree, slot, leaf, geometry.capacity)
-        low = sampler.low
-        if self.normalize == "buffer":
-            lowest = jnp.where(leaf > jnp.float32(0), leaf, jnp.float32(jnp.inf))
-            low = _sumtree.set(low, slot, lowest, geometry.capacity, reduce="min")
+        if self.normalize != "buffer":
+            return dataclasses.replace(sampler, tree=_sumtree.set(sampler.tree, slot, leaf, geometry.capacity))
+        lowest = jnp.where(leaf > jnp.float32(0), leaf, jnp.float32(jnp.inf))
+        trees, leaves = (sampler.tree, sampler.low), (leaf, lowest)
+        tree, low = _sumtree.set_all(trees, slot, leaves, geometry.capacity, reduce=("sum", "min"))
         return dataclasses.replace(sampler, tree=tree, low=low)
 
     @staticmethod
