@@ -1,19 +1,27 @@
-"""Is a prioritized step (sample, weights, update) inside a scan as fast as with flashbax's tree?
+"""Are priorities as fast as they can be, in a scan and one call at a time?
 
-Both sides do the same work on scalars: stratified draws, importance weights `(n P)^-beta` over the
-batch's largest, new priorities `(|p| + eps)^alpha`, the running maximum. Ours also refuses values that
-are not finite. flashbax runs its scan update, which is its faster one on CPU; its tree is called
-directly, so none of its buffer's overhead counts. Expected: at least parity at a million rows, 0.8x at
-ten thousand, where the whole tree fits the first cache level or two.
+In a scan (STEP): stratified draws, importance weights `(n P)^-beta` over the batch's largest, new priorities
+`(|p| + eps)^alpha`, the running maximum, the tree's update; on scalars alone, no rows. Both sides do the same work with
+the same `jnp` arithmetic around their trees. Ours refuses values that are not finite one by one; flashbax's tree is told
+to take a small priority instead, without which its own draws of zero leaves (from drift) turn it into NaN within seconds
+at ten million rows, and a dead tree is fast. flashbax runs its scan update, its faster one on CPU; its tree is called
+directly, so none of its buffer's overhead counts. GROWTH is the exponent of the same times from 10^4 to 10^7 rows.
 
-A second table shows what flashbax's running differences cost: the root against its leaves after all
-priorities have shrunk from 1e6 to 1e-3.
+One call at a time (DISPATCHED): one jitted call for draw and weights, one for priorities, maximum and update, against
+the same two of flashbax, against torchrl's two C++ trees (sum and min, weights by torch as its sampler computes them; no
+Python of its buffer) and against cpprb's `sample` and `update_priorities` (which bring a row of one float along).
+WRITE is `add` of one row and `extend` of 256 rows of one float into a full prioritized buffer, jitted and donated, against
+flashbax's prioritised flat buffer likewise: everything a user's call does. `peers_*` ask the same of whole buffers.
+
+DRIFT shows what flashbax's running differences cost: the root against its leaves after all priorities have shrunk from
+1e6 to 1e-3.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,10 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
+import fbuf
+from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
 from fbuf import _sumtree
 
 STEP = "Prioritized step in a scan: time of flashbax's tree over ours"
+GROWTH = "Prioritized step in a scan, 10^4 to {:,} rows: growth exponent"
+DISPATCHED = "Prioritized step on {:,} rows, two dispatched calls: time of the peer's trees over ours"
+WRITE = "Writing to a full prioritized buffer of {:,} rows, one dispatched call: time of flashbax's over ours"
 DRIFT = "Relative error of the root after priorities shrink from 1e6 to 1e-3"
 
 ALPHA, BETA, EPS = np.float32(0.6), np.float32(0.4), np.float32(1e-6)
@@ -33,6 +45,10 @@ ALPHA, BETA, EPS = np.float32(0.6), np.float32(0.4), np.float32(1e-6)
 def _weight(leaf: jax.Array, total: jax.Array, capacity: int) -> jax.Array:
     weight = (np.float32(capacity) * (leaf / total)) ** -BETA
     return weight / jnp.max(weight)
+
+
+def _finite(leaf: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(leaf), leaf, EPS)
 
 
 def _error(index: jax.Array, step: jax.Array) -> jax.Array:
@@ -77,7 +93,7 @@ def flashbax(peer: Any, capacity: int, batch: int, steps: int, leaves: np.ndarra
         (tree, seen), (key, now) = carry, item
         index = peer.stratified_sample(tree, batch, key)
         weight = _weight(peer.get_batch(tree, index), tree.nodes[0], capacity)
-        new = (jnp.abs(_error(index, now) * weight) + EPS) ** ALPHA
+        new = _finite((jnp.abs(_error(index, now) * weight) + EPS) ** ALPHA)
         tree = peer.set_batch_scan(tree, index, new)
         return (tree, seen + jnp.sum(weight)), None
 
@@ -124,38 +140,235 @@ def drift(peer: Any, capacity: int) -> tuple[float, float]:
     return float(_sumtree.root(ours)) / true - 1, float(theirs.nodes[0]) / true - 1
 
 
-def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for 10^4 and 10^6 (10^5 and 10^7 as well unless `quick`) and B = 32, 256, 4096."""
-    peer = load_peer("flashbax.buffers.sum_tree")
-    if isinstance(peer, Absent):
-        return [absent_row(STEP, "all", peer), absent_row(DRIFT, "65,536 rows", peer)]
-    rows = []
-    for capacity in (10**4, 10**6) if quick else (10**4, 10**5, 10**6, 10**7):
+# ------------------------------------------------------------------------------- one call at a time
+
+
+def _keys() -> Callable[[], jax.Array]:
+    """A new key a call, made beforehand: neither side pays for splitting."""
+    keys, calls = list(jax.random.split(jax.random.key(0), 64)), 0
+
+    def key() -> jax.Array:
+        nonlocal calls
+        calls += 1
+        return keys[calls % len(keys)]
+
+    return key
+
+
+def dispatched_ours(capacity: int, batch: int, leaves: np.ndarray, error: np.ndarray) -> Callable[[], Any]:
+    """Draw and weights; then priorities, maximum and update."""
+
+    @jax.jit
+    def sample(tree: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        index, leaf = _sumtree.draw(tree, key, batch, capacity, stratified=True)
+        return index, _weight(leaf, _sumtree.root(tree), capacity)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def update(tree: jax.Array, largest: jax.Array, index: jax.Array, error: jax.Array) -> tuple[jax.Array, jax.Array]:
+        finite = jnp.isfinite(error)
+        priority = jnp.where(finite, jnp.abs(error), np.float32(0))
+        index = jnp.where(finite, index, np.int32(capacity))
+        tree = _sumtree.set(tree, index, (priority + EPS) ** ALPHA, capacity)
+        return tree, jnp.maximum(largest, jnp.max(priority))
+
+    held, key = [(_sumtree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))], _keys()
+
+    def thunk() -> Any:
+        index, weight = sample(held[0][0], key())
+        held[0] = update(*held[0], index, error)
+        return held[0], weight
+
+    return thunk
+
+
+def dispatched_flashbax(
+    peer: Any, capacity: int, batch: int, leaves: np.ndarray, error: np.ndarray
+) -> Callable[[], Any]:
+    """The same two calls with its tree."""
+
+    @jax.jit
+    def sample(tree: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        index = peer.stratified_sample(tree, batch, key)
+        return index, _weight(peer.get_batch(tree, index), tree.nodes[0], capacity)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def update(tree: Any, index: jax.Array, error: jax.Array) -> Any:
+        return peer.set_batch_scan(tree, index, _finite((jnp.abs(error) + EPS) ** ALPHA))
+
+    held, key = [_flashbax_tree(peer, leaves)], _keys()
+
+    def thunk() -> Any:
+        index, weight = sample(held[0], key())
+        held[0] = update(held[0], index, error)
+        return held[0].nodes, weight
+
+    return thunk
+
+
+def dispatched_torchrl(
+    peer: Any, capacity: int, batch: int, leaves: np.ndarray, error: np.ndarray
+) -> Callable[[], Any]:
+    """Its sum and min trees, called as its sampler calls them."""
+    import torch
+
+    every, tensor = torch.arange(capacity), torch.from_numpy(error)
+    total, least = peer.SumSegmentTreeFp32(capacity), peer.MinSegmentTreeFp32(capacity)
+    total[every], least[every] = torch.from_numpy(leaves), torch.from_numpy(leaves)
+
+    def thunk() -> Any:
+        mass, low = total.query(0, capacity), least.query(0, capacity)
+        index = torch.as_tensor(total.scan_lower_bound(np.random.uniform(0.0, mass, size=batch)))
+        index.clamp_max_(capacity - 1)
+        weight = torch.pow(torch.as_tensor(total[index]) / low, -float(BETA))
+        new = torch.pow(tensor.abs() + float(EPS), float(ALPHA))
+        total[index], least[index] = new, new
+        return weight, new.max()
+
+    return thunk
+
+
+def dispatched_cpprb(peer: Any, capacity: int, batch: int, leaves: np.ndarray, error: np.ndarray) -> Callable[[], Any]:
+    """Its prioritized buffer of rows of one float."""
+    buffer = peer.PrioritizedReplayBuffer(capacity, {"x": {}}, alpha=float(ALPHA), eps=float(EPS))
+    buffer.add(x=leaves, priorities=leaves)
+
+    def thunk() -> Any:
+        drawn = buffer.sample(batch, beta=float(BETA))
+        buffer.update_priorities(drawn["indexes"], np.abs(error))
+        return drawn["weights"]
+
+    return thunk
+
+
+def load_trees() -> dict[str, Any]:
+    """The peers of DISPATCHED, each a module or `Absent`."""
+    try:  # builds torchrl's trees where its wheel's do not load
+        importlib.import_module("benchmarks.peers._torchrl_tree").ensure()
+    except ImportError:
+        load_peer("torch")  # whose libraries the extension looks its symbols up in
+    names = {"flashbax": "flashbax.buffers.sum_tree", "torchrl": "torchrl._torchrl", "cpprb": "cpprb"}
+    return {name: load_peer(module) for name, module in names.items()}
+
+
+DISPATCH = {"flashbax": dispatched_flashbax, "torchrl": dispatched_torchrl, "cpprb": dispatched_cpprb}
+
+
+def dispatched(capacity: int, batch: int, rounds: int, trees: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each peer."""
+    random = np.random.default_rng(0)
+    leaves = random.random(capacity, np.float32) + np.float32(0.1)
+    error = random.standard_normal(batch, np.float32)
+    here = {name: peer for name, peer in trees.items() if not isinstance(peer, Absent)}
+    thunks = {"ours": dispatched_ours(capacity, batch, leaves, error)}
+    thunks |= {name: DISPATCH[name](peer, capacity, batch, leaves, error) for name, peer in here.items()}
+    timings, report = interleave(thunks, rounds=rounds, calls=8 if batch <= 256 else 2), []
+    for name, peer in trees.items():
+        question, case = DISPATCHED.format(capacity), f"B={batch} against {name}"
+        target = ">= 1.0" if name != "flashbax" and batch in (256, 4096) else None
+        if isinstance(peer, Absent):
+            report.append(absent_row(question, case, peer, target))
+            continue
+        mine, theirs = timings["ours"], timings[name]
+        report.append(
+            row(question, case, ours=spread(mine), peer=spread(theirs), ratio=ratio(theirs, mine), target=target)
+        )
+    return report
+
+
+# -------------------------------------------------------------------------------------------- writing
+
+_add = jax.jit(fbuf.Buffer.add, static_argnums=0, donate_argnums=1)
+_extend = jax.jit(fbuf.Buffer.extend, static_argnums=0, donate_argnums=1)
+
+
+def _carried(run: Callable[..., Any], state: Any, rows: Any) -> Callable[[], Any]:
+    held = [state]
+
+    def thunk() -> Any:
+        held[0] = run(held[0], rows)
+        return held[0]
+
+    return thunk
+
+
+def write_ours(capacity: int, number: int) -> Callable[[], Any]:
+    """`add` of one row or `extend` of more, into a full buffer."""
+    buffer = fbuf.Buffer(capacity, sampler=fbuf.samplers.Prioritized(alpha=float(ALPHA)))
+    state = buffer.extend(buffer.init({"x": np.float32(0)}), {"x": jnp.zeros((capacity,), jnp.float32)})
+    if number == 1:
+        return _carried(functools.partial(_add, buffer), state, {"x": jnp.float32(1)})
+    return _carried(functools.partial(_extend, buffer), state, {"x": jnp.ones((number,), jnp.float32)})
+
+
+def write_flashbax(peer: Any, capacity: int, number: int) -> Callable[[], Any]:
+    """The same with its prioritised flat buffer (whose items are pairs of neighbours)."""
+    sizes = {"max_length": capacity, "min_length": 1, "sample_batch_size": 1, "priority_exponent": float(ALPHA)}
+    buffer = peer.make_prioritised_flat_buffer(**sizes, add_sequences=number > 1)
+    state = jax.tree.map(lambda x: jnp.array(x, copy=True), buffer.init({"x": jnp.zeros((), jnp.float32)}))
+    state = state.replace(is_full=jnp.array(True))  # what a full one does; filling ten million rows takes minutes
+    rows = {"x": jnp.float32(1) if number == 1 else jnp.ones((number,), jnp.float32)}
+    return _carried(jax.jit(buffer.add, donate_argnums=0), state, rows)
+
+
+def writes(capacity: int, rounds: int, peer: Any) -> list[dict[str, Any]]:
+    """Rows for one row and for 256."""
+    report, question = [], WRITE.format(capacity)
+    for number, case in ((1, "add(1)"), (256, "extend(256)")):
+        if isinstance(peer, Absent):
+            report.append(absent_row(question, case, peer, ">= 2.0"))
+            continue
+        thunks = {"ours": write_ours(capacity, number), "flashbax": write_flashbax(peer, capacity, number)}
+        timings = interleave(thunks, rounds=rounds, calls=16)
+        mine, theirs = timings["ours"], timings["flashbax"]
+        report.append(
+            row(question, case, ours=spread(mine), peer=spread(theirs), ratio=ratio(theirs, mine), target=">= 2.0")
+        )
+    return report
+
+
+# --------------------------------------------------------------------------------------------- report
+
+
+def scanned(sizes: Sequence[int], batch: int, rounds: int, work: float, peer: Any) -> list[dict[str, Any]]:
+    """Rows of STEP for each size, and of GROWTH for both sides; all sizes in turn."""
+    thunks, steps = {}, max(8, int(work / batch**0.8))
+    for capacity in sizes:
         leaves = np.random.default_rng(0).random(capacity).astype(np.float32) + np.float32(0.1)
-        target = ">= 0.8" if capacity <= 10**4 else ">= 1.0"
-        for batch in (32, 256, 4096):
-            steps = max(16, int((1e4 if quick else 1e5) / batch**0.8))
-            timings = interleave(
-                {
-                    "ours": ours(capacity, batch, steps, leaves),
-                    "flashbax": flashbax(peer, capacity, batch, steps, leaves),
-                },
-                rounds=7 if quick else 15,
-            )
-            mine, theirs = timings["ours"], timings["flashbax"]
-            rows.append(
-                row(
-                    STEP,
-                    f"N={capacity:,} B={batch}",
-                    ours=spread([t / steps for t in mine]),
-                    peer=spread([t / steps for t in theirs]),
-                    ratio=ratio(theirs, mine),
-                    target=target,
-                )
-            )
+        thunks[f"ours {capacity}"] = ours(capacity, batch, steps, leaves)
+        if not isinstance(peer, Absent):
+            thunks[f"flashbax {capacity}"] = flashbax(peer, capacity, batch, steps, leaves)
+    timings = {name: [t / steps for t in times] for name, times in interleave(thunks, rounds=rounds).items()}
+    report = []
+    for capacity in sizes:
+        case, target = f"N={capacity:,} B={batch}", ">= 1.0" if capacity <= 10**4 else ">= 2.0"
+        if isinstance(peer, Absent):
+            report.append(absent_row(STEP, case, peer, target))
+            continue
+        mine, theirs = timings[f"ours {capacity}"], timings[f"flashbax {capacity}"]
+        report.append(row(STEP, case, ours=spread(mine), peer=spread(theirs), ratio=ratio(theirs, mine), target=target))
+    for name, target in (("ours", "<= 0.12"), ("flashbax", None)):
+        times = {n: timings[f"{name} {n}"] for n in sizes if f"{name} {n}" in timings}
+        if len(times) > 1:
+            question = GROWTH.format(sizes[-1])
+            report.append(row(question, f"{name}, B={batch}", ratio=exponent(times), target=target))
+    return report
+
+
+def main(quick: bool) -> list[dict[str, Any]]:
+    """Rows for 10^4 to 10^7 (`quick`: 10^4 and 10^6) and B = 32, 256, 4096 and 65,536."""
+    trees = load_trees()
+    peer, rounds = trees["flashbax"], 7 if quick else 15
+    sizes = (10**4, 10**6) if quick else (10**4, 10**5, 10**6, 10**7)
+    batches = (32, 256, 4096, 65_536)
+    report = [r for batch in batches for r in scanned(sizes, batch, rounds, 1e4 if quick else 5e4, peer)]
+    report.sort(key=lambda r: r["question"] != STEP)  # stable: first one table, then the other
+    for batch in batches[:3]:
+        report += dispatched(10**6, batch, 2 * rounds, trees)
+    report += writes(10**6, 2 * rounds, load_peer("flashbax"))
+    if isinstance(peer, Absent):
+        return [*report, absent_row(DRIFT, "65,536 rows", peer)]
     mine, theirs = drift(peer, 65_536)
-    rows.append(row(DRIFT, "65,536 rows", ours=f"{mine:.1e}", peer=f"{theirs:.1e}"))
-    return rows
+    return [*report, row(DRIFT, "65,536 rows", ours=f"{mine:.1e}", peer=f"{theirs:.1e}")]
 
 
 if __name__ == "__main__":

@@ -14,18 +14,25 @@ Why this way:
   * Drawing takes two uniforms per query, the second one from a middle level on. One float32 uniform
     has 2^24 values; over a million leaves it fails a chi-square test at 25 million draws. A fresh one
     at every level is as good, costs more bits, and leaves nothing of the strata.
-  * On CPU each level is a loop over the queries, which XLA compiles into one kernel and the processor
-    overlaps. Gathering a level for all queries at once took 1.4 to 5 times as long there (XLA splits
-    the tiny loops over threads), one query after the other 1.4 to 2 times; fan-outs of 64 and more and
-    a `cumsum` over the leaves also lost. Other platforms gather by level, which was never timed there.
-    `lax.platform_dependent` picks at lowering; both paths do the same arithmetic in the same order.
+  * On CPUs `set` is one loop over the indices, each climbing by itself: XLA makes one kernel of it, and
+    the processor overlaps the climbs (a loop for each level took up to 1.5 times as long).
+  * `draw` takes all queries down a level at a time. Each of eight siblings is a gather of its own, from
+    the array shifted by its place, so that a level is elementwise arithmetic, one kernel that works on
+    eight queries at once: half the time of a loop over the queries. Gathering rows of eight siblings is
+    not vectorized (1.6 times as long), writing out all levels takes 2 s to compile, fan-outs of 64 and
+    more and a `cumsum` over the leaves also lost.
+  * XLA's CPU compiler hands whatever reads a large array to its thread pool, for 32 queries as for
+    32,000; a handover costs as much as 100 queries. See `_SPARE` for how small batches avoid it.
+  * On other platforms `set` scatters and gathers by level and `draw` is written out, for one kernel:
+    neither was ever timed there. `lax.platform_dependent` picks at lowering; both paths do the same
+    arithmetic in the same order.
 Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -33,13 +40,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf import _words
 from fbuf._duplicates import keep_last
 
-__all__ = ["draw", "get", "init", "layout", "nodes", "rebuild", "root", "set", "uniforms"]
+__all__ = ["draw", "get", "init", "layout", "nodes", "rebuild", "root", "set", "set_all", "uniforms"]
 
 Reduce = Literal["sum", "min", "max"]
 
 _FAN_OUT = 8
+_MANY = 8192  # queries that are worth a thread pool
+# XLA hands what reads a whole array of more than half a megabyte to its thread pool, for however few queries, unless it
+# writes a slice in place; so fewer queries than `_MANY` come with one more, which is not drawn, and are such a slice.
+_SPARE = 1
 _MAX_CAPACITY = 2**30  # 8 C / 7 nodes must fit the int32 that indexes them
 _COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "sum": lax.add,
@@ -144,26 +156,56 @@ def set(
       The new tree; every parent equals the reduction of its children, bit for bit.
     Cost: O(B log C); no more than O(B + C / 7) for large B.
     """
+    return set_all((tree,), index, (leaf,), capacity, reduce=(reduce,))[0]
+
+
+def set_all(
+    trees: Sequence[jax.Array],
+    index: jax.Array,
+    leaves: Sequence[jax.Array],
+    capacity: int,
+    *,
+    reduce: Sequence[Reduce],
+) -> tuple[jax.Array, ...]:
+    """Writes leaves of several trees at the same indices: a sum, and the least or the largest beside it.
+
+    On accelerators in one sweep, which looks for duplicates once; on CPUs tree by tree.
+
+    Args:
+      trees: each as for `set`.
+      index: as for `set`.
+      leaves: float32[B] for each tree.
+      capacity: `C`, static.
+      reduce: one for each tree.
+    Returns:
+      The new trees, each bit for bit what `set` makes of it.
+    """
     if index.shape[0] == 0:
-        return tree
-    tree, leaf = lax.stop_gradient((tree, leaf))
+        return tuple(trees)
+    trees, leaves = lax.stop_gradient((tuple(trees), tuple(leaves)))
+    if (
+        index.shape[0] == 1
+    ):  # XLA unrolls a loop over one, and writes a scatter of one as an update; neither is in place
+        index = jnp.concatenate([index, jnp.full((1,), capacity, index.dtype)])
+        leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
     keep = (index >= 0) & (index < capacity)
-    # XLA turns a scatter of one element into an update that it does not do in place (jax 0.10.2).
-    elsewhere = _set_by_level if index.shape[0] > 1 else _set_by_loop
-    tree = lax.platform_dependent(
-        tree,
+    trees = lax.platform_dependent(
+        trees,
         index,
-        leaf,
+        leaves,
         keep,
-        cpu=functools.partial(_set_by_loop, capacity=capacity, reduce=reduce),
-        default=functools.partial(elsewhere, capacity=capacity, reduce=reduce),
+        cpu=functools.partial(_set_by_loop, capacity=capacity, reduce=tuple(reduce)),
+        default=functools.partial(_set_by_level, capacity=capacity, reduce=tuple(reduce)),
     )
     # The few levels left are cheaper swept whole, and lie side by side at the end of the array.
     _, offsets = _layout(capacity)
     first = _first_dense(capacity, index.shape[0])
-    below = lax.slice(tree, (offsets[first - 1],), (offsets[first],))
-    above = jnp.concatenate(_levels_above(below, capacity, first, reduce))
-    return lax.dynamic_update_slice(tree, above, (np.int32(offsets[first]),))
+    swept = []
+    for tree, one in zip(trees, reduce, strict=True):
+        below = lax.slice(tree, (offsets[first - 1],), (offsets[first],))
+        above = jnp.concatenate(_levels_above(below, capacity, first, one))
+        swept.append(lax.dynamic_update_slice(tree, above, (np.int32(offsets[first]),)))
+    return tuple(swept)
 
 
 def draw(
@@ -187,25 +229,27 @@ def draw(
     Source: Schaul et al. 2016, appendix B.2.1 (stratified).
     """
     tree = lax.stop_gradient(tree)
-    top, bottom = uniforms(key, batch_size, stratified=stratified)
-    index: jax.Array = lax.platform_dependent(
+    number = batch_size + (_SPARE if batch_size < _MANY else 0)
+    top, bottom = uniforms(key, batch_size, number, stratified=stratified)
+    drawn: tuple[jax.Array, jax.Array] = lax.platform_dependent(
         tree,
         top,
         bottom,
-        cpu=functools.partial(_draw, capacity=capacity, descend=_descend_by_loop),
-        default=functools.partial(_draw, capacity=capacity, descend=_descend_by_level),
+        cpu=functools.partial(_descend_by_loop, batch=batch_size, capacity=capacity),
+        default=functools.partial(_descend_by_level, batch=batch_size, capacity=capacity),
     )
-    return index, get(tree, index, capacity)
+    return drawn
 
 
-def uniforms(key: jax.Array, batch_size: int, *, stratified: bool) -> tuple[jax.Array, jax.Array]:
-    """What `draw` takes from its key: two float32[B] in [0, 1), one for each half of the descent."""
-    bits = jax.random.bits(key, (2, batch_size), jnp.uint32)
-    # 24 bits, as many as float32 holds exactly; jax.random.uniform gives 23.
-    uniform = (bits >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
-    top, bottom = uniform[0], uniform[1]
+def uniforms(
+    key: jax.Array, batch_size: int, number: int | None = None, *, stratified: bool
+) -> tuple[jax.Array, jax.Array]:
+    """What `draw` of B takes from its key, of `number` (None: B) queries: two float32[number] in [0, 1), one for each half of
+    the descent. The first B are the same whatever `number`."""
+    number = batch_size if number is None else number
+    top, bottom = (_unit(words) for words in _words.pairs(key, number))
     if stratified:
-        stratum = lax.iota(np.int32, batch_size).astype(jnp.float32)
+        stratum = lax.iota(np.int32, number).astype(jnp.float32)
         top = (stratum + top) / np.float32(batch_size)
     return top, bottom
 
@@ -218,11 +262,16 @@ def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 # ------------------------------------------------------------------------------------- set
 
 
-def _combine(children: jax.Array, reduce: Reduce) -> jax.Array:
-    """Reduces eight siblings on the last axis, in the one order that `_choose` relies on too."""
-    c = [children[..., k] for k in range(_FAN_OUT)]
-    f = _COMBINE[reduce]
+def _combine(children: Sequence[jax.Array], reduce: Reduce) -> jax.Array:
+    """Reduces eight siblings, in the one order that `_choose` relies on too."""
+    f, c = _COMBINE[reduce], children
     return f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
+
+
+def _columns(level: jax.Array) -> list[jax.Array]:
+    """Splits a padded level into the first, second, ... of every eight siblings."""
+    rows = level.reshape(-1, _FAN_OUT)
+    return [rows[:, k] for k in range(_FAN_OUT)]
 
 
 def _pad(level: jax.Array, reduce: Reduce) -> jax.Array:
@@ -237,7 +286,7 @@ def _levels_above(level: jax.Array, capacity: int, first: int, reduce: Reduce) -
     counts, _ = _layout(capacity)
     levels = []
     for _ in range(first, len(counts)):
-        level = _pad(_combine(level.reshape(-1, _FAN_OUT), reduce), reduce)
+        level = _pad(_combine(_columns(level), reduce), reduce)
         levels.append(level)
     return levels
 
@@ -249,91 +298,72 @@ def _first_dense(capacity: int, batch_size: int) -> int:
 
 
 def _set_by_loop(
-    tree: jax.Array,
+    trees: tuple[jax.Array, ...],
     index: jax.Array,
-    leaf: jax.Array,
+    leaves: tuple[jax.Array, ...],
     keep: jax.Array,
     *,
     capacity: int,
-    reduce: Reduce,
-) -> jax.Array:
-    """Leaves one by one, in order; then level by level the parents, one by one."""
+    reduce: tuple[Reduce, ...],
+) -> tuple[jax.Array, ...]:
+    """One index after the other, in order: the leaf, then its parents, so that each is last made of its last children."""
     _, offsets = _layout(capacity)
+    sparse = range(1, _first_dense(capacity, index.shape[0]))
     # A dropped write lands, with the value already there, in the padding beside the root; its
     # parents are recomputed to what they are. Both are cheaper than a branch.
-    spare = offsets[-1] - 1
-    position = jnp.where(keep, index, np.int32(spare))
-    leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[reduce]))
+    position = jnp.where(keep, index, np.int32(offsets[-1] - 1))
     node = jnp.where(keep, index, np.int32(0))
 
-    def write(tree: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        position, leaf = item
-        return lax.dynamic_update_slice(tree, leaf[None], (position,)), None
+    def climb(tree: jax.Array, leaf: jax.Array, one: Reduce) -> jax.Array:
+        def write(tree: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            position, node, leaf = item
+            tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
+            for level in sparse:
+                node = node >> 3
+                children = lax.dynamic_slice(tree, (node * 8 + np.int32(offsets[level - 1]),), (_FAN_OUT,))
+                value = _combine([children[k] for k in range(_FAN_OUT)], one)
+                tree = lax.dynamic_update_slice(tree, value[None], (node + np.int32(offsets[level]),))
+            return tree, None
 
-    tree, _ = lax.scan(write, tree, (position, leaf))
-    first = _first_dense(capacity, index.shape[0])
-    if first == 1:
-        return tree
+        leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
+        return lax.scan(write, tree, (position, node, leaf))[0]
 
-    def level(
-        carry: tuple[jax.Array, jax.Array], item: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, jax.Array], None]:
-        tree, node = carry
-        below, here = item
-        node = node >> 3
-
-        def parent(tree: jax.Array, node: jax.Array) -> tuple[jax.Array, None]:
-            children = lax.dynamic_slice(tree, (below + node * 8,), (_FAN_OUT,))
-            value = _combine(children, reduce)
-            return lax.dynamic_update_slice(tree, value[None], (here + node,)), None
-
-        tree, _ = lax.scan(parent, tree, node)
-        return (tree, node), None
-
-    table = jnp.asarray(offsets[:first], jnp.int32)
-    (tree, _), _ = lax.scan(level, (tree, node), (table[:-1], table[1:]))
-    return tree
+    # A loop for each tree: of two trees in one loop XLA copies both (jax 0.10.2).
+    return tuple(map(climb, trees, leaves, reduce))
 
 
 def _set_by_level(
-    tree: jax.Array,
+    trees: tuple[jax.Array, ...],
     index: jax.Array,
-    leaf: jax.Array,
+    leaves: tuple[jax.Array, ...],
     keep: jax.Array,
     *,
     capacity: int,
-    reduce: Reduce,
-) -> jax.Array:
+    reduce: tuple[Reduce, ...],
+) -> tuple[jax.Array, ...]:
     """All leaves at once, then all parents of a level at once."""
     _, offsets = _layout(capacity)
-    keep_one = keep & keep_last(index)
-    tree = tree.at[jnp.where(keep_one, index, np.int32(offsets[-1]))].set(leaf, mode="drop")
+    position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
+    trees = tuple(tree.at[position].set(leaf, mode="drop") for tree, leaf in zip(trees, leaves, strict=True))
     node = jnp.where(keep, index, np.int32(0))
     for level in range(1, _first_dense(capacity, index.shape[0])):
         node = node >> 3
-        value = _combine(_siblings(tree, node, offsets[level - 1]), reduce)
         # Duplicates write the same value, so their order does not matter.
-        tree = tree.at[node + np.int32(offsets[level])].set(value, mode="promise_in_bounds")
-    return tree
+        trees = tuple(
+            tree.at[node + np.int32(offsets[level])].set(
+                _combine(_siblings(tree, node, offsets[level - 1]), one), mode="promise_in_bounds"
+            )
+            for tree, one in zip(trees, reduce, strict=True)
+        )
+    return trees
 
 
 # ------------------------------------------------------------------------------------- draw
 
-_Descend = Callable[[jax.Array, jax.Array, jax.Array, tuple[int, ...]], tuple[jax.Array, jax.Array]]
 
-
-def _draw(tree: jax.Array, top: jax.Array, bottom: jax.Array, *, capacity: int, descend: _Descend) -> jax.Array:
-    """Descends to the middle level with one uniform, from there with the other."""
-    counts, offsets = _layout(capacity)
-    depth, middle = len(counts) - 1, _middle(capacity)
-    node = jnp.zeros(top.shape, jnp.int32)
-    below = tuple(offsets[level - 1] for level in range(depth, 0, -1))
-    node, _ = descend(tree, node, _scale(top, root(tree)), below[: depth - middle])
-    if middle:
-        total = tree.at[node + np.int32(offsets[middle])].get(mode="promise_in_bounds")
-        node, _ = descend(tree, node, _scale(bottom, total), below[depth - middle :])
-    # Cannot bind while parents equal the sum of their children; a caller's NaN can make it.
-    return jnp.minimum(node, np.int32(capacity - 1))
+def _unit(words: jax.Array) -> jax.Array:
+    """Returns float32 in [0, 1) of 24 bits, as many as it holds exactly; `jax.random.uniform` gives 23."""
+    return (words >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
 
 
 def _middle(capacity: int) -> int:
@@ -359,19 +389,19 @@ def _scale(uniform: jax.Array, total: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(product & np.int32(-2), jnp.float32)
 
 
-def _choose(children: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Picks one of eight siblings on the last axis by three halvings.
+def _choose(children: list[jax.Array], query: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Picks one of eight siblings by three halvings.
 
     Goes right if the query is not below the left sum *and* the right sum is above zero: whatever the
     rounding, a subtree that sums to zero is never entered from one that does not.
 
     Args:
-      children: float32[..., 8], >= 0.
-      query: float32[...], >= 0, below the sum of the children up to rounding.
+      children: eight of float32[B], >= 0.
+      query: float32[B], >= 0, below the sum of the children up to rounding.
     Returns:
-      (int32[...] in `[0, 8)`, the query less the sum of the siblings to the left).
+      (int32[B] in `[0, 8)`, the sibling picked, the query less the sum of the siblings to its left).
     """
-    c = [children[..., k] for k in range(_FAN_OUT)]
+    c = children
     pairs = [c[0] + c[1], c[2] + c[3], c[4] + c[5], c[6] + c[7]]
     zero = np.float32(0)
 
@@ -385,46 +415,79 @@ def _choose(children: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array
     left, right = (jnp.where(second, quarter[k + 2], quarter[k]) for k in range(2))
     third, query = halve(left, right, query)
     child = first.astype(jnp.int32) * 4 + second.astype(jnp.int32) * 2 + third.astype(jnp.int32)
-    return child, query
+    return child, jnp.where(third, right, left), query
+
+
+def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
+    """Returns of each step down: where the children's level begins, whether it ends at the middle, or at the leaves."""
+    counts, offsets = _layout(capacity)
+    middle = _middle(capacity)
+    return tuple((offsets[level], level == middle, level == 0) for level in range(len(counts) - 2, -1, -1))
+
+
+def _down(
+    tree: jax.Array,
+    node: jax.Array,
+    query: jax.Array,
+    bottom: jax.Array,
+    step: tuple[jax.Array | int, jax.Array | bool, jax.Array | bool],
+) -> tuple[jax.Array, jax.Array]:
+    """One level down for all queries: the child, and the query in it; at the leaves the leaf in place of the query."""
+    below, at_middle, at_leaves = step
+    child, value, query = _choose(_siblings(tree, node, below), query)
+    query = jnp.where(at_middle, _scale(bottom, value), query) if at_middle is not False else query
+    query = jnp.where(at_leaves, value, query) if at_leaves is not False else query
+    return node * 8 + child, query
+
+
+def _siblings(tree: jax.Array, node: jax.Array, below: jax.Array | int) -> list[jax.Array]:
+    """Gathers the children, eight of float32[B], of nodes int32[B]; they start at `below`.
+
+    The k-th from the array without its first k elements, so that all eight have one index and one check of it.
+    """
+    start = (node * 8 + jnp.asarray(below, jnp.int32))[:, None]
+    last = tree.shape[0] - _FAN_OUT + 1
+    one = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return [lax.gather(lax.slice(tree, (k,), (last + k,)), start, one, (1,), mode=mode) for k in range(_FAN_OUT)]
 
 
 def _descend_by_loop(
-    tree: jax.Array, node: jax.Array, query: jax.Array, below: tuple[int, ...]
+    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Level by level, the queries one by one."""
+    """All queries a level at a time, in a loop over the levels: one kernel to compile, and to run `log C` times."""
 
-    # Node and query travel in one int32 pair: XLA computes every output of a loop body in a kernel
-    # of its own, so two outputs would do the choosing twice.
+    # Node and query travel in one array: XLA computes every output of a loop body in a kernel of its own, so two
+    # outputs would do the choosing twice. Bits of node as a float are moved, never computed with.
     def pack(node: jax.Array, query: jax.Array) -> jax.Array:
-        return jnp.stack([node, lax.bitcast_convert_type(query, jnp.int32)], axis=-1)
+        return lax.complex(query, lax.bitcast_convert_type(node, jnp.float32))
 
-    def unpack(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return pair[..., 0], lax.bitcast_convert_type(pair[..., 1], jnp.float32)
+    def unpack(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.bitcast_convert_type(lax.imag(pairs), jnp.int32), lax.real(pairs)
 
-    def level(pairs: jax.Array, offset: jax.Array) -> tuple[jax.Array, None]:
-        def step(_: None, pair: jax.Array) -> tuple[None, jax.Array]:
-            node, query = unpack(pair)
-            children = lax.dynamic_slice(tree, (offset + node * 8,), (_FAN_OUT,))
-            child, query = _choose(children, query)
-            return None, pack(node * 8 + child, query)
+    def level(pairs: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+        node, query = unpack(lax.dynamic_slice(pairs, (step[3],), (batch,)))
+        one = (step[0], step[1] > 0, step[2] > 0)
+        pairs = lax.dynamic_update_slice(pairs, pack(*_down(tree, node, query, bottom[:batch], one)), (step[3],))
+        return pairs, None
 
-        return lax.scan(step, None, pairs)[1], None
-
-    pairs, _ = lax.scan(level, pack(node, query), jnp.asarray(below, jnp.int32))
-    return unpack(pairs)
+    start = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
+    table = np.asarray([(*step, 0) for step in _steps(capacity)], np.int32)
+    pairs, _ = lax.scan(level, start, jnp.asarray(table))
+    index, leaf = unpack(pairs[:batch])
+    return _inside(index, capacity), leaf
 
 
 def _descend_by_level(
-    tree: jax.Array, node: jax.Array, query: jax.Array, below: tuple[int, ...]
+    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Level by level, all queries at once."""
-    for offset in below:
-        child, query = _choose(_siblings(tree, node, offset), query)
-        node = node * 8 + child
-    return node, query
+    """All queries a level at a time, written out: arithmetic and gathers that one kernel can hold."""
+    node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
+    for step in _steps(capacity):
+        node, query = _down(tree, node, query, bottom[:batch], step)
+    return _inside(node, capacity), query
 
 
-def _siblings(tree: jax.Array, node: jax.Array, offset: int) -> jax.Array:
-    """Gathers the children, float32[B, 8], of nodes int32[B]; they start at `offset`."""
-    start = node * 8 + np.int32(offset)
-    return jax.vmap(lambda i: lax.dynamic_slice(tree, (i,), (_FAN_OUT,)))(start)
+def _inside(index: jax.Array, capacity: int) -> jax.Array:
+    """Cannot bind while parents equal the sum of their children; a caller's NaN can make it."""
+    return jnp.minimum(index, np.int32(capacity - 1))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_host"),  # words and mechanisms
+    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's

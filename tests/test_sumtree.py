@@ -182,13 +182,14 @@ def test_extreme_uniforms(path: str) -> None:
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
-    draw = functools.partial(st._draw, capacity=5000, descend=st._descend_by_loop)
-    index = jax.jit(draw)(
+    draw = functools.partial(st._descend_by_loop, batch=16, capacity=5000)
+    index, leaf = jax.jit(draw)(
         st.rebuild(jnp.asarray(leaves)),
         jnp.asarray(top.ravel(), jnp.float32),
         jnp.asarray(bottom.ravel(), jnp.float32),
     )
     assert np.all(leaves[np.asarray(index)] > 0)
+    np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 65, 1000, 1_000_003])
@@ -275,12 +276,12 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     tree = st.rebuild(jnp.asarray(leaves))
 
     def shares(top: float | None, bottom: float | None, block: int) -> np.ndarray:
-        draw = jax.jit(functools.partial(st._draw, capacity=capacity, descend=st._descend_by_loop))
+        draw = jax.jit(functools.partial(st._descend_by_loop, batch=2**20, capacity=capacity))
         counts = np.zeros(-(-capacity // block), np.int64)
         for part in np.arange(2**24, dtype=np.int32).reshape(16, -1):
             grid = part.astype(np.float32) * np.float32(2**-24)
             given = [grid if u is None else np.full_like(grid, u) for u in (top, bottom)]
-            index = np.asarray(draw(tree, jnp.asarray(given[0]), jnp.asarray(given[1])))
+            index = np.asarray(draw(tree, jnp.asarray(given[0]), jnp.asarray(given[1]))[0])
             counts += np.bincount(index // block, minlength=len(counts))
         return counts / 2**24
 

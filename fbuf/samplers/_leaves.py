@@ -92,13 +92,19 @@ def write(
     if isinstance(sampler.tree, HostTree):
         return dataclasses.replace(sampler, tree=_hosttree.set(sampler.tree, slot, leaf, token))
     capacity, slot = geometry.capacity, slot + token
-    tree = _sumtree.set(sampler.tree, slot, leaf, capacity)
-    low, top = sampler.low, sampler.top
-    if low.shape[0]:
-        low = _sumtree.set(low, slot, _lowest(sampler, leaf, priority >= jnp.float32(0)), capacity, reduce="min")
-    if top is not None:
-        top = _sumtree.set(top, slot, priority, capacity, reduce="max")
-    return dataclasses.replace(sampler, tree=tree, low=low, top=top)
+    trees, leaves, reduce = [sampler.tree], [leaf], list[_sumtree.Reduce](["sum"])
+    if sampler.low.shape[0]:
+        trees.append(sampler.low)
+        leaves.append(_lowest(sampler, leaf, priority >= jnp.float32(0)))
+        reduce.append("min")
+    if sampler.top is not None:
+        trees.append(sampler.top)
+        leaves.append(priority)
+        reduce.append("max")
+    written = dict(zip(reduce, _sumtree.set_all(trees, slot, leaves, capacity, reduce=reduce), strict=True))
+    return dataclasses.replace(
+        sampler, tree=written["sum"], low=written.get("min", sampler.low), top=written.get("max")
+    )
 
 
 def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:

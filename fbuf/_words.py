@@ -1,0 +1,59 @@
+"""Random 32-bit words for a batch, in one kernel with what uses them.
+
+`jax.random.bits` on a CPU runs Threefry's rounds as a loop over arrays, five times through memory, and throws half of each
+block away: 8 ns a word, a fifth of a prioritized step of 4,096 rows. The same cipher written out, on a counter per draw, is
+arithmetic that XLA fuses with its reader, and both words of a block are used: 0.5 to 1 ns. Weaker mixers (a hash of the
+counter) were rejected: what is drawn must pass a chi-square test over 25 million draws, and nobody should have to ask why.
+
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Threefry2x32, 20 rounds).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+__all__ = ["pairs"]
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+# The first word of our counters. JAX's own begin with the high half of an index, 0 below 2^32 elements, so a key may be
+# split, folded or drawn from elsewhere without any of these blocks appearing there.
+_OURS = 0x66627566
+
+
+def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """Two independent words for each of `number` draws.
+
+    Args:
+      key: one PRNG key, typed or raw, of any implementation; consumed.
+      number: `B`, static.
+    Returns:
+      uint32[B] twice; entry i is the same whatever B.
+    Cost: about 70 integer operations a draw, where it is used.
+    Example:
+      >>> import jax
+      >>> first, second = pairs(jax.random.key(0), 4)
+      >>> first.shape, bool((first == pairs(jax.random.key(0), 9)[0][:4]).all())
+      ((4,), True)
+    """
+    data = jax.random.key_data(key)
+    if "threefry" not in str(jax.random.key_impl(key)):  # its data is then a key of the cipher
+        data = jax.random.bits(key, (2,), jnp.uint32)
+    counter = lax.iota(jnp.uint32, number)
+    return _threefry(data[0], data[1], jnp.full((number,), _OURS, jnp.uint32), counter)
+
+
+def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Threefry2x32 of (x0, x1), uint32[B] each, 20 rounds."""
+    schedule = (key0, key1, key0 ^ key1 ^ np.uint32(_PARITY))
+    x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = x0 ^ ((x1 << np.uint32(distance)) | (x1 >> np.uint32(32 - distance)))
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1
