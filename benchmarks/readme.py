@@ -1,7 +1,7 @@
 """Writes the README's tables from the committed reports: `python -m benchmarks.readme [--check]`.
 
-A table stands between `<!-- name -->` and `<!-- /name -->`; what is between is replaced, and never typed. A test fails where the
-README says anything else than the reports do.
+A table stands between `<!-- name -->` and `<!-- /name -->`; what is between is replaced, and never typed. A test fails where
+the README says anything else than the reports do.
 """
 
 from __future__ import annotations

@@ -122,7 +122,9 @@ def shrunk(odd: float) -> tuple[Any, Any, float]:
     state = buffer.init({"t": jnp.int32(0)})
     state = jax.jit(buffer.add)(state, {"t": jnp.arange(rows, dtype=jnp.int32)})
     order = np.random.default_rng(0).permutation(rows).reshape(-1, 250).astype(np.int32)
-    run = jax.jit(lambda state, *items: jax.lax.scan(lambda s, i: (buffer.set_priorities(s, *i), None), state, items)[0])
+    run = jax.jit(
+        lambda state, *items: jax.lax.scan(lambda s, i: (buffer.set_priorities(s, *i), None), state, items)[0]
+    )
     for scale in (1e3, 1e-2):
         values = scale * (0.5 + np.random.default_rng(1).random(order.shape))
         values *= np.where((order % 2 == 1) & (scale < 1), odd, 1)
@@ -227,7 +229,8 @@ def a_ring_at_once() -> Outcome:
         other.write(added(buffer, state, 11, 21))
         rows = read(other)
     gaps = [(a, b) for a, b in zip(rows[:-1], rows[1:], strict=True) if b != a + 1]
-    text = f"16 rows at once: {written} written; 11, then 21 more: {len(rows)} rows, {gaps[0] if gaps else 'no gap'} side by side"
+    side = f"{gaps[0][0]} and {gaps[0][1]} side by side" if gaps else "no gap"
+    text = f"16 rows at once: {written} written; 11, then 21 more: {len(rows)} rows, {side}"
     return Outcome(text, written == 16 and not gaps)
 
 
