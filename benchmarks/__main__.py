@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     complete = True
     for name in options.only or names():
-        start = time.perf_counter()
+        start, elsewhere = time.perf_counter(), _harness.work_elsewhere()
         print(f"\n== {name} ==", flush=True)
         new, ran = run(name, options.quick)
         rows += new
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         seconds = time.perf_counter() - start
         print(_harness.table(new))
         print(f"  ({seconds:.0f} s)", flush=True)
-        settings = {"quick": options.quick, "complete": ran, "seconds": round(seconds, 1)}
+        settings = {"quick": options.quick, "complete": ran, "seconds": round(seconds, 1), "elsewhere": elsewhere()}
         report = _report.with_run(report, name, {**settings, **_harness.environment(), "rows": new})
         if path is not None:  # after each: a later one may take an hour, or the machine
             _report.save(path, report)

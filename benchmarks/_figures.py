@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks import _report
 from benchmarks._report import Report, table
 
 
@@ -226,7 +227,7 @@ def _cells(line: Line, report: Report) -> tuple[str, ...]:
     middle = row["ratio"]["median"] if isinstance(row["ratio"], Mapping) else row["ratio"]
     target = f"{row['target']}: {'met' if row['met'] else '**missed**'}" if row["target"] else ""
     texts = (text.format(**words, ratio=number(middle)) for text in (line.what, line.against, line.shows))
-    how = f"{'quick' if run['quick'] else 'full'}, {run['time'][:10]}"
+    how = ", ".join(filter(None, ("quick" if run["quick"] else "full", run["time"][:10], _report.loaded(run))))
     return *texts, target, how, f"`{line.benchmark}`"
 
 

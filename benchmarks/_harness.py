@@ -407,6 +407,30 @@ def environment() -> dict[str, Any]:
     }
 
 
+def work_elsewhere() -> Callable[[], float | None]:
+    """Begins to watch; what is returned gives the share of all cores' time that other processes have taken since.
+
+    Ratios of sides that use threads in different ways (torch's pool, XLA's) depend on it, so that it belongs beside them. None
+    where the system does not tell (no Linux).
+    """
+
+    def busy() -> tuple[float, float, float]:
+        ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        own = sum(os.times()[:4])  # with the children that have ended
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK"), own, time.perf_counter()
+
+    try:
+        begin = busy()
+    except (OSError, ValueError, IndexError):
+        return lambda: None
+
+    def share() -> float:
+        all_, own, elapsed = (now - then for now, then in zip(busy(), begin, strict=True))
+        return round(min(max((all_ - own) / (max(elapsed, 1e-9) * (os.cpu_count() or 1)), 0.0), 1.0), 3)
+
+    return share
+
+
 def _processor() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()

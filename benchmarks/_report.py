@@ -59,7 +59,13 @@ def how(run: Mapping[str, Any]) -> str:
         f"{sizes}, {run['time'][:10]}, {run['seconds']:.0f} s, {machine['cores']} cores of {machine['processor']}, "
         f"{machine['memory'] / 2**30:.0f} GiB, JAX on {devices}; {libraries}"
     )
-    return text + (f"; not installed: {absent}" if absent else "")
+    return text + (f"; not installed: {absent}" if absent else "") + (f"; **{loaded(run)}**" if loaded(run) else "")
+
+
+def loaded(run: Mapping[str, Any]) -> str:
+    """What makes a run's times doubtful, or nothing: other processes on the same cores, of which threaded sides suffer most."""
+    share = run.get("elsewhere")
+    return f"other processes took {share:.0%} of the cores" if share is not None and share >= 0.1 else ""
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
