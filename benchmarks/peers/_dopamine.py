@@ -53,5 +53,6 @@ class Uniform:
 
 def Prioritized(capacity: int, example: Any) -> Uniform:
     """The same with `PrioritizedSamplingDistribution`; it asks for a priority with every row."""
-    sampling = PrioritizedSamplingDistribution(0, priority_exponent=ALPHA, max_capacity=capacity)
+    # One more, for it adds a row before it removes the oldest: a tree of a power of two overflows otherwise.
+    sampling = PrioritizedSamplingDistribution(0, priority_exponent=ALPHA, max_capacity=capacity + 1)
     return Uniform(capacity, example, sampling, priority=1.0)

@@ -67,6 +67,7 @@ def _built(root: Path, build: bool, why: str) -> str:
         if not build:
             raise ImportError(f"{why}; not built yet (python -m benchmarks.peers builds it)")
         os.environ.setdefault("MAX_JOBS", "1")
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja's
         folder.mkdir(parents=True, exist_ok=True)
         cpp_extension.load(
             name="_torchrl",
