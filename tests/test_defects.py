@@ -31,7 +31,7 @@ def test_fbuf_does_what_it_should(side):
 
 def test_every_row_has_a_name_of_its_own():
     assert len({(row.peer, row.name) for row in ROWS}) == len(ROWS)
-    assert {row.peer for row in ROWS} == {"flashbax", "torchrl"}
+    assert {row.peer for row in ROWS} == {"flashbax", "brax", "torchrl"}
 
 
 @pytest.mark.slow

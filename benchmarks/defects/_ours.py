@@ -286,6 +286,17 @@ def prefetched() -> Outcome:
     return Outcome(text, stale == 8 and skipped == 8 and fresh)
 
 
+def dtypes() -> Outcome:
+    large, buffer = 2**24 + 1, fbuf.uniform(4)
+    example = {"frame": jnp.zeros(8, jnp.uint8), "reward": jnp.float32(0), "id": jnp.int32(large)}
+    state = buffer.add(buffer.init(example), example)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.rows)) // 4
+    back = int(buffer.rows(state).data["id"][0])
+    return Outcome(
+        f"a row of 16 bytes takes {size}; int32 {large:,} comes back as {back:,}", back == large and size == 16
+    )
+
+
 def no_extension() -> Outcome:
     buffer, state = eight(8, [1.0, 2.0])
     right = len(chances(buffer, state)) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.defects import (
     Defect,
+    _brax,
     _flashbax,
     _ours,
     _ours_files,
@@ -123,6 +124,7 @@ SLOW = (
 ROWS = (
     *(Defect(name, "flashbax", should, theirs, ours) for name, should, theirs, ours in FLASHBAX),
     SLOW[0],
+    Defect("rows of several dtypes", "brax", "come back as they were", _brax.dtypes, _ours.dtypes),
     *(Defect(name, "torchrl", should, theirs, ours) for name, should, theirs, ours in TORCHRL),
     SLOW[1],
 )

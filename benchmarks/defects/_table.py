@@ -45,7 +45,7 @@ def run(rows: Sequence[Defect], peers: bool = True, say: Callable[[str], None] =
         say(
             f"{row.peer}: {row.name}\n  {row.peer:<9}{MARKS[theirs[0]]} {theirs[1]}\n  {'fbuf':<9}{MARKS[ours[0]]} {ours[1]}"
         )
-    names = ("fbuf", "jax", "flashbax", "torchrl", "tensordict", "torch", "numpy")
+    names = ("fbuf", "jax", "flashbax", "brax", "torchrl", "tensordict", "torch", "numpy")
     return {"versions": {n: version(n) for n in names}, "time": _harness.environment()["time"], "rows": found}
 
 

@@ -9,12 +9,24 @@ import jax
 import jax.numpy as jnp
 
 
+def _each_its_own(state: Any) -> Any:
+    """The state, where an array stands in it twice with a copy: an array can be donated once."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, state)
+
+
 class Carried:
     """A state, and thunks that replace it."""
 
     def __init__(self, state: Any):
-        # Copied, because libraries hand out one array of zeros in several places, and each can be donated once.
-        self.state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        self.state = jax.block_until_ready(_each_its_own(state))
         self.key = jax.random.key(0)
 
     def write(self, function: Callable[[Any, Any], Any], rows: Any) -> Callable[[], Any]:
