@@ -292,7 +292,9 @@ def versus(report: Report) -> str:
             elif column not in cell:
                 cell[column] = "absent" if row["peer"] == "absent" else row["note"].removeprefix("it has ")
     head = ("fbuf against", *(column for _, _, column in PEER_TABLES))
-    return table(head, ([name, *(cells.get(c, "") for c in head[1:])] for name, cells in libraries.items()))
+    lines = table(head, ([name, *(cells.get(c, "") for c in head[1:])] for name, cells in libraries.items()))
+    used = dict.fromkeys(benchmark for benchmark, *_ in PEER_TABLES if benchmark in runs)
+    return "\n".join([lines, "", *(f"`{name}`: {_report.how(runs[name])}." for name in used)])
 
 
 def _versus_cell(row: Mapping[str, Any]) -> str | None:

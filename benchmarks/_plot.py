@@ -5,6 +5,7 @@ Only rows with tags are drawn, those of the benchmarks against all peers. Colour
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def growth(rows: Iterable[Mapping[str, Any]]) -> Figure | None:
             colour = COLOURS.get(library, "#000000")
             axis.plot(size, [points[n] * 1e6 for n in size], "o-", label=library, color=colour, linewidth=width)
         axis.set(xscale="log", yscale="log", xlabel="rows held", ylabel="microseconds a call")
-        axis.set_title(question, fontsize=8, wrap=True)
+        axis.set_title(textwrap.fill(question, 56), fontsize=8)
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(found) :]:
         axis.remove()

@@ -49,17 +49,28 @@ def with_run(report: Report, name: str, run: Mapping[str, Any]) -> Report:
 
 
 def how(run: Mapping[str, Any]) -> str:
-    """In words: how, when and on what a benchmark was run."""
+    """In words: how and when a benchmark was run."""
+    parts = ["quick sizes" if run["quick"] else "full sizes", run["time"][:10], f"{run['seconds']:.0f} s"]
+    return ", ".join(parts) + (f", **{loaded(run)}**" if loaded(run) else "")
+
+
+def where(run: Mapping[str, Any]) -> str:
+    """In words: on what a benchmark was run."""
     machine, versions = run["machine"], run["versions"]
-    sizes = "quick sizes" if run["quick"] else "full sizes"
     devices = ", ".join(sorted(set(machine["devices"]))) or "no device"
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     absent = ", ".join(name for name, version in versions.items() if not version)
-    text = (
-        f"{sizes}, {run['time'][:10]}, {run['seconds']:.0f} s, {machine['cores']} cores of {machine['processor']}, "
-        f"{machine['memory'] / 2**30:.0f} GiB, JAX on {devices}; {libraries}"
-    )
-    return text + (f"; not installed: {absent}" if absent else "") + (f"; **{loaded(run)}**" if loaded(run) else "")
+    memory = f"{machine['memory'] / 2**30:.0f} GiB"
+    text = f"{machine['cores']} cores of {machine['processor']}, {memory}, JAX on {devices}; {libraries}"
+    return text + (f"; not installed: {absent}" if absent else "")
+
+
+def runs(report: Report) -> str:
+    """A list of all runs, those on one machine with one set of versions under it."""
+    places: dict[str, list[str]] = {}
+    for name, run in report["benchmarks"].items():
+        places.setdefault(where(run), []).append(f"  * `{name}`: {how(run)}")
+    return "\n".join(line for place, lines in places.items() for line in (f"* On {place}:", *lines))
 
 
 def loaded(run: Mapping[str, Any]) -> str:
@@ -81,7 +92,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     parts = ["# What the benchmarks found", "Written by `python -m benchmarks --report`; never by hand."]
     parts += [f"![{picture}]({picture})" for picture in pictures]
     for name, run in report["benchmarks"].items():
-        parts += [f"## {name}", _docstring(name), f"*Run: {how(run)}.*"]
+        parts += [f"## {name}", _docstring(name), f"*Run: {how(run)}; on {where(run)}.*"]
         for question in dict.fromkeys(r["question"] for r in run["rows"]):
             rows = [r for r in run["rows"] if r["question"] == question]
             parts += [

@@ -21,13 +21,12 @@ def sections(results: Path = RESULTS) -> dict[str, str]:
     from benchmarks.defects import _table as defects
 
     report = _report.load(results / "report.json")
-    runs = "\n".join(f"* `{name}`: {_report.how(run)}" for name, run in report["benchmarks"].items())
     pictures = [path.name for path in sorted(results.glob("peers_*.png"))]
     return {
         "figures": _figures.figures(report),
         "peers": _figures.versus(report),
         "pictures": "\n".join(f"![{name}](benchmarks/results/{name})" for name in pictures),
-        "runs": runs,
+        "runs": _report.runs(report),
         "defects": defects.markdown(defects.load(results / "defects.json")),
     }
 

@@ -50,12 +50,22 @@ def test_markdown_says_how_it_was_run():
     )
     text = _report.markdown(report_of(extend=run_of(*rows, quick=True, elsewhere=0.4)), ["a.png"])
     assert "## extend\n\nDoes a donated write" in text and "![a.png](a.png)" in text
-    assert (
-        "*Run: quick sizes, 2026-11-22, 3 s, 2 cores of A processor, 16 GiB, JAX on cpu; python 3.11, jax 0.10" in text
-    )
-    assert "not installed: cpprb; **other processes took 40% of the cores**.*" in text
+    assert "*Run: quick sizes, 2026-11-22, 3 s, **other processes took 40% of the cores**; on 2 cores of A proc" in text
+    assert "16 GiB, JAX on cpu; python 3.11, jax 0.10; not installed: cpprb.*" in text
     assert "| 1 row | 1 ms [900 us, 2 ms] | 2 | 0.5 | >= 1.0 | **no** | a b |" in text
     assert "| 2 rows |  | absent |  | >= 1.0 |  | peer: undefined symbol |" in text
+
+
+def test_runs_are_listed_by_machine():
+    other = run_of() | {"machine": MACHINE | {"cores": 64}}
+    lines = _report.runs(report_of(a=run_of(quick=True), b=other, c=run_of(elsewhere=None))).splitlines()
+    assert [line[:13] for line in lines] == [
+        "* On 2 cores ",
+        "  * `a`: quick",
+        "  * `c`: full ",
+        "* On 64 cores",
+        "  * `b`: full ",
+    ]
 
 
 LINE = Line(
