@@ -30,16 +30,25 @@ class Uniform:
         return self.carried.draw(lambda state, key: (state, buffer.sample(state, key)))
 
     def stepper(self, batch_size: int) -> Thunk:
+        """Two calls: in one program XLA copies the whole tree, because nothing orders its reads before its writes."""
         buffer = self.make(sample_batch_size=batch_size)
 
-        def step(state: Any, key: jax.Array) -> Any:
-            batch = buffer.sample(state, key)
+        @jax.jit
+        def sample(state: Any, key: jax.Array) -> Any:
+            key, now = jax.random.split(key)
+            batch = buffer.sample(state, now)
             weight = batch.probabilities**-BETA  # as its users write it; a factor n^-beta cancels
-            weight = weight / jnp.max(weight)
             priority = jnp.abs(batch.experience["reward"] - jnp.float32(1))
-            return buffer.set_priorities(state, batch.indices, priority), (batch, weight)
+            return batch, weight / jnp.max(weight), priority, key
 
-        return self.carried.draw(step)
+        update = jax.jit(buffer.set_priorities, donate_argnums=0)
+
+        def step() -> Any:
+            batch, weight, priority, self.carried.key = sample(self.carried.state, self.carried.key)
+            self.carried.state = jax.block_until_ready(update(self.carried.state, batch.indices, priority))
+            return batch, weight
+
+        return step
 
 
 def Prioritized(capacity: int, example: Any) -> Uniform:
