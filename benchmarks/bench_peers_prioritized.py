@@ -1,9 +1,9 @@
 """What does one prioritized step (batch with weights, then new priorities) cost as a user calls it, with every peer?
 
-Both verbs, rows included, from the outside: ours as one jitted call, as a training step has them; flashbax's as two, because
-in one program XLA copies its tree; torchrl's and cpprb's as two calls, for they cannot be in one. (`priorities` compares the trees alone, inside a scan.) torchrl's trees are the
-wheel's, or, where those do not load, built from the sources in it. Expected: at least the speed of torchrl and cpprb at 256 and
-4,096, and an exponent of at most 0.12.
+Both verbs, rows included, from the outside: ours as one jitted call, as a training step has them; flashbax's as two, because in
+one program XLA copies its tree; torchrl's and cpprb's as two, for they cannot be in one. (`priorities` compares the trees
+alone, inside a scan.) torchrl's trees are the wheel's, or, where those do not load, built from the sources in it. Expected: at
+least the speed of torchrl and cpprb at 256 and 4,096, and an exponent of at most 0.12.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from benchmarks import _figures, _report, readme
-from benchmarks._figures import LINES, Line
 from benchmarks._harness import Absent, Spread, absent_row, row
+from benchmarks._lines import LINES, Line
 
 MACHINE = {"devices": ["cpu"], "cores": 2, "processor": "A processor", "memory": 2**34, "system": "Linux"}
 

@@ -1,8 +1,7 @@
-"""fbuf's side of the rows about priorities, draws and counters: small buffers, looked at through the verbs alone."""
+"""fbuf's side of the rows about priorities: small buffers, looked at through the verbs alone."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -185,13 +184,6 @@ def reachable(capacity: int = 2**24) -> Outcome:
     return Outcome(f"of 262,144 draws {odd.mean():.0%} fall on odd rows", abs(odd.mean() - 0.5) < 0.01)
 
 
-def same_key() -> Outcome:
-    buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
-    one, two = drawn(buffer, state)[0], drawn(buffer, state)[0]
-    same = bool((one == two).all())
-    return Outcome(f"the same key gives the same batch: {same}", same)
-
-
 def one_tiny_priority() -> Outcome:
     buffer = fbuf.prioritized(8, alpha=0.6, beta=0.4)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8, dtype=jnp.int32))
@@ -201,34 +193,6 @@ def one_tiny_priority() -> Outcome:
     return Outcome(f"the others' weights: {weight.min():.2g} to {weight.max():.2g}", weight.min() > 0.5)
 
 
-def restored_twice() -> Outcome:
-    buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
-    same = _round_trip(buffer, _saved(state)[1], state) and _round_trip(buffer, _saved(state)[1], state)
-    return Outcome(f"arrays saved and loaded twice: the same draws: {same}", same)
-
-
-def priorities_saved() -> Outcome:
-    buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
-    same = _round_trip(buffer, _saved(state)[1], state)
-    return Outcome(f"a state is a pytree of arrays: saved and loaded it draws the same: {same}", same)
-
-
-def _saved(state: Any) -> tuple[Any, Any]:
-    """Through a file of numpy arrays."""
-    import io
-
-    leaves, structure = jax.tree.flatten(state)
-    file = io.BytesIO()
-    np.savez(file, *leaves)
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as arrays:
-        return structure, jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in arrays.files])
-
-
-def _round_trip(buffer: fbuf.Buffer, loaded: Any, state: Any) -> bool:
-    return all((a == b).all() for a, b in zip(drawn(buffer, loaded), drawn(buffer, state), strict=True))
-
-
 def alpha_zero() -> Outcome:
     buffer = fbuf.prioritized(8, alpha=0.0, eps=0.0)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8, dtype=jnp.int32))
@@ -236,65 +200,6 @@ def alpha_zero() -> Outcome:
     state = update(buffer, state, range(8), [3.0] + [1.0] * 7)
     got = chances(buffer, state)
     return Outcome(f"alpha 0, then 1: priority 3 beside seven of 1 is drawn with {got[0]:.2g}", near(got[0], 0.3))
-
-
-def counters() -> Outcome:
-    """A buffer whose lap count stands just before 2^32, 20 rows later."""
-    buffer = fbuf.uniform(4)
-    state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(4, dtype=jnp.int32))
-    state = dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((1,), 2**32 - 2, jnp.uint32)))
-    for t in range(4, 24):
-        state = buffer.add(state, jnp.int32(t))
-    rows = np.asarray(buffer.rows(state).data).tolist()
-    held = buffer.get(state, buffer.rows(state).index).mask.all()
-    return Outcome(
-        f"past 2^32 laps: rows {rows}, all found by their index: {bool(held)}", rows == [20, 21, 22, 23] and held
-    )
-
-
-def copied_once() -> Outcome:
-    one, other = fbuf.uniform(100), fbuf.uniform(200)
-    state = one.extend(one.init(jnp.int32(0)), jnp.arange(100, dtype=jnp.int32))
-    copy = other.extend(other.init(jnp.int32(0)), one.rows(state).data)
-    kept = len(set(np.asarray(other.rows(copy).data)[:100].tolist()))
-    return Outcome(f"extend(rows(state)): {kept} of 100 rows, in order", kept == 100)
-
-
-def epoch_sizes() -> Outcome:
-    buffer = fbuf.Buffer(10, sampler=fbuf.samplers.Epoch())
-    state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(10, dtype=jnp.int32))
-    shown = []
-    for seed in range(3):
-        state, batch = buffer.sample(state, jax.random.key(seed), 4)
-        shown.append((batch.data.shape[0], int(batch.mask.sum())))
-    right = shown == [(4, 4), (4, 4), (4, 2)]
-    return Outcome(f"(batch, rows in it): {shown}; one shape, the mask says which are there", right)
-
-
-def prefetched() -> Outcome:
-    """Batches that are drawn ahead are handed out as drawn, counted, and cannot change the rows that came since."""
-    buffer = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(), prefetch=1, batch_size=8)
-    state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8, dtype=jnp.int32))
-    state, _ = buffer.sample(state, jax.random.key(0))
-    state = buffer.extend(state, jnp.arange(8, 16, dtype=jnp.int32))
-    state, batch = buffer.sample(state, jax.random.key(1))
-    state = buffer.update_priority(state, batch.index, jnp.full(8, 50.0))
-    stale, skipped = int(buffer.stats(state)["stale_draws"]), refused(buffer, state, "stale")
-    state, batch = buffer.sample(state, jax.random.key(2))
-    fresh = bool((np.asarray(batch.data) >= 8).all())
-    text = f"one batch of old rows, as documented: {stale} counted, {skipped} late updates refused; the next is new: {fresh}"
-    return Outcome(text, stale == 8 and skipped == 8 and fresh)
-
-
-def dtypes() -> Outcome:
-    large, buffer = 2**24 + 1, fbuf.uniform(4)
-    example = {"frame": jnp.zeros(8, jnp.uint8), "reward": jnp.float32(0), "id": jnp.int32(large)}
-    state = buffer.add(buffer.init(example), example)
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.rows)) // 4
-    back = int(buffer.rows(state).data["id"][0])
-    return Outcome(
-        f"a row of 16 bytes takes {size}; int32 {large:,} comes back as {back:,}", back == large and size == 16
-    )
 
 
 def no_extension() -> Outcome:
