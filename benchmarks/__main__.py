@@ -1,10 +1,14 @@
-"""Runs the benchmarks: `python -m benchmarks [--quick] [--only NAME ...] [--json PATH]`."""
+"""Runs the benchmarks: `python -m benchmarks [--quick] [--only NAME ...] [--json PATH] [--plot FOLDER] [--report FOLDER]`.
+
+`--json` keeps what a report at that path says of benchmarks that are not run now. `--report FOLDER` is report.json, report.md
+and pictures in one folder; `benchmarks/results` is the committed one, from which `python -m benchmarks.readme` writes the
+README's tables.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import pkgutil
 import sys
 import time
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks
-from benchmarks import _harness
+from benchmarks import _harness, _report
 
 
 def names() -> list[str]:
@@ -40,26 +44,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, roughly")
     parser.add_argument("--only", action="append", metavar="NAME", choices=names(), default=None)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write rows and versions here")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write rows and versions here, into the report there is"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw pictures (PNG) here")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="report.json, report.md and pictures, all here")
     options = parser.parse_args(arguments)
+    path = options.report / "report.json" if options.report is not None else options.json
+    report = _report.load(path) if path is not None else _report.empty()
 
     rows: list[dict[str, Any]] = []
     complete = True
     for name in options.only or names():
-        start = time.perf_counter()
+        start, elsewhere = time.perf_counter(), _harness.work_elsewhere()
         print(f"\n== {name} ==", flush=True)
         new, ran = run(name, options.quick)
-        rows += [{"benchmark": name, **r} for r in new]
+        rows += new
         complete &= ran
+        seconds = time.perf_counter() - start
         print(_harness.table(new))
-        print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
+        print(f"  ({seconds:.0f} s)", flush=True)
+        settings = {"quick": options.quick, "complete": ran, "seconds": round(seconds, 1), "elsewhere": elsewhere()}
+        report = _report.with_run(report, name, {**settings, **_harness.environment(), "rows": new})
+        if path is not None:  # after each: a later one may take an hour, or the machine
+            _report.save(path, report)
     missed = [r for r in rows if r["met"] is False]
     absent = [r for r in rows if r["peer"] == "absent"]
     print(f"\n{len(rows)} rows, {len(missed)} below target, {len(absent)} without their peer")
-    if options.json is not None:
-        report = {"quick": options.quick, "rows": rows, **_harness.environment()}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    for folder in {options.report, options.plot} - {None}:
+        pictures = _draw(folder, report)
+        if folder == options.report:
+            (folder / "report.md").write_text(_report.markdown(report, pictures))
     return 0 if complete else 1
+
+
+def _draw(folder: Path, report: _report.Report) -> list[str]:
+    """The pictures' names, none where matplotlib is missing: a report without pictures is one all the same."""
+    try:
+        from benchmarks import _plot
+    except ImportError as error:
+        print(f"no pictures: {error}")
+        return []
+    return _plot.draw(folder, report)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,11 @@ class Spread:
 
 
 def interleave(
-    thunks: Mapping[str, Callable[[], Any]], *, rounds: int = 15, warmup: int = 2, calls: int = 1
+    thunks: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 15,
+    warmup: int = 2,
+    calls: int | Mapping[str, int] = 1,
 ) -> dict[str, list[float]]:
     """Seconds per call of each thunk, measured in turn.
 
@@ -68,7 +72,7 @@ def interleave(
       thunks: Name to function without arguments. A returned pytree of JAX arrays is waited for.
       rounds: Measurements of each.
       warmup: Calls of each beforehand, not measured (compilation, first touch of memory).
-      calls: Calls in one measurement, for what takes less than about 100 us.
+      calls: Calls in one measurement, for what takes less than about 100 us; or of each thunk (`enough_calls`).
     Returns:
       The seconds of each round, in the order of the rounds, so that `ratio` can pair them.
     """
@@ -76,6 +80,7 @@ def interleave(
         for _ in range(warmup):
             _wait(thunk())
     seconds: dict[str, list[float]] = {name: [] for name in thunks}
+    often = calls if isinstance(calls, Mapping) else dict.fromkeys(thunks, calls)
     order = list(thunks.items())
     collecting = gc.isenabled()
     gc.collect()
@@ -84,16 +89,28 @@ def interleave(
         for _ in range(rounds):
             for name, thunk in order:
                 start = time.perf_counter()
-                for _ in range(calls):
+                for _ in range(often[name]):
                     result = thunk()
                 _wait(result)
-                seconds[name].append((time.perf_counter() - start) / calls)
+                seconds[name].append((time.perf_counter() - start) / often[name])
                 result = None  # freed outside the measurement of the next one
             order.reverse()
     finally:
         if collecting:
             gc.enable()
     return seconds
+
+
+def enough_calls(thunks: Mapping[str, Callable[[], Any]], seconds: float = 2e-3, most: int = 100) -> dict[str, int]:
+    """How many calls of each thunk take about `seconds`, at least one: for sides that differ by orders of magnitude."""
+    calls = {}
+    for name, thunk in thunks.items():
+        _wait(thunk())  # compilation
+        start = time.perf_counter()
+        _wait(thunk())
+        taken = time.perf_counter() - start
+        calls[name] = max(1, min(most, round(seconds / max(taken, 1e-9))))
+    return calls
 
 
 def spread(values: Sequence[float], unit: str = "s") -> Spread:
@@ -271,6 +288,7 @@ def row(
     ratio: Spread | float | None = None,
     target: str | None = None,
     note: str = "",
+    tags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One line of the report.
 
@@ -282,6 +300,7 @@ def row(
       ratio: What the target is about, in the direction that the target needs.
       target: A bound on the ratio, as `">= 1.0"` or `"< 0.05"`; None where there is none.
       note: Anything that a reader must know.
+      tags: JSON values that say the case in parts, `{"library": "flashbax", "size": 10_000}`: what pictures are drawn from.
     Returns:
       The arguments as JSON values, and `met`: whether the ratio's median meets the target, or None.
     Raises:
@@ -301,12 +320,15 @@ def row(
         "target": target,
         "met": met,
         "note": note,
+        **({"tags": dict(tags)} if tags else {}),
     }
 
 
-def absent_row(question: str, case: str, peer: Absent, target: str | None = None) -> dict[str, Any]:
+def absent_row(
+    question: str, case: str, peer: Absent, target: str | None = None, tags: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The row of a comparison whose peer cannot be loaded."""
-    return row(question, case, target=target, peer="absent", note=f"{peer.name}: {peer.reason}")
+    return row(question, case, target=target, peer="absent", note=f"{peer.name}: {peer.reason}", tags=tags)
 
 
 _COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -337,7 +359,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         for r in rows:
             if r["question"] == question:
                 met = {None: "", True: "yes", False: "NO"}[r["met"]]
-                figures = [_text(r[k]) for k in ("ours", "peer", "ratio")]
+                figures = [figure_text(r[k]) for k in ("ours", "peer", "ratio")]
                 cells.append((r["case"], *figures, r["target"] or "", met))
                 notes.append(r["note"])
         widths = [max(len(c[i]) for c in cells) for i in range(6)]
@@ -347,7 +369,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _text(figure: Any) -> str:
+def figure_text(figure: Any) -> str:
+    """A figure of a row, as a cell of a table."""
     if isinstance(figure, Mapping):
         return str(Spread(**figure))
     if isinstance(figure, float):
@@ -357,7 +380,9 @@ def _text(figure: Any) -> str:
 
 # ------------------------------------------------------------------------------- environment
 
-_PACKAGES = ("fbuf jax jaxlib numpy zstandard torch torchrl tensordict flashbax ale-py gymnasium optax").split()
+_PACKAGES = (
+    "fbuf jax jaxlib numpy zstandard torch torchrl tensordict flashbax cpprb brax dopamine-rl ale-py gymnasium optax"
+).split()
 
 
 def environment() -> dict[str, Any]:
@@ -380,6 +405,30 @@ def environment() -> dict[str, Any]:
         },
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def work_elsewhere() -> Callable[[], float | None]:
+    """Begins to watch; what is returned gives the share of all cores' time that other processes have taken since.
+
+    Ratios of sides that use threads in different ways (torch's pool, XLA's) depend on it, so that it belongs beside them. None
+    where the system does not tell (no Linux).
+    """
+
+    def busy() -> tuple[float, float, float]:
+        ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        own = sum(os.times()[:4])  # with the children that have ended
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK"), own, time.perf_counter()
+
+    try:
+        begin = busy()
+    except (OSError, ValueError, IndexError):
+        return lambda: None
+
+    def share() -> float:
+        all_, own, elapsed = (now - then for now, then in zip(busy(), begin, strict=True))
+        return round(min(max((all_ - own) / (max(elapsed, 1e-9) * (os.cpu_count() or 1)), 0.0), 1.0), 3)
+
+    return share
 
 
 def _processor() -> str:

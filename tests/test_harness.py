@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -123,11 +126,52 @@ def test_runner_reports_a_failed_benchmark_and_goes_on(monkeypatch, tmp_path, ca
     assert runner.main(["--quick", "--json", str(path)]) == 1
     assert runner.main(["--quick", "--only", "good"]) == 0
     report = json.loads(path.read_text())
-    bad, good = report["rows"]
+    (bad,), (good,) = (report["benchmarks"][name]["rows"] for name in ("bad", "good"))
     assert bad["note"] == "failed: RuntimeError: boom" and good["met"] is False
     assert good["ours"] == {"median": 1e-3, "low": 9e-4, "high": 2e-3, "unit": "s"}
-    assert report["versions"]["jax"] and report["machine"]["cores"] >= 1
+    run = report["benchmarks"]["good"]
+    assert run["quick"] and run["complete"] and not report["benchmarks"]["bad"]["complete"]
+    assert run["versions"]["jax"] and run["machine"]["cores"] >= 1 and 0 <= run["elsewhere"] <= 1
     assert "1 ms [900 us, 2 ms]" in capsys.readouterr().out
+
+
+def test_a_report_is_one_folder_and_keeps_other_runs(monkeypatch, tmp_path):
+    class One:
+        main = staticmethod(lambda quick: [_harness.row("q", "c", ratio=2.0)])
+
+    monkeypatch.setitem(sys.modules, "benchmarks.bench_one", One)
+    monkeypatch.setitem(sys.modules, "benchmarks.bench_two", One)
+    monkeypatch.setattr(runner, "names", lambda: ["one", "two"])
+    for name in ("two", "one"):
+        assert runner.main(["--only", name, "--report", str(tmp_path)]) == 0
+    assert list(json.loads((tmp_path / "report.json").read_text())["benchmarks"]) == ["one", "two"]
+    assert "## one" in (tmp_path / "report.md").read_text() and "## two" in (tmp_path / "report.md").read_text()
+
+
+def test_calls_are_as_many_as_take_long_enough():
+    slow, fast = (lambda: time.sleep(0.01)), (lambda: None)
+    calls = _harness.enough_calls({"slow": slow, "fast": fast}, seconds=5e-3, most=50)
+    assert calls == {"slow": 1, "fast": 50}
+    counted = []
+    thunks = {"a": lambda: counted.append("a"), "b": lambda: counted.append("b")}
+    _harness.interleave(thunks, rounds=1, warmup=0, calls={"a": 1, "b": 3})
+    assert "".join(counted) == "abbb"
+
+
+def test_work_elsewhere_is_a_share():
+    share = _harness.work_elsewhere()
+    end = time.perf_counter() + 0.2
+    while time.perf_counter() < end:
+        pass
+    found = share()
+    assert found is None or 0 <= found <= 1
+    if sys.platform == "linux":
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            share = _harness.work_elsewhere()
+            time.sleep(0.5)
+            busy = share()
+            other.kill()
+        assert busy * os.cpu_count() > 0.3
 
 
 def test_runner_finds_the_benchmarks():

@@ -1,0 +1,195 @@
+"""The lines of the README's table of figures: words, and where in a report each figure is read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the table.
+
+    Templates may name groups of `question` and `case`, and `{ratio}`; `{spread}`: its quartiles, or, where `among` is given,
+    the least and the largest ratio of the rows of the same question whose case matches it.
+    """
+
+    benchmark: str
+    question: str  # patterns, matched from the start
+    case: str
+    what: str
+    against: str
+    shows: str
+    among: str | None = None
+
+
+MEAN, EACH = r"geometric mean$", r"(?!geometric)[^,]+$"
+LINES = (
+    Line(
+        "compression",
+        r"Bytes of raw .* on the host, (?P<frames>[\d,]+) frames",
+        MEAN,
+        "bytes of {frames} Atari rows on the host, geometric mean of {games} games",
+        "raw obs + next_obs stacks",
+        "{ratio}x fewer ({spread})",
+        EACH,
+    ),
+    *(
+        Line(
+            "compression",
+            question,
+            rf"geometric mean, {codec}",
+            what,
+            f"torchrl `CompressedListStorage`, {label}",
+            shows,
+            rf"(?!geometric).*, {codec}",
+        )
+        for question, what, shows in (
+            (r"Bytes of torchrl's", "the same", "{ratio}x fewer ({spread})"),
+            (r"Write of 1,024: ", "writing 1,024 frames under jit", "{ratio}x as fast ({spread})"),
+            (r"Write of 1,024 that", "writing 1,024 stacks of frames under jit", "{ratio}x as fast ({spread})"),
+            (r"Read of 256 pairs of stacks: ", "reading 256 pairs of stacks under jit", "{ratio}x as fast ({spread})"),
+        )
+        for codec, label in (("zlib", "zlib (its default)"), ("zstandard", "zstandard"))
+    ),
+    *(
+        Line(
+            "host_store",
+            rf"Bytes of raw .* grew by, (?P<frames>[\d,]+) frames, {label}",
+            MEAN,
+            f"process memory of {{frames}} Atari frames on the host, {label}, geometric mean of {{games}} games",
+            "raw obs + next_obs stacks",
+            "{ratio}x fewer ({spread})",
+            EACH,
+        )
+        for label in ("as written", "compressed again")
+    ),
+    Line(
+        "host_store",
+        r"Bytes of torchrl's payload .* (?P<frames>[\d,]+) frames",
+        MEAN,
+        "the same, compressed again",
+        "torchrl's payload, zlib",
+        "{ratio}x fewer ({spread})",
+        EACH,
+    ),
+    *(
+        Line(
+            "host_store",
+            r"Time with (?P<many>[\d,]+) frames over that with (?P<few>[\d,]+)",
+            case,
+            f"{verb} among {{many}} frames",
+            "among {few}",
+            "{ratio}x the time",
+        )
+        for case, verb in (("write", "writing"), ("read", "reading"))
+    ),
+    *(
+        Line(
+            "sample",
+            r"Sample inside a scan",
+            case,
+            what,
+            "a bare gather of the same frames",
+            "{ratio}x the time ({spread})",
+        )
+        for case, what in (
+            (r"256 rows, (?P<size>.*)", "256 frames from a cold buffer of {size}, in a scan"),
+            (
+                r"256 stacks of 4.*, (?P<size>.*)",
+                "256 transitions of 4-stacks and 3 steps from one of {size}, in a scan",
+            ),
+        )
+    ),
+    Line(
+        "sample",
+        r"Bytes of 84x84",
+        "",
+        "what such a buffer holds, all of its state",
+        "the same stacks with next stacks",
+        "{ratio} of the bytes",
+    ),
+    Line(
+        "slices",
+        r"256 slices of 16 rows of (?P<rows>[\d,]+) held, ours in a scan",
+        r"flashbax.* in a scan",
+        "256 windows of 16 rows of {rows}, in a scan",
+        "flashbax's trajectory buffer (which knows no episodes), in a scan",
+        "{ratio}x as fast ({spread})",
+    ),
+    *(
+        Line(
+            "slices",
+            r"256 slices of 16 rows of (?P<rows>[\d,]+) held, one call",
+            case,
+            "256 windows of 16 rows of {rows}, one call",
+            f"torchrl's `SliceSampler`, {label}",
+            "{ratio}x as fast ({spread})",
+        )
+        for case, label in (
+            (r"torchrl's SliceSampler, cached", "cached"),
+            (r"torchrl's SliceSampler(?!, cached)", "not cached"),
+        )
+    ),
+    Line(
+        "epoch",
+        r"A batch without replacement: ",
+        r"(?P<rows>[\d,]+) rows, B=(?P<batch>\d+), in a scan",
+        "{batch} of {rows} without replacement, in a scan",
+        "`jax.random.permutation`",
+        "{ratio}x as fast ({spread})",
+    ),
+    Line(
+        "deduplicated",
+        r"Bytes of raw .* on the device, (?P<frames>[\d,]+) frames",
+        r"geometric mean of (?P<number>\d+)$",
+        "bytes of {frames} Atari rows on the device in `Deduplicated`, geometric mean of {number} games",
+        "raw obs + next_obs stacks",
+        "{ratio}x fewer ({spread})",
+        EACH,
+    ),
+    Line(
+        "deduplicated",
+        r"256 transitions of 4-frame stacks",
+        r"geometric mean of (?P<number>\d+)",
+        "reading 256 transitions of stacks from it, in a scan, geometric mean of {number}",
+        "a bare gather of the same frames",
+        "{ratio}x the time ({spread})",
+        EACH,
+    ),
+    Line(
+        "deduplicated",
+        r"Write of 256 frames, ring full: time",
+        r"geometric mean of (?P<number>\d+)",
+        "writing 256 frames to it, geometric mean of {number} games",
+        "the same to `Compressed`",
+        "{ratio}x as fast ({spread})",
+        EACH,
+    ),
+    *(
+        Line(
+            "dqn_step",
+            r"DQN step",
+            rf"{name} / device, (?P<where>.*)",
+            f"the DQN step of the demo ({{where}}) with {label}",
+            "the same with `Device`",
+            "{ratio}x the time ({spread})",
+        )
+        for name, label in (
+            ("compressed", "`Compressed`"),
+            ("memmap", "`Memmap`"),
+            ("deduplicated", "`Deduplicated`"),
+            ("compressed, prefetch=1", "`Compressed` and `prefetch=1`"),
+        )
+    ),
+    *(
+        Line(
+            "priorities",
+            r"Prioritized step in a scan: time of flashbax",
+            rf"N=(?P<rows>[\d,]+) B={batch}$",
+            f"sample, weights and update of {batch} priorities of {{rows}} in a scan",
+            "flashbax's tree",
+            "{ratio}x as fast ({spread})",
+        )
+        for batch in (32, 256, 4096)
+    ),
+)
