@@ -317,6 +317,16 @@ def test_accelerator_draws_and_writes_as_the_cpu() -> None:
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "cpu"])
+def test_accelerators_run_no_loop(platform: str) -> None:
+    """One index after the other is what a processor does; elsewhere it would be thousands of tiny kernels."""
+    step = jax.jit(functools.partial(_step, capacity=10_000))
+    tree = jax.ShapeDtypeStruct((st.nodes(10_000),), jnp.float32)
+    lowered = step.trace(tree, jax.random.key(0)).lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.while" in lowered) == (platform == "cpu")
+    assert "stablehlo.gather" in lowered
+
+
 @pytest.mark.parametrize("capacity", [1, 7, 64, 500])
 def test_strata_bound_the_count_of_every_leaf(path: str, capacity: int) -> None:
     leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
