@@ -23,6 +23,7 @@ from benchmarks import (
     bench_epoch,
     bench_extend,
     bench_host_store,
+    bench_priorities,
     bench_sample,
     bench_slices,
 )
@@ -68,6 +69,21 @@ def test_extend_measures_full_buffers():
     for kind in (bench_extend.Uniform, bench_extend.Prioritized):
         _, state = bench_extend._ours(kind, 1000)
         assert int(kind.buffer(1000).size(state)) == 1000
+
+
+# ----------------------------------------------------------------------------------- priorities
+
+
+def test_priorities_reports_every_case(flashbax):
+    peer = flashbax if isinstance(flashbax, Absent) else peer_of("flashbax.buffers.sum_tree")
+    report = bench_priorities.scanned((100, 200), 8, 2, 50, peer)
+    assert [r["case"] for r in report[:3]] == ["N=100 B=8", "N=200 B=8", "ours, B=8"]
+    assert report[2]["target"] == "<= 0.12" and report[2]["met"] is not None
+    report += bench_priorities.dispatched(100, 8, 2, {"flashbax": peer, "torchrl": ABSENT})
+    report += bench_priorities.writes(1000, 2, flashbax)
+    cases = [r["case"] for r in report[-4:]]
+    assert cases == ["B=8 against flashbax", "B=8 against torchrl", "add(1)", "extend(256)"]
+    assert all((r["peer"] == "absent") == isinstance(flashbax, Absent) for r in (*report[:2], *report[-2:]))
 
 
 # --------------------------------------------------------------------------------------- sample

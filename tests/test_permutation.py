@@ -200,3 +200,15 @@ def test_shuffles_are_one_to_one(n):
 def test_shuffles_survive_bits_all_alike(word):
     got: Any = shuffled(jnp.full((9,), word, jnp.uint32), jnp.int32(5))
     assert got.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("number", [1, 32, 33, 256])
+def test_mixed_is_one_to_one(number):
+    assert is_permutation(np.asarray(_permutation.mixed(jax.random.key(number), number)))
+
+
+def test_mixed_gives_every_order_of_a_few_as_often():
+    keys = jax.random.split(jax.random.key(0), 48_000)
+    got = np.asarray(jax.jit(jax.vmap(lambda key: _permutation.mixed(key, 4)))(keys))
+    names, counts = np.unique(got @ (10 ** np.arange(4)), return_counts=True)
+    assert len(names) == 24 and abs(chi_square_z(counts, np.full(24, 1 / 24))) < 4

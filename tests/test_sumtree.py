@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from fbuf import _sumtree as st
+from fbuf import _words
 from fbuf._duplicates import keep_last
 from fbuf._pin import pin
 
@@ -147,6 +148,73 @@ def test_no_drift_when_priorities_shrink(path: str) -> None:
     np.testing.assert_array_equal(leaf, np.float32(1e-3))
 
 
+@pytest.mark.parametrize("batch", [1, 300])
+def test_trees_written_together_are_those_written_alone(path: str, batch: int) -> None:
+    capacity, kinds = 1000, ("sum", "min", "max")
+    random = np.random.default_rng(batch)
+    index = random.integers(-2, capacity + 2, batch).astype(np.int32)
+    values = [random.lognormal(0, 4, batch).astype(np.float32) for _ in kinds]
+    trees = [st.init(capacity, REDUCE[kind][1]) for kind in kinds]
+    together = jax.jit(lambda t, i, v: st.set_all(t, i, v, capacity, reduce=kinds))(trees, index, values)
+    for kind, tree, value, got in zip(kinds, trees, values, together, strict=True):
+        np.testing.assert_array_equal(got, setter(capacity, kind)(tree, index, value))
+
+
+def test_the_root_of_a_maximum_is_the_largest_now_held(path: str) -> None:
+    """Not the largest ever written: it comes down when that leaf does."""
+    held, tree, update = np.zeros(700, np.float32), st.init(700), setter(700, "max")
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        index = random.permutation(700)[:50].astype(np.int32)
+        value = random.lognormal(0, 4, 50).astype(np.float32)
+        held[index], tree = value, update(tree, index, value)
+        assert st.root(tree) == held.max()
+
+
+@pytest.mark.parametrize("batch", [256, pytest.param(4096, marks=pytest.mark.slow)])
+def test_parents_after_ten_million_updates(batch: int) -> None:
+    """Of 22 orders of magnitude, many twice, some zero: every parent is its children, every leaf the last one written."""
+    capacity, steps = 65_537, -(-(10**7) // batch)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(trees: Any, key: jax.Array) -> Any:
+        def step(trees: Any, key: jax.Array) -> tuple[Any, None]:
+            first, second = (jax.random.bits(k, (batch,), jnp.uint32) for k in jax.random.split(key))
+            index = (first % np.uint32(capacity)).astype(jnp.int32)
+            size = (second % np.uint32(73)).astype(jnp.float32) - np.float32(36)
+            leaf = jnp.where(
+                second < np.uint32(2**29), np.float32(0), jnp.exp2(size) * (first | np.uint32(1)).astype(jnp.float32)
+            )
+            least = jnp.where(leaf > np.float32(0), leaf, np.float32(np.inf))
+            return st.set_all(trees, index, (leaf, least), capacity, reduce=("sum", "min")), None
+
+        return lax.scan(step, trees, jax.random.split(key, steps))[0]
+
+    total, least = (np.asarray(t) for t in run((st.init(capacity), st.init(capacity, np.inf)), jax.random.key(0)))
+    leaves = total[:capacity]
+    assert np.all(np.isfinite(leaves)) and np.ptp(np.log10(leaves[leaves > 0])) > 20 and np.any(leaves == 0)
+    np.testing.assert_array_equal(total, expected_tree(leaves))
+    np.testing.assert_array_equal(least, expected_tree(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
+
+
+def test_a_million_rows_shrink_from_large_to_small() -> None:
+    capacity, batch = 10**6, 4000
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def fill(tree: jax.Array, order: jax.Array, value: jax.Array) -> jax.Array:
+        def step(tree: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+            return st.set(tree, index, jnp.full((batch,), value), capacity), None
+
+        return lax.scan(step, tree, order)[0]
+
+    tree = st.init(capacity)
+    for value in (1e6, 1e-3):
+        order = np.random.default_rng(0).permutation(capacity).astype(np.int32).reshape(-1, batch)
+        tree = fill(tree, order, np.float32(value))
+    assert float(st.root(tree)) == pytest.approx(1000, rel=1e-6)
+    np.testing.assert_array_equal(np.asarray(tree), expected_tree(np.full(capacity, 1e-3, np.float32)))
+
+
 # -------------------------------------------------------------------------------- what it draws
 
 
@@ -163,6 +231,32 @@ def test_zero_leaves_are_never_drawn(path: str, capacity: int) -> None:
         assert np.all((np.asarray(index) >= 0) & (np.asarray(index) < capacity))
         np.testing.assert_array_equal(np.asarray(leaf), leaves[np.asarray(index)])
         assert np.all(np.asarray(leaf) > 0)
+
+
+@pytest.mark.parametrize("capacity", [9, 1000])
+def test_a_half_filled_tree(path: str, capacity: int) -> None:
+    """Nothing is drawn past the rows there are, and the last of them is."""
+    held = -(-capacity // 2)
+    tree = st.rebuild(jnp.asarray(np.r_[np.ones(held), np.zeros(capacity - held)].astype(np.float32)))
+    index, leaf = drawer(capacity, 4096, stratified=capacity == 9)(tree, jax.random.key(0))
+    assert np.all(np.asarray(index) < held) and np.all(np.asarray(leaf) == 1)
+    assert np.max(np.asarray(index)) >= held - 1 - held / 200
+
+
+@pytest.mark.parametrize("capacity", [2**18, pytest.param(2**24, marks=pytest.mark.slow)])
+def test_every_row_can_be_drawn(capacity: int) -> None:
+    """For each of 2^24 rows alike there are uniforms of 24 bits that draw it: its block's, and its own in the block."""
+    block, part = 8 ** st._middle(capacity), 2**18
+    tree = st.rebuild(jnp.ones((capacity,), jnp.float32))
+    draw = jax.jit(functools.partial(st._descend_by_loop, batch=part, capacity=capacity))
+    for first in range(0, capacity, part):
+        row = np.arange(first, first + part)
+        top, bottom = (row // block + 0.5) * (block / capacity), (row % block + 0.5) / block
+        for uniform in (top, bottom):
+            assert np.all(uniform * 2**24 == np.floor(uniform * 2**24))
+        index, leaf = draw(tree, jnp.asarray(top, jnp.float32), jnp.asarray(bottom, jnp.float32))
+        np.testing.assert_array_equal(index, row)
+        assert np.all(np.asarray(leaf) == 1)
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 7, 9, 65, 65_536])
@@ -192,17 +286,20 @@ def test_extreme_uniforms(path: str) -> None:
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
 
+@pytest.mark.parametrize("batch", [1, 300, 16_384])  # few do with a spare one, many without
 @pytest.mark.parametrize("capacity", [1, 9, 65, 1000, 1_000_003])
-def test_both_paths_draw_the_same(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
     tree = st.rebuild(jnp.asarray(leaves))
-    draw = drawer(capacity, 16_384, stratified=capacity > 9)
+    draw = drawer(capacity, batch, stratified=capacity > 9)
     by_loop = [draw(tree, jax.random.key(s)) for s in range(4)]
     monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
-    draw = drawer(capacity, 16_384, stratified=capacity > 9)
+    draw = drawer(capacity, batch, stratified=capacity > 9)
     by_level = [draw(tree, jax.random.key(s)) for s in range(4)]
     for one, other in zip(by_loop, by_level, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[1], leaves[np.asarray(one[0])])
 
 
 @pytest.mark.gpu
@@ -218,6 +315,16 @@ def test_accelerator_draws_and_writes_as_the_cpu() -> None:
             results.append((np.asarray(index), np.asarray(tree)))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "cpu"])
+def test_accelerators_run_no_loop(platform: str) -> None:
+    """One index after the other is what a processor does; elsewhere it would be thousands of tiny kernels."""
+    step = jax.jit(functools.partial(_step, capacity=10_000))
+    tree = jax.ShapeDtypeStruct((st.nodes(10_000),), jnp.float32)
+    lowered = step.trace(tree, jax.random.key(0)).lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.while" in lowered) == (platform == "cpu")
+    assert "stablehlo.gather" in lowered
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64, 500])
@@ -424,6 +531,31 @@ def test_messages() -> None:
         st.init(0)
     with pytest.raises(ValueError, match=r"sumtree.init: fill is 2.0; .*rebuild\(jnp.full"):
         st.init(8, 2.0)
+
+
+# --------------------------------------------------------------------------------------- words
+
+
+def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
+    random = pytest.importorskip("jax.extend.random")
+    key = jax.random.key(7)
+    counters = jnp.concatenate([jnp.full((5,), _words._OURS, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)])
+    expected = random.threefry_2x32(jax.random.key_data(key), counters)
+    np.testing.assert_array_equal(jnp.concatenate(_words.pairs(key, 5)), expected)
+    assert _words._OURS > 0  # JAX's own counters begin with 0 below 2^32 elements
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_words_of_any_key(kind: str) -> None:
+    """The same however long the batch, other for every key."""
+    keys = jax.random.split(jax.random.key(0, impl=kind), 3)
+    first, second = map(jnp.stack, zip(*(_words.pairs(key, 9) for key in keys), strict=True))
+    words = np.concatenate([first, second]).ravel()
+    assert words.dtype == np.uint32 and len(np.unique(words)) == 54
+    for key, one, other in zip(keys, first, second, strict=True):
+        short = jax.jit(lambda key: _words.pairs(key, 4))(key)
+        np.testing.assert_array_equal(short[0], one[:4])
+        np.testing.assert_array_equal(short[1], other[:4])
 
 
 # ---------------------------------------------------------------------------------- duplicates
