@@ -75,7 +75,8 @@ class Prioritized:
     If every leaf is 0, all anchors are alike. `spread` needs to know what ends an episode (the view's fields, or
     `Buffer(episode_end=...)`), windows that stay within one, and the writer `Ring`.
 
-    Prioritized Sequence Experience Replay (Brittain et al. 2019) is `Prioritized(spread=5, rho=0.4, keep=0.7)`.
+    Prioritized Sequence Experience Replay (Brittain et al. 2019), with their numbers, is
+    `Prioritized(spread=5, rho=0.4, keep=0.7)`.
 
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
 
