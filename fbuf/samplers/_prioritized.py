@@ -81,7 +81,8 @@ class Prioritized:
     it, is an error: "expired". Of two futures of one state that are both carried on, one comes to that: call `init` for each.
     `init` cannot be traced, nor the state be vmapped or span devices.
 
-    Prioritized Sequence Experience Replay (Brittain et al. 2019) is `Prioritized(spread=5, rho=0.4, keep=0.7)`.
+    Prioritized Sequence Experience Replay (Brittain et al. 2019), with their numbers, is
+    `Prioritized(spread=5, rho=0.4, keep=0.7)`.
 
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
 
