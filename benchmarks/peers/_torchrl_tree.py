@@ -73,6 +73,7 @@ def _built(root: Path, build: bool, why: str) -> str:
             name="_torchrl",
             sources=[str(source) for source in sources],
             extra_include_paths=[str(root / "csrc")],
+            extra_cflags=["-O3"],  # as torchrl's own build has it; the default is no optimisation at all
             build_directory=str(folder),
             is_python_module=False,
         )
@@ -84,7 +85,7 @@ def _built(root: Path, build: bool, why: str) -> str:
 def _folder(torch_version: str) -> Path:
     """One for each pair of versions, for an extension fits no other."""
     version = importlib.metadata.version("torchrl")
-    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-torchrl-{version}-torch-{torch_version}"
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-torchrl-{version}-torch-{torch_version}-O3"
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "fbuf-benchmarks" / tag
 
