@@ -3,9 +3,9 @@ r"""`Prioritized`: anchors in proportion to their priority, with importance weig
 A leaf is :math:`(|p| + \epsilon)^\alpha`, an anchor's chance :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
 :math:`(n P(i))^{-\beta}` with n the anchors there are. Leaves live in a sum tree (`fbuf._sumtree`) whose parents are
 recomputed from their children, so nothing drifts; a row that is no anchor has leaf 0 and cannot be drawn. Values that
-would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in `fbuf.samplers._leaves`, draws
-without replacement in `fbuf._race`, weights in `fbuf._weights`; ranks are a sampler of their own (`Ranked`), as they share
-none of this.
+would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in `fbuf.samplers._leaves`, how
+a batch is chosen by them in `fbuf.samplers._chosen`, weights in `fbuf._weights`; ranks are a sampler of their own
+(`Ranked`), as they share none of this.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -14,30 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from fbuf import _permutation, _population, _race, _sumtree
+from fbuf import _population, _sumtree
 from fbuf._config import component
 from fbuf._typing import Change, Draw, Geometry, Population
-from fbuf._weights import alike, ignoring, importance, unit
-from fbuf.samplers import _hosttree, _leaves
+from fbuf._weights import importance
+from fbuf.samplers import _chosen, _hosttree, _leaves
 from fbuf.samplers._leaves import PrioritizedState
 
 _UP_TO_ONE = ("uniform", "decay", "keep", "rho")  # numbers, where they are given
-
-
-class _Chosen(NamedTuple):
-    """Rows of a batch before they are weighed."""
-
-    slot: jax.Array  # int32[B]
-    mask: jax.Array  # bool[B]
-    chance: jax.Array  # float32[B]
-    least: jax.Array  # float32[], the smallest chance there is; for normalize="buffer"
 
 
 @component
@@ -244,8 +234,9 @@ class Prioritized:
     ) -> tuple[PrioritizedState, Draw]:
         del token
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
-        choose = self._with_replacement if self.replace else self._without_replacement
-        slot, mask, chance, least = choose(sampler, key, batch_size, population, number, options)
+        choose = _chosen.with_replacement if self.replace else _chosen.without_replacement
+        share = options.get("uniform", sampler.uniform)
+        slot, mask, chance, least = choose(sampler, key, batch_size, population, number, share, self.stratified)
         beta = options.get("beta", sampler.beta)
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
@@ -253,73 +244,6 @@ class Prioritized:
             weight=importance(number, chance, mask, beta, self.normalize, least),
             mask=mask,
         )
-
-    def _with_replacement(
-        self,
-        sampler: PrioritizedState,
-        key: jax.Array,
-        batch_size: int,
-        population: Population,
-        number: jax.Array,
-        options: Mapping[str, jax.Array],
-    ) -> _Chosen:
-        capacity = population.geometry.capacity
-        some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        slot, leaf, mass, low = _leaves.draw(sampler, key, batch_size, capacity, self.stratified)
-        flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
-        if self.stratified:  # one share after another: half a batch would be the older half of the buffer
-            order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
-            slot, leaf = slot[order], leaf[order]
-        share = None
-        if sampler.uniform is not None:
-            share = unit(options.get("uniform", sampler.uniform))
-            ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=self.stratified)
-            any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
-            slot = jnp.where(ignores, any_slot, slot)
-            leaf = _sumtree.get(sampler.tree, slot, capacity)
-
-        def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-            any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)
-            return any_slot, jnp.ones_like(leaf)
-
-        slot, leaf = lax.cond(flat, all_alike, lambda slot, leaf: (slot, leaf), slot, leaf)
-        mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
-        least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
-        chance = leaf / mass
-        if share is not None:
-            each = share / jnp.maximum(number, jnp.float32(1))
-            chance = (jnp.float32(1) - share) * chance + each
-            least = (jnp.float32(1) - share) * least + each
-        return _Chosen(slot, some, chance, least)
-
-    def _without_replacement(
-        self,
-        sampler: PrioritizedState,
-        key: jax.Array,
-        batch_size: int,
-        population: Population,
-        number: jax.Array,
-        options: Mapping[str, jax.Array],
-    ) -> _Chosen:
-        del options
-        capacity, mass = population.geometry.capacity, _sumtree.root(sampler.tree)
-        flat = mass <= jnp.float32(0)
-        race = _race.draw(sampler.tree, key, batch_size, capacity)
-        size = jnp.float32(batch_size)
-
-        def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            there = lax.iota(np.int32, batch_size).astype(jnp.float32) < number
-            slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, there & flat, distinct=True)
-            each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
-            return slot, there, jnp.broadcast_to(each, chance.shape)
-
-        slot, mask, chance = lax.cond(flat, all_alike, lambda *same: same, race.slot, race.mask, race.chance)
-        least = chance[0]
-        if self.normalize == "buffer":
-            low = _sumtree.root(sampler.low)
-            of_low = _race.chance_of(low / jnp.where(flat, jnp.float32(1), mass), race.time)
-            least = jnp.where(flat | ~jnp.isfinite(low), chance[0], of_low)
-        return _Chosen(slot, mask, chance / size, least / size)
 
     def update(
         self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array

@@ -1,0 +1,98 @@
+"""Which rows `Prioritized` puts into a batch, and how likely each was: with replacement, or without.
+
+If every leaf is 0, all anchors are alike. What the chances become, weights, stands in `fbuf._weights`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf import _permutation, _race, _sumtree
+from fbuf._typing import Population
+from fbuf._weights import alike, ignoring, unit
+from fbuf.samplers import _leaves
+from fbuf.samplers._leaves import PrioritizedState
+
+
+class Chosen(NamedTuple):
+    """Rows of a batch before they are weighed."""
+
+    slot: jax.Array  # int32[B]
+    mask: jax.Array  # bool[B]
+    chance: jax.Array  # float32[B]
+    least: jax.Array  # float32[], the smallest chance there is; for normalize="buffer"
+
+
+def with_replacement(
+    sampler: PrioritizedState,
+    key: jax.Array,
+    batch_size: int,
+    population: Population,
+    number: jax.Array,
+    share: jax.Array | None,
+    stratified: bool,
+) -> Chosen:
+    """Each row on its own, in proportion to its leaf; a `share` float32[] (or None) of them whatever it is."""
+    capacity = population.geometry.capacity
+    some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
+    slot, leaf, mass, low = _leaves.draw(sampler, key, batch_size, capacity, stratified)
+    flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
+    if stratified:  # one share after another: half a batch would be the older half of the buffer
+        order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
+        slot, leaf = slot[order], leaf[order]
+    if share is not None:
+        share = unit(share)
+        ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
+        any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
+        slot = jnp.where(ignores, any_slot, slot)
+        leaf = _sumtree.get(sampler.tree, slot, capacity)
+
+    def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)
+        return any_slot, jnp.ones_like(leaf)
+
+    slot, leaf = lax.cond(flat, all_alike, lambda slot, leaf: (slot, leaf), slot, leaf)
+    mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
+    least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
+    chance = leaf / mass
+    if share is not None:
+        each = share / jnp.maximum(number, jnp.float32(1))
+        chance = (jnp.float32(1) - share) * chance + each
+        least = (jnp.float32(1) - share) * least + each
+    return Chosen(slot, some, chance, least)
+
+
+def without_replacement(
+    sampler: PrioritizedState,
+    key: jax.Array,
+    batch_size: int,
+    population: Population,
+    number: jax.Array,
+    share: jax.Array | None,
+    stratified: bool,
+) -> Chosen:
+    """Rows one after another, each in proportion to the leaves that are left. Neither `share` nor strata mean anything here."""
+    del share, stratified
+    capacity, mass = population.geometry.capacity, _sumtree.root(sampler.tree)
+    flat = mass <= jnp.float32(0)
+    race = _race.draw(sampler.tree, key, batch_size, capacity)
+    size = jnp.float32(batch_size)
+
+    def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        there = lax.iota(np.int32, batch_size).astype(jnp.float32) < number
+        slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, there & flat, distinct=True)
+        each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
+        return slot, there, jnp.broadcast_to(each, chance.shape)
+
+    slot, mask, chance = lax.cond(flat, all_alike, lambda *same: same, race.slot, race.mask, race.chance)
+    least = chance[0]
+    if sampler.low.shape[0]:
+        low = _sumtree.root(sampler.low)
+        of_low = _race.chance_of(low / jnp.where(flat, jnp.float32(1), mass), race.time)
+        least = jnp.where(flat | ~jnp.isfinite(low), chance[0], of_low)
+    return Chosen(slot, mask, chance / size, least / size)
