@@ -50,7 +50,7 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
     Cost: O(B log B log C); nothing is written.
     """
     tree = lax.stop_gradient(tree)
-    counts, offsets = _sumtree._layout(capacity)
+    counts, offsets, _ = _sumtree.layout(capacity)
     beam = batch_size + 1
     first = next(level for level, count in enumerate(counts) if count <= _FAN_OUT * beam)
     times, order = jax.random.split(key)
