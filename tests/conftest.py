@@ -1,9 +1,9 @@
 """What every test stands on: strict JAX, a fixed share of the slow tests, stores freed after each.
 
-A fortieth of the slow tests runs by default, chosen by a hash of the test's id, so that the same
-ones run on every machine and in every process of pytest-xdist; sharing by file or by time was
-rejected because a new test would then move others in or out. `FBUF_EXHAUSTIVE=1` or `--slow all`
-runs all of them; a slow test named on the command line always runs.
+An eightieth of the slow tests (those marked so, and those listed in slow.txt) runs by default, chosen by a hash of the
+test's id, so that the same ones run on every machine and in every process of pytest-xdist; sharing by file or by time was
+rejected because a new test would then move others in or out. `FBUF_EXHAUSTIVE=1` or `--slow all` runs all of them; a slow
+test named on the command line always runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
-SLOW_SHARE = 40  # one slow test in this many runs by default
+SLOW_SHARE = 80  # one slow test in this many runs by default
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -71,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = config.getoption("--slow")
     kept, dropped = [], []
     for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker("slow")
         wanted = item.get_closest_marker("slow") is None or _named(item) or runs(item.nodeid, slow)
         (kept if wanted else dropped).append(item)
     if dropped:

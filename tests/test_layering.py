@@ -246,3 +246,10 @@ def test_doctests(module: str) -> None:
     name = f"fbuf.{module}".removesuffix(".__init__")
     failed, tried = doctest.testmod(importlib.import_module(name), verbose=False)
     assert tried and not failed
+
+
+def test_slow_tests_are_tests() -> None:
+    for line in (ROOT / "tests" / "slow.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            path, name = line.split("::", 1)
+            assert f"\ndef {name.split('[')[0]}(" in (ROOT / path).read_text(), line
