@@ -18,6 +18,7 @@ A benchmark is a module `bench_*.py` with `main(quick: bool) -> list[dict]`, bui
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.metadata
@@ -272,6 +273,9 @@ class Absent:
 
 def load_peer(name: str) -> ModuleType | Absent:
     """Imports a peer, or says why it cannot be: a row then reports it instead of leaving it out."""
+    if name == "torchrl":  # its extension can only be put in place before it is imported, whoever needs it later
+        with contextlib.suppress(ImportError):
+            importlib.import_module("benchmarks.peers._torchrl_tree").ensure()
     try:
         return importlib.import_module(name)
     # Not ImportError alone: a library built against another version fails with anything.
