@@ -674,3 +674,15 @@ def test_a_fork_does_not_remove_what_it_does_not_own(tmp_path: Path, monkeypatch
     done = subprocess.run(args, capture_output=True, text=True, env=environment() | {"TMPDIR": str(tmp_path)})
     assert done.stdout == "True\n", done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_no_bytes_are_there_again(tmp_path: Path) -> None:
+    columns = (Column("nothing", (0,), np.dtype(bool)), Column("t", (), np.dtype(np.int64)))
+    store = make(tmp_path / "a", columns)
+    store.write([np.zeros((3, 1, 0), bool), np.arange(3).reshape(3, 1)], None)
+    store.close()
+    again = make(tmp_path / "a", columns, resume=True)
+    arrays = again.to_arrays()
+    assert arrays["column0:rows"].shape == (3, 1, 0)
+    again.close()
+    make(tmp_path / "b", columns, arrays=arrays).close()

@@ -52,6 +52,7 @@ from fbuf._host.part import Fetch, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
 from fbuf._host.repack import Lot
+from fbuf._host.ring import Ring
 from fbuf._host.tickets import Tickets
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
@@ -158,9 +159,9 @@ class Store:
             return
         self._count = folder.count.copy()
         for i, part in enumerate(self._parts):
-            if isinstance(part, FileChunks):
+            if isinstance(part, FileChunks | Ring):
                 part.resume(self._count)
-            else:
+            if not isinstance(part, FileChunks):
                 folder.delete_chunks(f"column{i}")
         low = np.maximum(self._count - self.depth, 0)
         self._log.load(self._patches, low, self._count, len(self.columns))
