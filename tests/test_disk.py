@@ -677,7 +677,7 @@ def test_a_fork_does_not_remove_what_it_does_not_own(tmp_path: Path, monkeypatch
 
 
 def test_rows_of_no_bytes_are_there_again(tmp_path: Path) -> None:
-    columns = (Column("nothing", (0,), np.dtype(bool)), Column("t", (), np.dtype(np.int64)))
+    columns = (Column("nothing", (0,), np.dtype(bool), None), Column("t", (), np.dtype(np.int64), None))
     store = make(tmp_path / "a", columns)
     store.write([np.zeros((3, 1, 0), bool), np.arange(3).reshape(3, 1)], None)
     store.close()
