@@ -27,7 +27,6 @@ from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tre
 from fbuf._typing import (
     Geometry,
     Growable,
-    HostKept,
     Rebuilding,
     Resumable,
     Rule,
@@ -36,6 +35,7 @@ from fbuf._typing import (
     Streaming,
     View,
     Writer,
+    host_kept,
 )
 from fbuf.samplers import Uniform
 from fbuf.storages import Device, Ragged
@@ -535,10 +535,9 @@ class Buffer:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
         sizes = self.storage.nbytes(state.rows)
         device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
-        host = sizes["host"]
-        if isinstance(self.sampler, HostKept) and self.sampler.on_host:
-            host += self.sampler.host_bytes(state.sampler)
-        return {**sizes, "device": device, "host": host}
+        kept = host_kept(self.sampler)
+        own = 0 if kept is None else kept.host_bytes(state.sampler)
+        return {**sizes, "device": device, "host": sizes["host"] + own}
 
     def plan(self, example: PyTree, **settings: Any) -> Plan:
         """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""

@@ -17,7 +17,7 @@ import numpy as np
 from fbuf import _ranks, _sumtree, _verbs
 from fbuf._population import EpisodeLog
 from fbuf._state import BufferState
-from fbuf._typing import HostKept, Recording, Ring
+from fbuf._typing import Recording, Ring, host_kept
 from fbuf.samplers import PrioritizedState, RankedState
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ def grow(buffer: Buffer, state: BufferState, capacity: Any) -> tuple[Buffer, Buf
         anchors, sampler = _verbs.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
-        if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
-            sampler = buffer.sampler.deepen(state.sampler, other.geometry)
+        kept = host_kept(buffer.sampler)
+        if kept is not None:
+            sampler = kept.deepen(state.sampler, other.geometry)
         else:
             sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
     return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)

@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting, HostKept, Recording, Resumable
+from fbuf._typing import Forecast, Forecasting, Recording, Resumable, host_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ def plan(
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
-    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
-        sampler: HostKept = buffer.sampler
+    sampler = host_kept(buffer.sampler)
+    if sampler is not None:
         own = sampler.plan_host(geometry)
         host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
     table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None

@@ -448,6 +448,11 @@ class HostKept(Protocol):
         """Bytes that it has. Eager."""
 
 
+def host_kept(sampler: Any) -> HostKept | None:
+    """The sampler, if it keeps part of its state on the host."""
+    return sampler if isinstance(sampler, HostKept) and sampler.on_host else None
+
+
 @runtime_checkable
 class Bounded(Protocol):
     """What a sampler has besides if some of its numbers have a largest value."""

@@ -23,7 +23,6 @@ from fbuf._tree import zero_unless
 from fbuf._typing import (
     Draw,
     Growable,
-    HostKept,
     Population,
     Read,
     Rebuilding,
@@ -33,6 +32,7 @@ from fbuf._typing import (
     Spreading,
     Streaming,
     Window,
+    host_kept,
 )
 
 if TYPE_CHECKING:
@@ -66,17 +66,15 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
 
 def opened(buffer: Buffer, call: str, sampler: Any) -> Any:
     """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
-    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
-        kept: HostKept = buffer.sampler
-        return kept.open(call, sampler, buffer.geometry)
-    return sampler
+    kept = host_kept(buffer.sampler)
+    return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
 
 
 def fresh_sampler(buffer: Buffer, call: str) -> Any:
     """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
-    if isinstance(buffer.sampler, HostKept) and buffer.sampler.on_host:
-        return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense))
-    return None
+    if host_kept(buffer.sampler) is None:
+        return None
+    return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense))
 
 
 def _streaming(buffer: Buffer) -> Streaming:

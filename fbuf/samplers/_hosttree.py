@@ -5,9 +5,8 @@ jitted program cannot run on two devices, so that an array on the CPU beside row
 does not. How versions keep states apart is in `fbuf._host.priorities`, how long a store lives in `fbuf._host.owner`.
 
 Draws are those of the device, bit for bit: the random numbers come from there, and the tree adds in the same order. Where the
-device is the same CPU its own tree is faster: of a million rows, in a scan, a draw and an update here took 8 times as long for
-a batch of 256, 3 times for 4,096, and 2.3 times for 65,536. Left out: files, as the tree is small and every batch touches pages
-all over it.
+device is the same CPU its own tree is several times faster, the more so the smaller the batch. Left out: files, as the tree is
+small and every batch touches pages all over it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 r"""The leaves of `Prioritized`: how priorities become leaves, and what happens to those of other rows when some change.
 
+They lie on the device or, plain ones, on the host (`fbuf.samplers._hosttree`).
+
 A leaf is :math:`(|p| + \epsilon)^\alpha`, in a sum tree, and where they are asked for in a tree of minima (weights by the
 buffer) and beside it the priorities themselves in a tree of maxima (the largest now held; a new :math:`\alpha` for all).
 

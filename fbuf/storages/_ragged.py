@@ -27,7 +27,7 @@ from fbuf._host.shelf import Leaf
 from fbuf._lazy import TICKET, Tickets, length_name
 from fbuf._tree import PyTree, Spec, item_bytes, name_of
 from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays, _ragged_example, _side, _sideread
+from fbuf.storages import _arrays, _ragged_example, _side
 from fbuf.storages._hosted import Hosted
 from fbuf.storages._ragged_rows import eager
 from fbuf.storages._ragged_traced import Parsed, traced
@@ -238,9 +238,6 @@ class Ragged(Hosted):
         return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
 
     # ------------------------------------------------------------------------------------------- reading
-
-    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _sideread.collect(rows, _sideread.hold(rows, reads), strict=not self.masks_expired, ahead=False)
 
     def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
