@@ -475,10 +475,16 @@ class Buffer:
 
         Nothing orders it before later writes, so in a step that also writes use `sample`. What was drawn ahead stays.
         """
+        return self.peeked(state, key, batch_size, **options)[1]
+
+    def peeked(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+    ) -> tuple[BufferState, Sample]:
+        """`peek`, and the state of one that drew without prefetch, whose counters say what was masked."""
         call, form = "Buffer.peek", "peek(state, key, batch_size)"
         self._state_spec(call, form, state)
         size, given = _checks.check_draw(call, form, self, key, batch_size, options)
-        return _verbs.sample(self, state, key, given, static=(size,))[1]
+        return _verbs.sample(self, state, key, given, static=(size,))
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Rows by index, as they were added.
