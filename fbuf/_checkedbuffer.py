@@ -12,8 +12,8 @@ checks inside the verbs (they would have to be traced away again).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,6 @@ from fbuf._typing import Bounded, Growable
 
 if TYPE_CHECKING:
     from fbuf._plan import Plan
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _SAYS: Mapping[str, tuple[str, str]] = {
     "refused_nonfinite": (
@@ -76,7 +74,8 @@ _SAYS: Mapping[str, tuple[str, str]] = {
 def _require(fine: Any, message: str, **numbers: Any) -> None:
     """Raises `message` unless `fine` bool[]: at once where its value is known, else through `checkify`."""
     if any(isinstance(x, jax.core.Tracer) for x in (fine, *numbers.values())):
-        checkify.check(fine, message, **{k: jnp.asarray(v) for k, v in numbers.items()})
+        arrays: Any = {k: jnp.asarray(v) for k, v in numbers.items()}
+        checkify.check(fine, message, **arrays)
     elif not fine:
         raise ValueError(message.format(**{k: np.asarray(v).item() for k, v in numbers.items()}))
 
@@ -236,10 +235,6 @@ class Checked:
         return self.buffer.plan(example, **settings)
 
 
-@overload
-def checked(what: Buffer, *, allow: tuple[str, ...] = ()) -> Checked: ...
-@overload
-def checked(what: F) -> F: ...
 def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     """Raises for the values that verbs can only mask and count under jit; for a buffer, or for a whole step.
 

@@ -21,7 +21,7 @@ from jax.experimental import checkify
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
-from fbuf.views import Row, Transition
+from fbuf.views import Transition
 
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((8, 8), jnp.uint8),
@@ -418,13 +418,13 @@ def test_what_it_is_not_given_for() -> None:
     with pytest.raises(
         TypeError, match=r"checked: got int; expected a Buffer, or a step .* Write fbuf.checked\(buffer\)"
     ):
-        fbuf.checked(3)  # type: ignore[type-var]
+        fbuf.checked(3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))
     with pytest.raises(TypeError, match=r"allow is 'retired_rows'; expected a tuple. Write allow=\('retired_rows',\)"):
         fbuf.checked(fbuf.uniform(8), allow="retired_rows")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="but a step is given; expected a Buffer with it"):
-        fbuf.checked(lambda s: s, allow=("retired_rows",))  # type: ignore[call-overload]
+        fbuf.checked(lambda s: s, allow=("retired_rows",))
 
 
 def test_a_step_is_checked_as_before() -> None:

@@ -12,7 +12,6 @@ Segments grow with what is stored: a sixteenth of it, which bounds both what is 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -58,12 +57,6 @@ class Segment:
         self.chunks = 0
 
 
-def header(lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
-    """What goes before a chunk."""
-    head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
-    return head + struct.pack("<I", zlib.crc32(head))
-
-
 class FileArena:
     """Chunks by address, in the files `<name>.segment-<number>` of a folder."""
 
@@ -80,6 +73,7 @@ class FileArena:
         self._tail = -1
         self._offset = 0
         self._undo: tuple[int, int, int] | None = None
+        self._crc = folder.crc
         if not folder.fresh:
             for file in folder.files(f"{name}.segment-"):
                 number = int(file.rpartition("-")[2])
@@ -88,6 +82,11 @@ class FileArena:
                 if found.size:
                     self._enter(number, found)
                 found.close()
+
+    def header(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
+        """What goes before a chunk."""
+        head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
+        return head + struct.pack("<I", self._crc(head))
 
     def _enter(self, number: int, file: File) -> Segment:
         segment = self.segments[number] = Segment(file)
@@ -244,7 +243,7 @@ class FileArena:
                 if len(head) < HEADER:
                     break
                 magic, lane, chunk, dictionary, length, checksum = _HEADER.unpack(head[:-4])
-                whole = magic == _MAGIC and struct.pack("<I", zlib.crc32(head[:-4])) == head[-4:]
+                whole = magic == _MAGIC and struct.pack("<I", self._crc(head[:-4])) == head[-4:]
                 if whole and at + HEADER + length <= file.size:
                     yield Entry(lane, chunk, dictionary, length, checksum, number << _OFFSET_BITS | at + HEADER)
                     at += HEADER + length
@@ -254,6 +253,16 @@ class FileArena:
                 if found < 0 and base + len(block) >= file.size:
                     break
                 at = base + (found if found >= 0 else max(len(block) - len(_MAGIC) + 1, at - base + 1))
+
+    def forget(self, addresses: Sequence[int]) -> None:
+        """Unwrites headers, for good: of chunks that are not to be found again. Raises OSError."""
+        for number in sorted({address >> _OFFSET_BITS for address in addresses}):
+            file = File(f"{self._path}{number:08d}")
+            for address in addresses:
+                if address >> _OFFSET_BITS == number:
+                    file.write(bytes(HEADER), (address & _OFFSET) - HEADER)
+            file.sync()
+            file.close()
 
 
 def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:
