@@ -16,7 +16,8 @@ class Memmap(Hosted):
 
     A write that fails (no room, a broken disk) raises and leaves the rows as they were. A process that is killed, at any
     moment, loses no row whose write had returned: `Buffer.resume` finds them. After a failure of power those are safe that
-    `Buffer.flush`, or a write every `sync` seconds, has waited for; of later ones `resume` finds out which are whole. Every row
+    `Buffer.flush`, or a write every `sync` seconds, has waited for (as long as no more rows came since than the slack holds;
+    of encoded leaves without the newest `chunk - 1` a lane); of later ones `resume` finds out which are whole. Every row
     has a checksum that knows which row of which store it is, so damaged, missing, older and foreign bytes are never taken
     for it: `resume` looks at all of them. Files are sparse and take room as rows come. A folder serves one store at a time, and
     holds nothing else.
