@@ -10,8 +10,10 @@ eager call is one dispatch and a call inside jit is inlined. What ties reads to 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -171,8 +173,13 @@ class Buffer:
         Raises:
           ValueError: the row lacks a leaf that view, storage or `episode_end` names, or has none.
           TypeError: a leaf is no array of numbers; or `init` of a host storage, or of priorities on the host, is being traced.
+          MemoryError: there is no room; `plan` says beforehand how much it takes.
         Cost: O(C), the allocation.
         """
+        with self._enough_memory(example):
+            return self._init(example)
+
+    def _init(self, example: PyTree) -> BufferState:
         if isinstance(self.storage, Ragged):
             arrays, leaves = self.storage.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
@@ -182,6 +189,25 @@ class Buffer:
             rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         state = _ahead.empty_state(self, rows)
         return dataclasses.replace(state, sampler=_verbs.opened(self, "Buffer.init", state.sampler))
+
+    @contextlib.contextmanager
+    def _enough_memory(self, example: PyTree) -> Iterator[None]:
+        """Says how much is needed where an allocation fails."""
+        try:
+            yield
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            rows = {}
+            if not isinstance(self.storage, Ragged):
+                spec = spec_of(example)
+                rows["device"] = tree_bytes(self.storage.abstract(self.geometry, spec, jax.tree.structure(example)))
+                rows["host"] = self.storage.plan_host(self.geometry, spec, None, None)[2]
+            needed = ", ".join(f"{size} bytes on the {place}" for place, size in rows.items() if size)
+            raise MemoryError(
+                f"Buffer.init: there is no room for {needed or 'the state'}, which rows of {self!r} take. Use a smaller "
+                f'capacity, or storages.Compressed() or Memmap(path="/data/replay"); buffer.plan(example) says how much it takes.'
+            ) from error
 
     def resume(self, example: PyTree, *, verify: str = "full") -> BufferState:
         """The rows that lie at the storage's path, as a state that goes on from there (`storages.Memmap`, `Compressed`).
