@@ -206,7 +206,7 @@ class Buffer:
             needed = ", ".join(f"{size} bytes on the {place}" for place, size in rows.items() if size)
             raise MemoryError(
                 f"Buffer.init: there is no room for {needed or 'the state'}, which rows of {self!r} take. Use a smaller "
-                f'capacity, or storages.Compressed() or Memmap(path="/data/replay"); buffer.plan(example) says how much it takes.'
+                f'capacity, or storages.Compressed() or Memmap(path="/data/replay"); buffer.plan(example) says what it takes.'
             ) from error
 
     def resume(self, example: PyTree, *, verify: str = "full") -> BufferState:
