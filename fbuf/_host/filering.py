@@ -27,7 +27,7 @@ from fbuf._host.whole import Lost
 SUM = 8
 """Bytes of a row's checksum."""
 _SPARE = 1024
-_PIECE = 1 << 22  # bytes looked at in one go
+_PIECE = 1 << 20  # bytes looked at in one go
 _MAGIC = b"fbs1"
 _HEADER = struct.Struct("<4sQ")  # magic, places; then a crc of these, then 64 bits for each row
 
