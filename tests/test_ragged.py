@@ -681,7 +681,7 @@ def test_what_cannot_grow_says_so() -> None:
 def reload(buffer: fbuf.Buffer, state: Any) -> Any:
     spec, structure = buffer.storage.spec(state.rows)
     arrays = buffer.storage.to_arrays(state.rows)
-    assert all(isinstance(a, np.ndarray) and not a.dtype.hasobject for a in arrays.values())
+    assert all(isinstance(a, (np.ndarray, jax.Array)) and not a.dtype.hasobject for a in arrays.values())
     copied = {n: a.copy() for n, a in arrays.items()}
     return buffer.storage.from_arrays(copied, buffer.geometry, spec, structure)
 
