@@ -7,7 +7,8 @@ survives a kill at any moment, a checksum for every byte, saves that cost what i
 
 from fbuf._files._disk import Disk
 from fbuf._files._errors import CheckpointNotFound, SchemaError, VersionError
-from fbuf._files._reading import Saved, SavedArray, read
+from fbuf._files._reading import read, restore
+from fbuf._files._saved import Saved, SavedArray
 from fbuf._files._sources import Source
 from fbuf._files._writing import Written, write
 from fbuf._host.arrays import StoreCorrupted
@@ -23,5 +24,6 @@ __all__ = [
     "VersionError",
     "Written",
     "read",
+    "restore",
     "write",
 ]

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from fbuf._files._data import OpenFile, open_plain
 from fbuf._files._disk import INSTEAD, Disk, read_into, sync_folder, write_all
 from fbuf._files._errors import VersionError
-from fbuf._files._manifest import MOST_BYTES, Damaged, Manifest, decode
+from fbuf._files._manifest import MOST_BYTES, Manifest
 from fbuf._files._names import LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
+from fbuf._files._parsing import Damaged, decode
 from fbuf._host import locks
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.files import telling
