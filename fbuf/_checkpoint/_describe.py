@@ -57,7 +57,7 @@ def differing(saved: Any, given: Any, where: str = "") -> dict[str, tuple[Any, A
     if isinstance(saved, Mapping) and isinstance(given, Mapping):
         kinds = [{k: v for k, v in c.items() if k in ("type", "own", "function")} for c in (saved, given)]
         if kinds[0] == kinds[1] and saved.keys() == given.keys() and "tuple" not in saved:
-            out = {}
+            out: dict[str, tuple[Any, Any]] = {}
             for name in saved:
                 if name not in kinds[0]:
                     out |= differing(saved[name], given[name], f"{where}.{name}" if where else name)

@@ -45,8 +45,8 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
             raise TypeError(
-                f"{call}: extra '{name}' is {type(leaf).__name__}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
-                f"convert it: np.asarray(x)."
+                f"{call}: extra '{name}' is {type(leaf).__name__}; expected arrays, PRNG keys, numbers or text. Leave it "
+                f"out, or convert it: np.asarray(x)."
             )
         leaves.append(about)
     return arrays, {"structure": _spec.encode(jax.tree.structure(extra)), "leaves": leaves}

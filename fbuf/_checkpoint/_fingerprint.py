@@ -29,7 +29,8 @@ _SEED = 0x6662_7566
 
 def of_bytes(block: np.ndarray) -> str:
     """The mark of a block on the host."""
-    return f"s{hashlib.sha256(np.ascontiguousarray(block).reshape(-1).view(np.uint8)).hexdigest()[:32]}"
+    data = memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    return f"s{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def of_device(array: jax.Array, rows: int, block: int) -> list[str]:

@@ -25,10 +25,10 @@ class Held:
         if self.cuts is None:
             self.block = getattr(source, "block", None) or rows_of_block(self.shape, self.dtype.itemsize)
             rows = self.shape[0]
-            self._starts = [*range(0, rows, self.block), rows]
+            starts = [*range(0, rows, self.block), rows]
         else:
-            self._starts = list(self.cuts)
-        spans = list(zip(self._starts, self._starts[1:], strict=False))
+            starts = list(self.cuts)
+        spans = self._spans = list(zip(starts, starts[1:], strict=False))
         marks: Sequence[str | None] | None = getattr(source, "marks", None)
         known = _known(self, last)
         large = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize > SMALL
@@ -50,7 +50,7 @@ class Held:
     def marks(self) -> Sequence[str | None] | None:
         """Of each block. Where nobody knew any, all were copied, and are looked at now."""
         if self._marks is None and self._large:
-            self._marks = [_fingerprint.of_bytes(piece) for piece in self._pieces.values()]
+            self._marks = [_fingerprint.of_bytes(self._pieces[span]) for span in self._spans]
         return self._marks
 
     def __getitem__(self, at: slice) -> np.ndarray:

@@ -103,7 +103,8 @@ class DeviceLeaf:
 
 
 def _platform(array: jax.Array) -> str:
-    return next(iter(array.sharding.device_set)).platform
+    device: Any = next(iter(array.sharding.device_set))
+    return str(device.platform)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -98,17 +98,18 @@ def _without_parents(capacity: int, node: Any) -> Any:
         kept: Any = jax.ShapeDtypeStruct((capacity,), jnp.float32) if shapes else _hosttree.leaves(tree)
     else:
         kept = Prefix(tree, capacity)
-    low = Prefix(node.low, capacity) if isinstance(node.low, (jax.Array, jax.ShapeDtypeStruct)) and node.low.size else node.low
-    top = None if node.top is None else Prefix(node.top, capacity)
+    low = (
+        Prefix(node.low, capacity)
+        if isinstance(node.low, (jax.Array, jax.ShapeDtypeStruct)) and node.low.size
+        else node.low
+    )
+    top: Any = None if node.top is None else Prefix(node.top, capacity)
     return dataclasses.replace(node, tree=kept, low=low, top=top)
 
 
 def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
     if isinstance(abstract, Ranks):
-        fresh = _ranks.init(buffer.geometry.capacity)
-        every = jnp.asarray(np.arange(buffer.geometry.capacity, dtype=np.int32))
-        zero = jnp.zeros((), jnp.int32)
-        return _ranks.set(fresh, every, node.astype(jnp.int32), buffer.geometry.capacity, zero)
+        return _ranks.of_buckets(node)
     if not isinstance(abstract, PrioritizedState):
         return node
     if isinstance(abstract.tree, HostTree):

@@ -1,7 +1,7 @@
 """Saves that go on in a thread: what they did, and that nobody misses it if one fails.
 
-An error is raised by `Saving.result` and `wait`; if neither was asked, by the next save to that path; and if there is none, it is
-printed when the process ends. A process that ends waits for its saves first (threads that are no daemons). A second save
+An error is raised by `Saving.result` and `wait`; if neither was asked, by the next save to that path; and if there is none, it
+is printed when the process ends. A process that ends waits for its saves first (threads that are no daemons). A second save
 to a path waits for the one under way, so that saves cannot pile up.
 """
 
