@@ -8,6 +8,7 @@ safetensors file. Memory: one block.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -117,7 +118,9 @@ class OpenFile:
             raise
 
     def read(self, out: memoryview, at: int) -> None:
-        """Fills `out`. Raises StoreCorrupted: the file is shorter, or a part of it cannot be read."""
+        """Fills `out`. Raises StoreCorrupted: the file is shorter, or a part of it cannot be read; ValueError: it is closed."""
+        if self.fd < 0:
+            raise ValueError(f"fbuf.load: {self.path} is closed; expected it open. Read before close(), or load again.")
         try:
             got = read_into(self._disk, self.fd, self.path, out, at)
         except OSError as error:
@@ -160,7 +163,7 @@ def open_plain(disk: Disk, path: str) -> int:
     except FileNotFoundError:
         raise StoreCorrupted(f"{path} is missing") from None
     except OSError as error:
-        if os.path.islink(path):
+        if error.errno == errno.ELOOP:
             raise StoreCorrupted(f"{path} is a link; expected a plain file") from None
         with telling("open", path):
             raise error

@@ -58,6 +58,10 @@ class Disk:
         """Makes a folder."""
         os.mkdir(path)
 
+    def isdir(self, path: str) -> bool:
+        """Whether a folder is there."""
+        return os.path.isdir(path)
+
     def listdir(self, path: str) -> list[str]:
         """Names in a folder."""
         return os.listdir(path)

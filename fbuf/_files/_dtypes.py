@@ -28,7 +28,7 @@ _PLAIN = {
     "float32": "F32",
     "float64": "F64",
 }
-_PAIRS = {"complex64": "F32", "complex128": "F64"}
+_PAIRS = {"complex64": "F32", "complex128": "F64", "complex32": "F16", "bcomplex32": "U16"}
 _VIEWS = {"bfloat16": "U16"} | dict.fromkeys(
     (
         *("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
@@ -49,10 +49,10 @@ def dtype_named(name: str) -> np.dtype[Any]:
       KeyError: no such name.
       ImportError: `ml_dtypes` is too old to have it.
     """
-    if name in _PLAIN or name in _PAIRS:
+    if name in _PLAIN or name in ("complex64", "complex128"):
         dtype: np.dtype[Any] = np.dtype(name)
         return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
-    if name not in _VIEWS:
+    if name not in NAMES:
         raise KeyError(name)
     import ml_dtypes
 
@@ -70,6 +70,11 @@ def canonical(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """What safetensors calls such an array, and its shape there."""
-    if dtype.name in _PAIRS:
-        return _PAIRS[dtype.name], (*shape, 2)
-    return _PLAIN.get(dtype.name) or _VIEWS[dtype.name], shape
+    code, pair = _code(dtype)
+    return code, (*shape, 2) if pair else shape
+
+
+@functools.lru_cache(maxsize=64)
+def _code(dtype: np.dtype[Any]) -> tuple[str, bool]:
+    name = dtype.name
+    return _PAIRS.get(name) or _PLAIN.get(name) or _VIEWS[name], name in _PAIRS

@@ -80,7 +80,7 @@ class Folder:
     def make(self, sync: bool) -> None:
         """Makes the folder, and those that it lies in."""
         missing, path = [], self.path
-        while not os.path.isdir(path) and path != os.path.dirname(path):
+        while not self.disk.isdir(path) and path != os.path.dirname(path):
             missing.append(path)
             path = os.path.dirname(path)
         for path in reversed(missing):
@@ -88,9 +88,6 @@ class Folder:
                 self.disk.mkdir(path)
             if sync:
                 sync_folder(self.disk, os.path.dirname(path))
-        if not os.path.isdir(self.path):
-            with telling("make", self.file("")):
-                raise NotADirectoryError(errno.ENOTDIR, "a file is there")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -186,4 +183,3 @@ class Folder:
                 pass
             except OSError as error:
                 warnings.warn(f"{error} The next save tries again.", RuntimeWarning, stacklevel=2)
-                return  # a manifest must not outlive what it names

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -76,15 +76,27 @@ class SavedArray:
             start, stop = self._layout.span(i)
             yield start, self._rows(start, stop).reshape(self._layout.block_shape(i))
 
-    def verify(self, bar: Bar | None = None) -> None:
-        """Reads what was not read yet, and checks it. Raises StoreCorrupted."""
-        sizes = self._layout.sizes()
-        buffer = memoryview(bytearray(_PIECE))
+    def faults(
+        self, bar: Bar | None = None, whole: set[tuple[str, int, int]] | None = None
+    ) -> Iterator[StoreCorrupted]:
+        """Reads what was not read yet, and gives what is wrong with each block.
+
+        Args:
+          whole: (path, offset, crc32) of blocks that need not be read; those that are whole are added.
+        """
+        sizes, buffer = self._layout.sizes(), memoryview(bytearray(_PIECE))
         for i in np.flatnonzero(~self.checked).tolist():
-            at, size = int(self._entry.offset[i]), int(sizes[i])
-            if self._files[self._entry.file[i]].crc(at, size, buffer) != self._entry.crc[i]:
-                self._damaged(i)
-            self.checked[i] = True
+            at, size, crc = int(self._entry.offset[i]), int(sizes[i]), int(self._entry.crc[i])
+            file = self._files[self._entry.file[i]]
+            try:
+                if whole is None or (file.path, at, crc) not in whole:
+                    if file.crc(at, size, buffer) != crc:
+                        raise self._damaged(i)
+                    if whole is not None:
+                        whole.add((file.path, at, crc))
+                self.checked[i] = True
+            except StoreCorrupted as error:
+                yield error
             if bar is not None:
                 bar(size)
 
@@ -111,15 +123,15 @@ class SavedArray:
             return
         self._files[self._entry.file[i]].read(data, int(self._entry.offset[i]))
         if zlib.crc32(data) != self._entry.crc[i]:
-            self._damaged(i)
+            raise self._damaged(i)
         if self.dtype == bool and out.view(np.uint8).max() > 1:
             raise StoreCorrupted(f"fbuf.load: array '{self._name}' is bool and holds other bytes than 0 and 1")
         self.checked[i] = True
 
-    def _damaged(self, i: int) -> NoReturn:
+    def _damaged(self, i: int) -> StoreCorrupted:
         start, stop = self._layout.span(i)
         at, size = int(self._entry.offset[i]), int(self._layout.sizes()[i])
-        raise StoreCorrupted(
+        return StoreCorrupted(
             f"{self._files[self._entry.file[i]].path} is damaged in bytes {at} to {at + size}, rows {start} to {stop} of array "
             f"'{self._name}': they have another crc32 than they were saved with"
         )
@@ -157,7 +169,8 @@ class Saved:
         """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
         bar = Bar(progress, "fbuf.load", self.nbytes)
         for array in self.arrays.values():
-            array.verify(bar)
+            for error in array.faults(bar):
+                raise error
         bar.close()
 
     def close(self) -> None:

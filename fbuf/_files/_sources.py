@@ -16,6 +16,9 @@ from fbuf._files._dtypes import canonical
 from fbuf._files._layout import MOST_AXES, Layout, block_rows
 from fbuf._host.arrays import Array
 
+MOST_TOTAL = 1 << 19
+"""Blocks of a checkpoint: what one manifest, and the header of one file, can name."""
+
 
 class Source(Protocol):
     """An array, or what reads like one. It may also have
@@ -67,7 +70,13 @@ class Plan:
 
 def plan(arrays: Mapping[str, Source]) -> list[Plan]:
     """Checks all sources. Raises TypeError and ValueError, which name the array."""
-    return [_plan(name, source) for name, source in arrays.items()]
+    plans = [_plan(name, source) for name, source in arrays.items()]
+    blocks = sum(plan.layout.count for plan in plans)
+    if blocks > MOST_TOTAL:
+        raise ValueError(
+            f"fbuf.save: there are {blocks} blocks; expected at most {MOST_TOTAL}. Give sources larger blocks."
+        )
+    return plans
 
 
 def _plan(name: str, source: Source) -> Plan:
