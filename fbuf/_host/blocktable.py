@@ -22,7 +22,7 @@ from fbuf._host.tracked import Tracked
 
 _FIRST = 64  # places of a new table
 _LOT = 1024  # blocks verified together: what a processor's cache holds
-_ENTERED = 1 << 16  # places entered together when a table is loaded
+_ENTERED = 1 << 14  # places entered together when a table is loaded
 
 
 def _mixed(x: Array) -> Array:

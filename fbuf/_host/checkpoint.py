@@ -154,7 +154,8 @@ def _save_stacks(part: Stacks, count: Array) -> dict[str, Any]:
     stream = part.inner
     if not isinstance(stream, FrameStream):
         return {"stacking": np.array([part.watching, 0, 0, 0], np.int64)} | save_chunks(stream, count)
-    frames, added = np.stack([stream.low, stream.count]), stream.ends.saved(count)
+    frames = np.stack([stream.low, stream.count])
+    added = stream.ends.saved(np.maximum(count - part.depth, 0), count, stream.stacking.frames)
     own = {
         "stacking": np.array([0, *dataclasses.astuple(stream.stacking)], np.int64),
         "frames": frames,
@@ -197,8 +198,11 @@ def _load_stacks(part: Stacks, arrays: Mapping[str, Source], count: Array) -> No
             f"Load another checkpoint."
         )
     plane = stream.plane
-    plane.widen(int((frames // plane.k - low // plane.k).max()) + 2, np.zeros_like(frames), np.zeros_like(low))
-    load_chunks(plane, within(arrays, "frame:"), frames, low)
+    own = within(arrays, "frame:")
+    needed = max(int((frames // plane.k - low // plane.k).max()) + 2, plane.ring)
+    ring = int(expect(own, "state", np.int64, (7,))[5])
+    plane.resize(ring if needed <= ring <= 2 * needed else needed, np.zeros_like(frames), np.zeros_like(low))
+    load_chunks(plane, own, frames, low)
     part.inner = stream
     part.resume(count, False)
 

@@ -90,7 +90,7 @@ class Making:
         """The part that a column's saved arrays belong to: `part`, or one of what its rows had turned out to be."""
         column = self.columns[index]
         if "rows" in arrays:  # also of a column with a codec, if its rows did not compress
-            return part if isinstance(part, FileRing) else self.ring(index)
+            return part if isinstance(part, Ring | FileRing) else self.ring(index)
         if "stacking" in arrays and isinstance(column.codec, Zstd):  # also if they are no longer looked for
             if self.folder is not None:
                 raise ValueError(

@@ -27,9 +27,16 @@ class RowEnds:
         """Bytes written to when the lanes have `count` rows."""
         return self.used(count) * (self.added.nbytes + self.base.nbytes) // self.blocks
 
-    def saved(self, count: Array) -> Array:
-        """uint8[blocks, E, 64], frames added by the rows of each block, copied."""
-        return self.added[: self.used(count)].copy()
+    def saved(self, first: Array, count: Array, depth: int) -> Array:
+        """uint8[blocks, E, 64], frames added by rows `first` to `count` of each lane, copied; by the first of them `depth`."""
+        used = self.used(count)
+        out = self.added[:used].copy()
+        end = first + self.blocks * _BLOCK
+        lane, row = ranges(count, end if used == self.blocks else np.minimum(end, used * _BLOCK))  # of rows that are gone
+        out[row // _BLOCK % self.blocks, lane, row % _BLOCK] = 0
+        lane = np.flatnonzero(count > first)
+        out[first[lane] // _BLOCK % self.blocks, lane, first[lane] % _BLOCK] = depth
+        return out
 
     def used(self, count: Array) -> int:
         """Blocks written to when the lanes have `count` rows."""

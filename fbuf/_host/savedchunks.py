@@ -43,10 +43,7 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
         "state": np.array(state, np.int64),
         "packed": part.packed.copy(),
         "open": _opened(part, count),
-        "address": part.address[:rows].copy(),
-        "length": part.length[:rows].copy(),
-        "checksum": part.checksum[:rows].copy(),
-        "dictionary": part.slot[:rows].copy(),
+        **{name: _live(array, rows, at) for name, array in zip(_INDEX, _index(part), strict=True)},
         "span": span,
         "payload": payload,
         "dictionaries": pieces(
@@ -56,6 +53,17 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
         "dictionary_length": np.array([len(d.data) for _, d in held], np.int64),
         "dictionary_checksum": np.array([d.crc for _, d in held], np.uint32),
     }
+
+
+def _index(part: Chunks) -> tuple[Array, ...]:
+    return part.address, part.length, part.checksum, part.slot
+
+
+def _live(array: Array, rows: int, at: tuple[Array, Array]) -> Array:
+    """The first rows of an index, zeros for chunks that have expired."""
+    out = np.zeros((rows, array.shape[1]), array.dtype)
+    out[at] = array[at]
+    return out
 
 
 def _rows(part: Chunks, count: Array, ring: int) -> int:
@@ -113,8 +121,7 @@ def load_chunks(
             part.open[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
     lane, chunk = part.live(count, low)
     number, old, new = _rows(part, count, ring), (chunk % ring, lane), (chunk % part.ring, lane)
-    index: tuple[Array, ...] = part.address, part.length, part.checksum, part.slot
-    for name, mine in zip(_INDEX, index, strict=True):
+    for name, mine in zip(_INDEX, _index(part), strict=True):
         mine[new] = expect(arrays, name, mine.dtype, (number, part.lanes))[old]
     _load_dictionaries(part, arrays, part.slot[new], current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
