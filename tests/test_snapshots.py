@@ -243,11 +243,11 @@ def test_what_is_loaded_is_the_store_and_its_next_save_the_same(case: Case, tmp_
     for other in (loaded, plain):
         again, there = disk.fetch(other, tickets)
         assert np.array_equal(there, ok) and np.array_equal(again, rows)
-    # No mark is another store's, but the bytes are: what is saved of it to the same path is nothing.
     twice = loaded.to_arrays()
-    assert whole(twice) == whole(arrays)
-    assert check_marks(arrays, twice)[0] == 0
-    assert all(getattr(twice[n], "keys", None) == getattr(a, "keys", None) for n, a in arrays.items())
+    assert check_marks(arrays, twice)[0] == 0  # no mark is another store's
+    if not case.files:  # but the bytes are: what is saved of it to the same path is nothing
+        assert whole(twice) == whole(arrays)
+        assert all(getattr(twice[n], "keys", None) == getattr(a, "keys", None) for n, a in arrays.items())
     more = np.stack(list(itertools.islice(life.game, 5 * case.lanes))).reshape(5, case.lanes, *case.shape)
     slots = None if case.streams else np.arange(5 * case.lanes, dtype=np.int32).reshape(5, -1)
     new = loaded.write([more], None, slots)

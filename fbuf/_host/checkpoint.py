@@ -98,7 +98,7 @@ def _load_ring(ring: Ring | FileRing, arrays: Mapping[str, Source], count: Array
         )
     rows = lazily(arrays, "rows", np.uint8, (min(int(count.max()), places), ring.lanes, ring.row))
     for start, block in steps(rows):
-        if places == ring.places:
+        if isinstance(ring, Ring) and places == ring.places:
             ring.restore(start, block)
             continue
         number = low + (np.arange(start, start + len(block))[:, None] - low) % places

@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fbuf._host.arrays import Array, flat
+from fbuf._host.arrays import Array
 from fbuf._host.files import File, once, unlink
 from fbuf._host.folder import Folder
-from fbuf._host.source import Identity, Lazy, Source, pieces
-from fbuf._host.spans import Spans
+from fbuf._host.source import Identity, Lazy, pieces
 
 _OFFSET_BITS = 30  # an address is segment << 30 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
@@ -296,19 +295,6 @@ class FileArena:
                 read = functools.partial(once, segment.view, offset, size)
                 parts.append((f"{number}/{offset}", f"{self._identity}:{number}/{offset}:{size}", size, read))
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
-
-    def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
-        """Writes the segments of another arena, into this one, which is new, with the chunks that are live. Raises OSError."""
-        for number, own in spans.segments():
-            end, size, _ = own[-1]
-            file = File(f"{self._path}{number:08d}", end + size + 4095 & ~4095)
-            self._enter(number, file)
-            for offset, size, place in own:
-                file.write(flat(np.ascontiguousarray(payload[place : place + size])), offset)
-            file.close()
-            self._next = number + 1
-        self.hold(addresses, lengths)
-        self.prune()
 
 
 def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:

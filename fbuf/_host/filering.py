@@ -135,11 +135,6 @@ class FileRing:
 
         return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
-    def restore(self, start: int, rows: Array) -> None:
-        """Writes places from `start` on, uint8[rows, E, bytes]. Raises OSError."""
-        self._tracked.touch(start, start + len(rows))
-        self.file.write(flat(np.ascontiguousarray(rows)), start * self.lanes * self.row)
-
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
         """How to fetch rows, as `Part.fetch` describes it."""
         return FileGather(self.table, self.row, count % self.places * self.lanes + lane, there, starts)

@@ -2,7 +2,7 @@
 
 Chunk c of a lane is row `c % ring` of the index; `address` is where it lies, a segment's number above `bits` of an offset;
 `span` says which bytes of which segments `payload` holds. So a second save finds most blocks of all of them as they were, and
-loading puts bytes where they lay. Segments of another kind (files have a header before each chunk) are taken chunk by chunk.
+loading puts bytes where they lay. Into files, which have a header before each chunk, and from them, they go chunk by chunk.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def load_chunks(
     full = length > 0
     place = span.find(address[full], length[full])
     make = None if record is None else record()
-    if bits == part.arena.bits:
+    if make is None and bits == part.arena.bits:
         part.arena.adopt(span, payload, address[full], length[full])
     else:
         which = np.flatnonzero(full)

@@ -15,7 +15,7 @@ import numpy as np
 from fbuf._host.arrays import Array, flat
 from fbuf._host.source import Source
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 
 
 class Spans:
