@@ -22,7 +22,7 @@ PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
-    ("_typing", "_errors", "_sample", "_host.owner"),
+    ("_typing", "_errors", "_sample", "_host.owner", "_files"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's
     ("_host.treecall",),

@@ -120,12 +120,18 @@ class File:
 
 
 class telling:
-    """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do."""
+    """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do.
 
-    __slots__ = ("path", "what")
+    Args:
+      instead: What else to do where there is no room, and what is as it was.
+    """
 
-    def __init__(self, what: str, path: str) -> None:
-        self.what, self.path = what, path
+    __slots__ = ("instead", "path", "what")
+
+    def __init__(
+        self, what: str, path: str, instead: str = "use a smaller capacity; the rows that were there are as before"
+    ) -> None:
+        self.what, self.path, self.instead = what, path, instead
 
     def __enter__(self) -> None:
         pass
@@ -141,9 +147,9 @@ class telling:
         except OSError:
             room = "how much is free there cannot be told"
         if number in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"Make room in {folder}, or use a smaller capacity; the rows that were there are as before."
+            fix = f"Make room in {folder}, or {self.instead}."
         elif number == errno.EFBIG:
-            fix = "Raise the limit on the size of files (ulimit -f), or use a smaller capacity."
+            fix = f"Raise the limit on the size of files (ulimit -f), or {self.instead}."
         elif number in (errno.EMFILE, errno.ENFILE):
             fix = "Raise the limit on open files (ulimit -n), or close what holds them."
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
