@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ _SEED = 0x6662_7566
 
 def of_bytes(block: np.ndarray) -> str:
     """The mark of a block on the host."""
-    data = memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    data: Any = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
     return f"s{hashlib.sha256(data).hexdigest()[:32]}"
 
 

@@ -124,7 +124,7 @@ def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure:
     found = {n: _Found(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     _match.check_leaves(call, saved.path, found, wanted)
     rows = {
-        name.removeprefix("rows/"): _arrays.Owned(_placed(saved, name)) if name in placed else np.asarray(array)
+        name.removeprefix("rows/"): _arrays.Owned(_placed(saved, name)) if name in placed else array
         for name, array in saved.arrays.items()
         if name.startswith("rows/")
     }

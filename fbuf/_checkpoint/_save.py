@@ -100,18 +100,26 @@ def saved(
     beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
     mine, meta["replay"] = ({}, None) if own is None else own
     arrays |= beside | mine
-    sources = arrays if wait else _held(folder, arrays)
+    theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
+    sources = arrays if wait else _kept(folder, arrays, theirs)
     work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
     return Saving(folder, work, wait=wait)
 
 
-def _held(folder: str, arrays: Mapping[str, Any]) -> dict[str, Held]:
+def _kept(folder: str, arrays: Mapping[str, Any], theirs: bool) -> dict[str, Any]:
+    """Sources that stay as they are when the state is donated: a host store's are so anyhow, but perhaps not a user's own
+    storage's (`theirs`)."""
+
+    def held(name: str, source: Any, last: Any) -> Any:
+        loose = isinstance(source, DeviceLeaf) or (theirs and name.startswith("rows/"))
+        return Held(name, source, last) if loose else source
+
     try:
-        last = _files.read(folder, verify="lazy")
+        saved = _files.read(folder, verify="lazy")
     except (_files.CheckpointNotFound, _files.StoreCorrupted):
-        return {name: Held(name, source, None) for name, source in arrays.items()}
-    with last:
-        return {name: Held(name, source, last.arrays.get(name)) for name, source in arrays.items()}
+        return {name: held(name, source, None) for name, source in arrays.items()}
+    with saved:
+        return {name: held(name, source, saved.arrays.get(name)) for name, source in arrays.items()}
 
 
 def checked_path(call: str, path: Any) -> str:

@@ -98,6 +98,17 @@ class File:
         with telling("map", self.path):
             return memoryview(mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
 
+    def fill(self, out: Array, at: int) -> None:
+        """Reads into a C-contiguous array, from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
+        left = flat(out)
+        while left.nbytes:
+            with telling("read", self.path):
+                done = os.preadv(self.fd, [left], at)
+            if not done:
+                left[:] = bytes(left.nbytes)
+                return
+            left, at = left[done:], at + done
+
     def close(self) -> None:
         """No more writes; mappings stay."""
         fd, self.fd = self.fd, -1
@@ -148,6 +159,15 @@ class telling:
         else:
             fix = f"See to the disk under {folder}, or use another path."
         raise OSError(number, f"fbuf: cannot {self.what} {self.path}: {os.strerror(number)}; {room}. {fix}") from error
+
+
+def once(view: memoryview, at: int, size: int) -> Array:
+    """Bytes of a whole mapping, copied, of which this process then keeps no pages: `at` is a multiple of 4,096 or so."""
+    out = np.frombuffer(view, np.uint8, size, at).copy()
+    mapping = view.obj
+    if isinstance(mapping, mmap.mmap) and at % mmap.PAGESIZE == 0:
+        mapping.madvise(mmap.MADV_DONTNEED, at, size)
+    return out
 
 
 def unlink(path: str) -> None:
