@@ -30,10 +30,9 @@ PAIRS = [
     for prefetch in (0, 1)
 ]
 DEFAULT = {
-    ("Compressed", "Prioritized(spread=...)", "Transition", 1),
-    ("Deduplicated", "Consume", "Row", 0),
-    ("Memmap", "Prioritized(on='host')", "Row", 1),
-    ("Ragged", "Epoch", "Transition", 0),
+    ("Compressed", "Uniform", "Transition", 1),
+    ("Memmap", "Prioritized(on='host')", "Row", 0),
+    ("Ragged", "Epoch", "Row", 0),
 }
 
 
@@ -47,23 +46,21 @@ def made(storage: str, sampler: str, view: str, prefetch: int) -> fbuf.Buffer:
 )
 def test_batches_go_on_bit_for_bit(pair: Any, tmp_path: Path) -> None:
     buffer = made(*pair)
-    number = 12 if pair in DEFAULT else 40
-    state = buffer.init(combinations.EXAMPLE)
-    for half in (4, 10):  # before and after the rings came round
-        before = (0, 4)[half == 10]
-        state, _ = steps(buffer, state, before, half - before)
-        assert fbuf.save(tmp_path / "saved", buffer, state).result().generation == 1 + (half == 10)
-        loaded, again = load(tmp_path / "saved", buffer, tmp_path / f"rows{half}")
-        stats = jax.device_get(buffer.stats(state))
-        same(jax.device_get(loaded.stats(again)), stats)
+    number = 8 if pair in DEFAULT else 40
+    for before in (4, 9):  # before and after the rings came round
+        state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, before)
+        assert fbuf.save(tmp_path / "saved", buffer, state).result().generation == 1 + (before == 9)
+        loaded, again = load(tmp_path / "saved", buffer, tmp_path / f"rows{before}")
+        same(jax.device_get(loaded.stats(again)), jax.device_get(buffer.stats(state)))
         _, want = steps(buffer, state, 100, number)
         _, got = steps(loaded, again, 100, number)
         same(got, want)
-        state, again = (b.init(combinations.EXAMPLE) if half == 10 else s for b, s in ((buffer, state), (loaded, again)))
+        if elsewhere(buffer, tmp_path) is not buffer:
+            break  # its files are taken
 
 
 _OTHER = """
-import pickle, sys
+import sys
 import jax, numpy as np
 import fbuf
 from tests.checkpointing import steps
@@ -163,12 +160,12 @@ def test_annealed_numbers_and_indices_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("writer", [Largest("reward"), Anywhere(3)], ids=["Largest", "Anywhere"])
 @pytest.mark.parametrize("storage", ["Device", pytest.param("Compressed", marks=pytest.mark.slow)])
 def test_writers_of_ones_own(writer: Any, storage: str, tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(
-        20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer
-    )
+    buffer = fbuf.Buffer(20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer)
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=rf"tests.test_scattered:{type(writer).__name__}.*Write fbuf.load\(path, b"):
+    with pytest.raises(
+        fbuf.SchemaError, match=rf"(?s)test_scattered:{type(writer).__name__}.*Write fbuf.load\(path, b"
+    ):
         fbuf.load(tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
@@ -189,14 +186,18 @@ DTYPES = [
 def bits_of(dtype: Any, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Values of any kind, NaN and -0.0 among them."""
     dtype = np.dtype(dtype)
-    if dtype == bool or dtype.name in ("int2", "int4", "uint2", "uint4", "float4_e2m1fn"):
+    if dtype.name in ("bool", "int2", "int4", "uint2", "uint4", "float4_e2m1fn"):
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
 
 
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    dtypes = {name: jnp.dtype(getattr(jnp, name if name != "bool" else "bool_")) for name in DTYPES if hasattr(jnp, name) or name == "bool"}
+    dtypes = {
+        name: jnp.dtype(getattr(jnp, name if name != "bool" else "bool_"))
+        for name in DTYPES
+        if hasattr(jnp, name) or name == "bool"
+    }
     shapes = {"scalar": (), "one": (1,), "some": (3, 5), "none": (0,), "neither": (2, 0)}
     example = {n: jax.ShapeDtypeStruct((2,), d) for n, d in dtypes.items()}
     example |= {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
@@ -237,12 +238,14 @@ def test_rows_of_ones_own_nodes_want_an_example(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(4)
     state = buffer.add(buffer.init(example), example)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"made of tests.test_checkpoint:Pair, .* Write fbuf.load\(path, example=row\)"):
+    with pytest.raises(
+        fbuf.SchemaError, match=r"made of \S*test_checkpoint:Pair, .* Write fbuf.load\(path, example=row\)"
+    ):
         fbuf.load(tmp_path / "saved")
     again = fbuf.load(tmp_path / "saved", example=example)[1]
     assert isinstance(again.rows["both"], Pair)
     same(again, state)
-    with pytest.raises(fbuf.SchemaError, match="other nodes"):
+    with pytest.raises(fbuf.SchemaError, match="both/left: found float32"):
         fbuf.load(tmp_path / "saved", example={"both": [jnp.float32(1), jnp.zeros(3)]})
 
 
@@ -363,8 +366,14 @@ def test_what_may_not_differ(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
     replace = dataclasses.replace
-    refused(replace(buffer, sampler=fbuf.samplers.Uniform()), r"sampler: found Prioritized\(.*expected Uniform\(.*\n.*convert")
-    refused(replace(buffer, sampler=Prioritized(largest="held")), r"state/sampler/top: found nothing, expected float32\[40\]")
+    refused(
+        replace(buffer, sampler=fbuf.samplers.Uniform()),
+        r"sampler: found Prioritized\(.*expected Uniform\(.*\n.*convert",
+    )
+    refused(
+        replace(buffer, sampler=Prioritized(largest="held")),
+        r"state/sampler/top: found nothing, expected float32\[40\]",
+    )
     refused(replace(buffer, view=Transition(gamma=0.9, n_step=3)), r"draws other rows.*\n.*ahead: found 1, expected 3")
     refused(replace(buffer, view=fbuf.views.Row(), episode_end=()), "expected none: every row is drawn")
     refused(replace(buffer, capacity=80), r"capacity of .* is 40; expected 80.*resize=True")
@@ -403,7 +412,7 @@ def test_rows_in_files_come_to_lie_where_they_are_told(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(BlockingIOError, match="give another path"):
         fbuf.load(tmp_path / "saved")
     other = elsewhere(buffer, tmp_path / "others")
     loaded, again = fbuf.load(tmp_path / "saved", other)
@@ -411,7 +420,7 @@ def test_rows_in_files_come_to_lie_where_they_are_told(tmp_path: Path) -> None:
     again = numbered(loaded, again, 15, 1)
     want = jax.device_get(loaded.rows(again).data)
     del again
-    same(jax.device_get(loaded.resume({"t": 0.0}) and loaded.rows(loaded.resume({"t": 0.0})).data) if False else want, want)
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
 
 
 def test_the_step_is_compiled_once(tmp_path: Path) -> None:
