@@ -14,6 +14,8 @@ import os
 import zlib
 from typing import Any
 
+import numpy as np
+
 from fbuf._files._disk import INSTEAD, Disk, read_into, write_all
 from fbuf._files._dtypes import stored
 from fbuf._files._layout import Layout
@@ -144,7 +146,7 @@ class OpenFile:
                 self.read(buffer[: part.nbytes], at + start)
             except StoreCorrupted:
                 return False
-            if buffer[: part.nbytes] != part:
+            if not np.array_equal(np.frombuffer(buffer[: part.nbytes], np.uint8), np.frombuffer(part, np.uint8)):
                 return False
         return True
 
