@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ahead",),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
-    ("_presets", "_replay"),
+    ("_presets", "_checkpoint"),
+    ("_replay",),
     ("demo",),
     ("__main__", "__init__"),
 )
