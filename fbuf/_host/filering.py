@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.arrays import Array, StoreCorrupted, flat, intact
 from fbuf._host.batch import Batch
 from fbuf._host.files import File, existing
 from fbuf._host.folder import Folder
 from fbuf._host.part import Census
 from fbuf._host.ring import Unstaged
+from fbuf._host.source import Lazy
 from fbuf._host.sums import Sums
+from fbuf._host.tracked import Tracked
 from fbuf._host.whole import Lost
 
 SUM = 8
@@ -87,6 +89,7 @@ class FileRing:
                         f"another store: start a new store at another path."
                     )
         self.table: Array = np.frombuffer(self.file.map(), np.uint8)
+        self._tracked = Tracked(self.places, lanes * self.row)
 
     def _read_header(self, folder: Folder) -> int:
         text = self._marks.read(0, _HEADER.size + 4)
@@ -130,6 +133,8 @@ class FileRing:
             sums = self._sums.of(new.reshape(-1, self.row), batch.names)
             first = start % self.places
             head = min(self.places - first, stop - start)
+            self._tracked.touch(first, first + head)
+            self._tracked.touch(0, stop - start - head)
             self._write(self.file, flat(new), first, head, self.lanes * self.row, 0)
             self._write(self._marks, flat(_little(sums)), first, head, self.lanes * SUM, _HEADER.size + 4)
             if self.unchecked is not None:
@@ -150,6 +155,7 @@ class FileRing:
     def put(self, lane: Array, count: Array, values: Array) -> None:
         """Writes rows `[M, *shape]` of lanes and counts int64[M]."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
+        self._tracked.touch_at(count % self.places)
         places = count % self.places * self.lanes + lane
         sums = _little(self._sums.of(data, self._sums.names(lane, count))).view(np.uint8).reshape(-1, SUM)
         self.file.scatter(data, places)
@@ -234,6 +240,23 @@ class FileRing:
 
     def compact(self, count: Array) -> None:
         """Nothing to give back."""
+
+    def saved(self, count: Array) -> Lazy:
+        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory. Rows nobody has looked at yet are."""
+        count = count.copy()
+        file, row, lanes = self.file, self.row, self.lanes
+
+        def read(start: int, stop: int) -> Array:
+            rows = np.empty((stop - start, lanes, row), np.uint8)
+            file.fill(rows, start * lanes * row)
+            if self.unchecked is not None:
+                place, lane = np.divmod(np.arange(start * lanes, stop * lanes), lanes)
+                newest = _newest(count[lane], place, self.places)
+                bad = self.check(rows.reshape(-1, row), place * lanes + lane, lane, newest)
+                intact(bad, np.ones(len(bad), bool))
+            return rows
+
+        return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
         """How to fetch rows, as `Part.fetch` describes it."""
