@@ -444,3 +444,15 @@ def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path, base: Memory
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_fuzzing_guided_by_coverage() -> None:
+    """atheris, where it is installed: 20,000 inputs, 1,000,000 with FBUF_EXHAUSTIVE=1."""
+    pytest.importorskip("atheris")
+    runs = 1_000_000 if EXHAUSTIVE else 20_000
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz_files", f"-runs={runs}"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and f"Done {runs} runs" in done.stderr, done.stderr[-3000:]
