@@ -183,7 +183,11 @@ TEXTS = {
     "a number of 5000 digits": (b'{"version":1,"generation":2,"x":' + b"9" * 5000 + b"}", "digits"),
     "NaN": (b'{"version":1,"x":NaN}', "NaN is no number"),
     "infinity": (b'{"version":1,"x":1e999,"y":Infinity}', "Infinity is no number"),
-    "no UTF-8": (b"\xff\xfe", "UnicodeDecodeError"),
+    "no ASCII": (b'{"version":1,"x":"\xc3\xa4"}', "UnicodeDecodeError"),
+    "UTF-16": (
+        ("\u2200" + "[" * 100).encode("utf-16"),
+        "UnicodeDecodeError",
+    ),  # to the parser, not to the check of depth
     "nothing": (b"", "JSONDecodeError"),
     "a key twice": (b'{"version":1,"version":1}', "KeyError"),
 }
