@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -480,6 +481,47 @@ def test_restore_reads_each_byte_once_and_falls_back() -> None:
             assert _files.restore(PATH, use, disk=disk) == 1
     assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk, verify="lazy") == 2
     assert tried == [2, 2, 1]
+
+
+def test_a_save_after_falling_back_does_not_build_on_what_is_damaged() -> None:
+    """Nor does it keep that, and remove the generation that was whole."""
+    for read in (_files.read, lambda path, **how: _files.restore(path, lambda saved: saved.meta, **how)):
+        disk = Memory()
+        for k in (1, 2):
+            rows = np.full(40, k, np.uint8)
+            _files.write(PATH, {"a": Blocks(rows, 8, [f"{k}-{b}" for b in range(5)])}, {"k": k}, disk=disk)
+        disk.names["data-000000000002.safetensors"].data[-3] ^= 1
+        with pytest.warns(RuntimeWarning, match="not the newest"):
+            read(PATH, disk=disk)
+        _files.write(PATH, {"a": Blocks(rows, 8, [f"2-{b}" for b in range(5)])}, {"k": 3}, disk=disk)
+        assert np.array_equal(np.asarray(_files.read(PATH, disk=disk).arrays["a"]), rows)
+        assert sorted(n for n in disk.contents() if n[0] == "m") == [
+            "manifest-000000000001.json",
+            "manifest-000000000003.json",
+        ]
+
+
+class Made:
+    """64 MiB that are nowhere in memory."""
+
+    shape, dtype = (1 << 26,), np.dtype(np.uint8)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.arange(rows.start, rows.stop, dtype=np.int64).astype(np.uint8)
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """A first save, one that compares, one that is read and one that is verified: some megabytes for 64."""
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            _files.write(tmp_path, {"a": Made()}, {}, sync=False)
+        with _files.read(tmp_path) as saved:
+            for _ in saved.arrays["a"].blocks():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "long", "empty", "folder", "link", "pipe"])

@@ -22,6 +22,8 @@ from fbuf._host import locks
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.files import telling
 
+DAMAGED: set[str] = set()
+"""Ids of saves in which this process found a damaged block: no save builds on one, nor counts it among those it keeps."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -50,9 +52,8 @@ class Folder:
     def manifest(self, generation: int) -> Manifest:
         """A manifest. Raises StoreCorrupted, VersionError, OSError."""
         path = self.file(manifest_name(generation))
-        fd = open_plain(self.disk, path)
+        fd, size = open_plain(self.disk, path)
         try:
-            size = self.disk.size(fd)
             if size > MOST_BYTES:
                 raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MOST_BYTES}")
             text = bytearray(size)
@@ -69,7 +70,9 @@ class Folder:
             self.disk.close(fd)
 
     def whole(self, manifest: Manifest) -> bool:
-        """Whether all files that a manifest names are there, and their sizes and headers as it says."""
+        """Whether all files that a manifest names are there, sizes and headers as it says, and no block known to be damaged."""
+        if manifest.save in DAMAGED:
+            return False
         try:
             for entry in manifest.files:
                 OpenFile(self.disk, self.path, entry).close()

@@ -14,7 +14,7 @@ from typing import Literal, NoReturn, TypeVar
 
 from fbuf._files._disk import DISK, Disk
 from fbuf._files._errors import CheckpointNotFound
-from fbuf._files._folder import Folder
+from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._progress import Progress
 from fbuf._files._saved import Saved
 from fbuf._host.arrays import StoreCorrupted
@@ -23,7 +23,13 @@ Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
 
 
-def read(path: str, *, verify: Verify = "full", progress: Progress | bool | None = None, disk: Disk = DISK) -> Saved:
+def read(
+    path: str | os.PathLike[str],
+    *,
+    verify: Verify = "full",
+    progress: Progress | bool | None = None,
+    disk: Disk = DISK,
+) -> Saved:
     """Opens the newest generation that is whole; if that is not the newest of all, a RuntimeWarning says why.
 
     Args:
@@ -49,7 +55,7 @@ def read(path: str, *, verify: Verify = "full", progress: Progress | bool | None
 
 
 def restore(
-    path: str,
+    path: str | os.PathLike[str],
     build: Callable[[Saved], Built],
     *,
     verify: Verify = "full",
@@ -80,7 +86,7 @@ def restore(
     return _newest(folder, built)
 
 
-def _folder(path: str, verify: str, disk: Disk) -> Folder:
+def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
     if verify not in ("full", "lazy"):
         raise ValueError(f"fbuf.load: verify is {verify!r}; expected 'full' or 'lazy'.")
     return Folder(path, disk)
@@ -102,6 +108,8 @@ def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
                 saved.close()
             if not isinstance(error, StoreCorrupted):
                 raise
+            if saved is not None:
+                DAMAGED.add(saved.manifest.save)
             wrong[left[0]] = error.with_traceback(None)  # whose frames hold what was made so far
             continue
         _warn(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})

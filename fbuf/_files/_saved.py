@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._files._data import OpenFile, bytes_of
-from fbuf._files._folder import Folder
+from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._manifest import ArrayEntry, Manifest
 from fbuf._files._progress import Bar, Progress
 from fbuf._host.arrays import Array, StoreCorrupted
@@ -26,8 +26,8 @@ class SavedArray:
     Cost: reading rows reads the blocks that they lie in, and checks each.
     """
 
-    def __init__(self, name: str, entry: ArrayEntry, files: list[OpenFile]) -> None:
-        self._name, self._entry, self._files = name, entry, files
+    def __init__(self, name: str, entry: ArrayEntry, files: list[OpenFile], save: str) -> None:
+        self._name, self._entry, self._files, self._save = name, entry, files, save
         self._layout = entry.layout
         self.shape, self.dtype = entry.layout.shape, entry.layout.dtype
         self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
@@ -129,6 +129,7 @@ class SavedArray:
         self.checked[i] = True
 
     def _damaged(self, i: int) -> StoreCorrupted:
+        DAMAGED.add(self._save)
         start, stop = self._layout.span(i)
         at, size = int(self._entry.offset[i]), int(self._layout.sizes()[i])
         return StoreCorrupted(
@@ -157,7 +158,8 @@ class Saved:
         except BaseException:
             self.close()
             raise
-        arrays = {name: SavedArray(name, entry, self._files) for name, entry in self.manifest.arrays.items()}
+        entries, save = self.manifest.arrays, self.manifest.save
+        arrays = {name: SavedArray(name, entry, self._files, save) for name, entry in entries.items()}
         self.arrays: Mapping[str, SavedArray] = arrays
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class Written(NamedTuple):
 
 
 def write(
-    path: str,
+    path: str | os.PathLike[str],
     arrays: Mapping[str, Source],
     meta: dict[str, Any],
     *,
