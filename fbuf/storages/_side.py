@@ -10,6 +10,7 @@ Ownership, copying and the refusal to be pickled or traced at `init` are here to
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -135,7 +136,12 @@ def adopt(
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
 ) -> tuple[SideRows, np.ndarray]:
-    """The rows of a store that was there before, and how many each lane ever had, int64[E]."""
+    """The rows of a store that was there before, and how many each lane ever had, int64[E].
+
+    Warns of what was wrong with its files.
+    """
+    if store.warning:
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=5)
     count, tickets = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
