@@ -132,6 +132,8 @@ def put(value: Any, path: list[Any], new: Any) -> Any:
         (["arrays", "log", "cuts"], [0, 250], "cuts do not rise"),
         (["arrays", "log", "keys"], ["piece-0"] * 5, "keys repeat"),
         (["arrays", "log", "keys"], [[]] * 5, "in place of text"),
+        (["arrays", "log", "keys"], ["\x1b[2J", "b", "c", "d", "e"], "in place of a name"),
+        (["arrays", "\x1b[2J"], {}, "in place of a name"),
         (["arrays"], [], "list in place of an object"),
         (["files"], {}, "dict in place of a list"),
         (["generation"], 3, "has the name of 2"),
