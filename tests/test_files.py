@@ -707,12 +707,13 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
     assert "there is no checkpoint" in run("verify", path)[2]
     save(path, 1)
-    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000]})
+    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"})
     (tmp_path / "c" / "notes").touch()
     status, out, _ = run("inspect", path)
     assert status == 0
     for text in ("generation 2: 5 arrays", "generation 1:", "buffer: Buffer(capacity=9)", "... (1004 characters)"):
         assert text in out
+    assert "\x1b" not in out
     for text in ("table", "float32", "[40, 5]", "data-000000000001.safetensors", "%", "not looked at: notes"):
         assert text in out
     assert run("verify", path) == (0, "whole\n", "")

@@ -103,6 +103,10 @@ class Folder:
             try:
                 locks.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
+                with contextlib.suppress(
+                    OSError
+                ):  # what killed saves left may fill the disk, and goes only under the lock
+                    locks.sign(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
