@@ -74,7 +74,8 @@ class SideRows:
     def __reduce__(self) -> Any:
         raise TypeError(
             "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
-            "Hand over the rows: jax.device_get(buffer.rows(state)), and `extend` a new state with them."
+            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
+            "jax.device_get(buffer.rows(state))."
         )
 
     def __repr__(self) -> str:
