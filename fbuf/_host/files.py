@@ -17,6 +17,7 @@ import numpy as np
 from fbuf._host.arrays import Array, StoreCorrupted, flat
 
 _READ = 1 << 20
+_AROUND = 1 << 16
 
 
 class File:
@@ -181,7 +182,8 @@ def once(view: memoryview, at: int, size: int) -> Array:
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
     if isinstance(mapping, mmap.mmap) and at % mmap.PAGESIZE == 0:
-        mapping.madvise(mmap.MADV_DONTNEED, at, size)
+        first = max(at - _AROUND, 0)  # pages that came with those asked for
+        mapping.madvise(mmap.MADV_DONTNEED, first, min(at + size + _AROUND, len(mapping)) - first)
     return out
 
 

@@ -30,7 +30,7 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
     """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
-    live = (np.arange(rows)[:, None] - tail) % part.ring < head - tail
+    live = _live(rows, part.ring, tail, head)
     index = {
         name: np.where(live, array[:rows], array.dtype.type(0))
         for name, array in zip(_INDEX, _index(part), strict=True)
@@ -61,6 +61,11 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
 
 def _index(part: Chunks) -> tuple[Array, ...]:
     return part.address, part.length, part.checksum, part.slot
+
+
+def _live(rows: int, ring: int, tail: Array, head: Array) -> Array:
+    """bool[rows, E], where in an index chunks `tail` to `head` of each lane lie."""
+    return np.asarray((np.arange(rows)[:, None] - tail) % ring < head - tail)
 
 
 def _rows(part: Chunks, count: Array, ring: int) -> int:
@@ -113,13 +118,16 @@ def load_chunks(
         raise ValueError(
             f"Store.from_arrays: the index has {ring} rows; expected {int((head - tail).max())}. Load another checkpoint."
         )
-    for start, rows in steps(lazily(arrays, "open", np.uint8, (part.lanes, k, part.row))):
-        if rows.size:
-            part.open[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
-    lane, chunk = part.live(count, low)
-    number, old, new = _rows(part, count, ring), (chunk % ring, lane), (chunk % part.ring, lane)
+    for start, opened in steps(lazily(arrays, "open", np.uint8, (part.lanes, k, part.row))):
+        if opened.size:
+            part.open[start : start + len(opened)].reshape(-1).view(np.uint8)[:] = opened.reshape(-1)
+    rows = _rows(part, count, ring)
+    live = _live(rows, ring, tail, head)
+    row, lane = np.nonzero(live)
+    chunk = tail[lane] + (row - tail[lane]) % ring
+    new = chunk % part.ring, lane
     for name, mine in zip(_INDEX, _index(part), strict=True):
-        mine[new] = expect(arrays, name, mine.dtype, (number, part.lanes))[old]
+        mine[new] = expect(arrays, name, mine.dtype, (rows, part.lanes))[live]
     _load_dictionaries(part, arrays, part.slot[new], current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
     part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
@@ -157,7 +165,9 @@ def _load_dictionaries(part: Chunks, arrays: Mapping[str, Source], used: Array, 
     sizes = expect(arrays, "dictionary_length", np.int64, (None,))
     slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
     crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)
-    known, counts = np.unique(used, return_counts=True)
+    counts = np.bincount(used)
+    known = np.flatnonzero(counts)
+    counts = counts[known]
     named = slots[slots > 0]
     strange = np.setdiff1d(known, np.append(named, 0))
     if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):
