@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -472,6 +474,32 @@ def test_rows_of_any_shape_in_the_background(tmp_path: Path) -> None:
     saving.result()
     loaded, again = fbuf.load(tmp_path / "saved")
     assert loaded.rows(again).lazy["text"] == ["x" * n for n in range(10, 40)]
+
+
+def test_rows_of_64_bits_want_x64(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(4)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        state = buffer.add(buffer.init({"t": jnp.float64(0.1)}), {"t": jnp.float64(0.1)})
+        fbuf.save(tmp_path / "saved", buffer, state)
+        same(fbuf.load(tmp_path / "saved")[1], state)
+    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off; .*jax_enable_x64"):
+        fbuf.load(tmp_path / "saved")
+
+
+def test_a_state_that_was_fetched_can_be_saved(tmp_path: Path) -> None:
+    state = jax.device_get(filled(BUFFER, 7))
+    fbuf.save(tmp_path / "saved", BUFFER, state)
+    same(fbuf.load(tmp_path / "saved")[1], state)
+
+
+def test_a_handle_keeps_no_state(tmp_path: Path) -> None:
+    state = filled(BUFFER, 7)
+    gone = weakref.ref(state.rows["obs"])
+    savings = [fbuf.save(tmp_path / "saved", BUFFER, state, wait=wait) for wait in (True, False)]
+    del state
+    savings[1].wait()
+    gc.collect()
+    assert gone() is None and [saving.result().generation for saving in savings] == [1, 2]
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_meta_is_json(meta: dict) -> None:
     with pytest.raises((TypeError, ValueError)):
         _files.write(PATH, {}, meta, disk=Memory())
     deep: list = []
-    for _ in range(100):
+    for _ in range(5000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 64 deep"):
         _files.write(PATH, {}, {"a": deep}, disk=Memory())
@@ -456,6 +456,49 @@ def test_the_generation_before_is_taken_with_a_warning() -> None:
         load(PATH, disk)
     del whole.names["manifest-000000000001.json"]
     assert load(PATH, whole) == 2
+
+
+def test_what_cannot_be_looked_at_is_not_removed() -> None:
+    disk = Memory()
+    for k in (1, 2):
+        save(PATH, k, disk)
+    counter = Faulty(disk.copy(), kinds=("open",))
+    save(PATH, 3, counter)
+    kept = 0
+    for at in range(counter.count):
+        trial = disk.copy()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                save(PATH, 3, Faulty(trial, at, errno.EMFILE, kinds=("open",)))
+            except OSError as error:
+                assert "ulimit -n" in str(error)
+                continue
+        assert (
+            "older ones were not removed" in str(told[0].message) and "manifest-000000000001.json" in trial.contents()
+        )
+        kept += 1
+    assert kept > 1
+
+
+def test_folders_that_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.EINVAL, errno.EOPNOTSUPP, errno.EIO):
+        disk = Memory()
+        whole = disk.fsync
+
+        def fsync(fd: int, disk: Memory = disk, whole=whole, number: int = number) -> None:  # type: ignore[no-untyped-def]
+            if disk._open[fd] is None:
+                raise OSError(number, "a folder")
+            whole(fd)
+
+        monkeypatch.setattr(disk, "fsync", fsync)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="cannot sync"):
+                save(PATH, 1, disk)
+            assert not disk.contents()
+        else:
+            save(PATH, 1, disk)
+            assert load(PATH, disk) == 1
 
 
 def test_restore_reads_each_byte_once_and_falls_back() -> None:
@@ -664,12 +707,13 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
     assert "there is no checkpoint" in run("verify", path)[2]
     save(path, 1)
-    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000]})
+    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"})
     (tmp_path / "c" / "notes").touch()
     status, out, _ = run("inspect", path)
     assert status == 0
     for text in ("generation 2: 5 arrays", "generation 1:", "buffer: Buffer(capacity=9)", "... (1004 characters)"):
         assert text in out
+    assert "\x1b" not in out
     for text in ("table", "float32", "[40, 5]", "data-000000000001.safetensors", "%", "not looked at: notes"):
         assert text in out
     assert run("verify", path) == (0, "whole\n", "")

@@ -6,9 +6,11 @@ files, to read as it likes. Nothing is imported, evaluated or cast.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -113,14 +115,30 @@ def restored(
     target.storage.host_keys(spec)
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
         saved.verify()  # before files are made there, which a second try would find in its way
-    state = _read(call, saved, reader, spec, structure)
-    if (reader.storage, reader.capacity) != (target.storage, target.capacity):
-        state = _move.moved(f"{call}: {path}", reader, target, state)
+    if (reader.storage, reader.capacity) == (target.storage, target.capacity):
+        state = _read(call, saved, reader, spec, structure)
+    else:
+        with _apart(reader, target) as reader:
+            state = _read(call, saved, reader, spec, structure)
+            state = _move.moved(f"{call}: {path}", reader, target, state)
     if not keeps_ahead:
         state = dataclasses.replace(state, ahead=None)
         state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
     target.check_state(state)
     return target, state
+
+
+@contextlib.contextmanager
+def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
+    """The reader, whose rows lie for a while in a folder of their own, if in any."""
+    storage: Any = reader.storage
+    if not isinstance(getattr(storage, "path", None), str):
+        yield reader
+        return
+    beside = getattr(target.storage, "path", None)
+    where = os.path.dirname(os.path.abspath(beside)) if isinstance(beside, str) else None
+    with tempfile.TemporaryDirectory(prefix="fbuf-", dir=where) as folder:
+        yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 
 
 def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any) -> BufferState:

@@ -103,6 +103,10 @@ class Folder:
             try:
                 locks.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
+                with contextlib.suppress(
+                    OSError
+                ):  # what killed saves left may fill the disk, and goes only under the lock
+                    locks.sign(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -160,14 +164,18 @@ class Folder:
         self._remove(left)
 
     def prune(self, latest: Manifest, keep: int) -> None:
-        """Removes all but the latest generation and the newest others that are whole, `keep` in all."""
+        """Removes all but the latest generation and the newest others that are whole, `keep` in all.
+
+        Raises:
+          OSError, VersionError: a generation cannot be looked at; nothing was removed.
+        """
         names = self.names()
         kept = [latest]
         for generation in generations(names):
             if len(kept) >= keep:
                 break
             if generation != latest.generation:
-                with contextlib.suppress(StoreCorrupted, VersionError, OSError):
+                with contextlib.suppress(StoreCorrupted):
                     manifest = self.manifest(generation)
                     if self.whole(manifest):
                         kept.append(manifest)

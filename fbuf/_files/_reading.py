@@ -17,7 +17,7 @@ from fbuf._files._errors import CheckpointNotFound
 from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._progress import Progress
 from fbuf._files._saved import Saved
-from fbuf._host.arrays import StoreCorrupted
+from fbuf._host.arrays import StoreCorrupted, bare
 
 Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
@@ -93,7 +93,7 @@ def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
 
 
 def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
-    wrong: dict[int, StoreCorrupted] = {}
+    wrong: dict[int, Exception] = {}
     while True:
         there = folder.generations()  # again each time: a save may have put another in place, and removed this one
         left = [generation for generation in there if generation not in wrong]
@@ -110,13 +110,13 @@ def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
                 raise
             if saved is not None:
                 DAMAGED.add(saved.manifest.save)
-            wrong[left[0]] = error.with_traceback(None)  # whose frames hold what was made so far
+            wrong[left[0]] = bare(error)
             continue
         _warn(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made
 
 
-def _nothing(folder: Folder, there: list[int], wrong: dict[int, StoreCorrupted]) -> NoReturn:
+def _nothing(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
     if not there:
         raise CheckpointNotFound(
             errno.ENOENT,
@@ -129,7 +129,7 @@ def _nothing(folder: Folder, there: list[int], wrong: dict[int, StoreCorrupted])
     )
 
 
-def _warn(folder: Folder, saved: Saved, wrong: dict[int, StoreCorrupted]) -> None:
+def _warn(folder: Folder, saved: Saved, wrong: dict[int, Exception]) -> None:
     if wrong:
         what = "; ".join(f"generation {g}: {e}" for g, e in sorted(wrong.items(), reverse=True))
         warnings.warn(

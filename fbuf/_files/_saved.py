@@ -5,6 +5,7 @@ Rejected: mapping the files (a file that becomes shorter would end the process).
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -169,11 +170,10 @@ class Saved:
 
     def verify(self, progress: Progress | bool | None = None) -> None:
         """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
-        bar = Bar(progress, "fbuf.load", self.nbytes)
-        for array in self.arrays.values():
-            for error in array.faults(bar):
-                raise error
-        bar.close()
+        with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
+            for array in self.arrays.values():
+                for error in array.faults(bar):
+                    raise error
 
     def close(self) -> None:
         """Closes the files; twice is fine."""

@@ -303,6 +303,7 @@ def _lock(call: str, path: str) -> int:
             fd,
             "Drop every state of it (or close it: fbuf.stores()), or give another path.",
         )
+        locks.sign(fd)
     except BaseException:
         os.close(fd)
         raise

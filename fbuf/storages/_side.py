@@ -74,7 +74,8 @@ class SideRows:
     def __reduce__(self) -> Any:
         raise TypeError(
             "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
-            "Hand over the rows: jax.device_get(buffer.rows(state)), and `extend` a new state with them."
+            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
+            "jax.device_get(buffer.rows(state))."
         )
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ def resume(
     Warns of what was wrong with its files.
     """
     if store.warning:
-        warnings.warn(store.warning, RuntimeWarning, stacklevel=5)
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
     count, tickets = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
