@@ -189,6 +189,13 @@ def test_keys_move_and_go() -> None:
     assert bits(np.asarray(_files.read(PATH, disk=disk).arrays["log"])) == bits(source.array)
 
 
+def test_a_mark_is_not_believed_of_a_block_of_another_length() -> None:
+    disk = Memory()
+    for size in (5, 7, 3):
+        _files.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
+        assert np.asarray(_files.read(PATH, disk=disk).arrays["log"]).tolist() == [size] * size
+
+
 def test_other_shapes_dtypes_and_blocks_are_written_anew() -> None:
     disk, marks = Memory(), ["m"] * 5
     array = np.arange(40, dtype=np.int32)

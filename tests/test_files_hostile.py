@@ -451,6 +451,18 @@ def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path, base: Memory
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+def test_booleans_that_are_neither() -> None:
+    disk = Memory()
+    _files.write(PATH, {"a": np.array([True, False])}, {}, disk=disk)
+    name = "manifest-000000000001.json"
+    disk.names["data-000000000001.safetensors"].data[-1] = 2
+    body = json.loads(disk.contents()[name].split(b"\n")[1])
+    body["arrays"]["a"]["crc32"] = [zlib.crc32(b"\1\2")]
+    disk.put(name, signed(dumps(body)))
+    with pytest.raises(_files.StoreCorrupted, match="array 'a' is bool and holds other bytes than 0 and 1"):
+        np.asarray(_files.read(PATH, disk=disk).arrays["a"])
+
+
 @pytest.mark.slow
 def test_fuzzing_guided_by_coverage() -> None:
     """atheris, where it is installed: 20,000 inputs, 1,000,000 with FBUF_EXHAUSTIVE=1."""
