@@ -62,7 +62,7 @@ def buffer_of(count: int, storage: Any = None) -> fbuf.Buffer:
 def rows_of(count: int, games: tuple[str, ...] = _GAMES) -> Iterator[dict[str, np.ndarray]]:
     """Rows `[BATCH, LANES, ...]` of games in turn, as often as it takes; what compresses them sees no game twice at once."""
     random, done, turn = np.random.default_rng(0), 0, 0
-    while done < count:
+    while count - done >= LANES:
         for frames, start in _atari.blocks(games[turn % len(games)], min(_EACH, count)):
             number = min(len(frames), count - done) // LANES
             if number:
@@ -392,12 +392,19 @@ def peers(count: int, game: str, rounds: int, where: Path) -> list[dict[str, Any
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 save, load = dumps[name] = make(paths[name])
+                begin = time.perf_counter()
                 save()
+                middle = time.perf_counter()
                 load()
+                first = [middle - begin], [time.perf_counter() - middle]
         except Exception as error:  # whatever a peer raises is what there is to say of it
             absent[name] = Absent(name, f"{type(error).__name__}: {error}"[:200])
             dumps.pop(name, None)
-        found[name] = [], [], folder_bytes(paths[name])
+            continue
+        slow = first[0][0] > 10  # once is enough
+        found[name] = *(first if slow else ([], [])), folder_bytes(paths[name])
+        if slow:
+            dumps.pop(name)
     for _ in range(rounds):
         for name, (save, load) in dumps.items():
             shutil.rmtree(paths[name], ignore_errors=True)
@@ -437,11 +444,8 @@ def peers(count: int, game: str, rounds: int, where: Path) -> list[dict[str, Any
             else:
                 theirs, mine = found[name][at], own[at]
                 target = None if name.startswith("fbuf") else ">= 1"
-                report.append(
-                    row(
-                        question, name, ours=spread(mine), peer=spread(theirs), ratio=ratio(theirs, mine), target=target
-                    )
-                )
+                shown = float(np.median(theirs) / np.median(mine))
+                report.append(row(question, name, ours=spread(mine), peer=spread(theirs), ratio=shown, target=target))
     return report
 
 

@@ -71,7 +71,8 @@ class Replay:
       unlimited: Twice the capacity whenever it is full, instead of overwriting the oldest rows (`storages.Ragged` only). Every
         verb compiles again then, so begin with a capacity of the right order; `buffer` is another after it.
 
-      resume: Go on with the rows that lie at the storage's path (`Buffer.resume`), instead of none.
+      resume: Go on with the rows that lie at the storage's path (`Buffer.resume`), instead of none; their priorities start
+        anew.
 
     A write that fails takes the state with it, because it was donated: later calls say so. Rows in files are still there.
 

@@ -209,8 +209,9 @@ CASES = {
 }
 
 
-JITTED = {("stale indices", "Compressed"), ("an empty peek", "Device"), ("an option that is negative", "Device")}
-"""Jitted by default; all of them run eagerly."""
+JITTED = {("stale indices", "Compressed")}
+"""Jitted by default; most of them run eagerly."""
+EAGER_SLOW = {("indices of closed rows", "Device"), ("rows given up for want of room", "Deduplicated")}
 
 
 def pairs(by_default: Callable[[str, str], bool]) -> list[Any]:
@@ -229,7 +230,8 @@ def made(name: str, storage: str) -> tuple[Case, fbuf.Buffer]:
 
 
 @pytest.mark.parametrize(
-    ("name", "storage"), pairs(lambda name, storage: storage == CASES[name].storages[0] != "Deduplicated")
+    ("name", "storage"),
+    pairs(lambda name, storage: storage == CASES[name].storages[0] and (name, storage) not in EAGER_SLOW),
 )
 def test_an_eager_call_raises_at_once(name: str, storage: str) -> None:
     case, buffer = made(name, storage)
@@ -277,7 +279,7 @@ SAMPLERS: dict[str, Any] = {
     "Consume": Consume(2),
     "Staleness": Staleness(4),
 }
-DEFAULT_PAIRS = {("Compressed", "Prioritized(on='host')"), ("Device", "Ranked")}
+DEFAULT_PAIRS = {("Compressed", "Prioritized(on='host')")}
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,6 @@ def test_the_buffer_without_checks_compiles_to_what_it_did() -> None:
     checked = fbuf.checked(buffer)
     error, _ = jax.jit(checkify.checkify(partial(step, checked)))(state, jnp.ones(4))
     assert error.get() is None
-    jax.clear_caches()
     assert text(partial(step, buffer)) == before
     assert text(checkify.checkify(partial(step, checked))) != before
     free = fbuf.checked(buffer, allow=fbuf._state.COUNTERS)  # without a condition nothing is left of it
@@ -391,7 +392,7 @@ def test_donated_and_without_checkify() -> None:
         jax.jit(partial(updated, buffer))(state, jnp.ones(4))
 
 
-@pytest.mark.parametrize("storage", ["Device", pytest.param("Compressed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", [pytest.param(s, marks=pytest.mark.slow) for s in ("Device", "Compressed")])
 def test_with_prefetch_only_what_is_nobodys_mistake_passes(storage: str) -> None:
     checked = fbuf.checked(buffer_of(storage, prefetch=1, batch_size=4))
     state = filled(checked)
@@ -403,6 +404,7 @@ def test_with_prefetch_only_what_is_nobodys_mistake_passes(storage: str) -> None
         checked.sample(checked.clear(state), KEY)
 
 
+@pytest.mark.slow
 def test_what_is_allowed_is_only_counted() -> None:
     few = dataclasses.replace(buffer_of(), **FEW)
     state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(filled(few, 45), rows_of(50, 30))

@@ -248,7 +248,11 @@ def test_opening_that_fails_at_any_call_leaves_the_folder_to_the_next(
         except OSError as error:
             assert "cannot" in str(error) or "injected" in str(error)
         else:
-            break
+            if faults.left >= 0:  # no call was left to fail
+                break
+            store.close()
+            if verb == "init":
+                shutil.rmtree(tmp_path)
         assert number < 100
     assert number >= (5 if verb == "init" else 4)
     faults.left = -1
@@ -462,7 +466,7 @@ def test_a_temporary_folder_goes_with_its_store(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):
         faults = Faults(monkeypatch)
-        faults.left = 2
+        faults.left = 3  # whether the lock says who holds it is no matter
         make(None, columns_of(None))
     gc.collect()
     assert list(tmp_path.iterdir()) == []

@@ -358,9 +358,10 @@ class FileChunks:
         labels[self.half, np.arange(lanes)] = count // mine.k + 1
         kept = np.zeros((2, mine.k, lanes), "<u8")
         kept[self.half[lane], row % mine.k, lane] = self._sums.of(rows[lane, row % mine.k], self._sums.names(lane, row))
-        self._open.write(flat(kept), self._marks)
-        self._open.write(flat(labels), 0)
-        self._open.sync()
+        if self._read(self._marks, kept.nbytes) + self._read(0, labels.nbytes) != kept.tobytes() + labels.tobytes():
+            self._open.write(flat(kept), self._marks)
+            self._open.write(flat(labels), 0)
+            self._open.sync()
 
 
 def _hash(content: bytes) -> int:

@@ -56,4 +56,4 @@ def _add(total: Array, words: Array, weights: Array) -> None:
         total += np.einsum("ij,j->i", words, weights, dtype=np.uint64, casting="unsafe")
     else:  # a sum for each row would cost more than the sums
         for at, weight in enumerate(weights):
-            total += words[:, at].astype(np.uint64) * weight
+            total += np.multiply(words[:, at], weight, dtype=np.uint64)

@@ -171,8 +171,9 @@ class Hosted:
             raise type(error)(
                 error.errno,
                 f"{name}: rows are loaded into a folder of their own, and {self.path} is taken. What lies there stays as it "
-                f"is. Load into another: dataclasses.replace(buffer, storage=dataclasses.replace(buffer.storage, "
-                f"path=...)); go on with the rows that are there: buffer.resume(example); or remove that folder.",
+                f"is. To load them give another path: dataclasses.replace(buffer, "
+                f"storage=dataclasses.replace(buffer.storage, path=...)); go on with the rows that are there: "
+                f"buffer.resume(example); or remove that folder.",
             ) from error
 
     def resume(

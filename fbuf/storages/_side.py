@@ -141,7 +141,7 @@ def resume(
     Warns of what was wrong with its files.
     """
     if store.warning:
-        warnings.warn(store.warning, RuntimeWarning, stacklevel=5)
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
     count, tickets = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
