@@ -12,7 +12,7 @@ import fbuf
 from tests.checkpointing import same
 from tests.golden import buffers as make
 
-FOLDER = Path(__file__).parent / "golden" / "v1" / "buffers"
+FOLDER = Path(__file__).parent / "golden" / "buffers-v1"
 
 
 @pytest.mark.parametrize(

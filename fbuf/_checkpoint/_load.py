@@ -99,7 +99,13 @@ def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
             raise _files.SchemaError(
                 f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
             )
-        return build(saved)
+        try:
+            return build(saved)
+        except (KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            raise _files.SchemaError(
+                f"{call}: what {saved.path} says of its buffer makes no sense ({error!r}); expected what fbuf.save wrote. Load "
+                f"another checkpoint."
+            ) from error
 
     return _files.restore(checked_path(call, path), checked, verify=verify, progress=progress)
 

@@ -205,8 +205,10 @@ class FileArena:
             self.segments[number].chunks += count
             self.segments[number].bytes += size
             self.live += size
-        end = (addresses & np.uint64(_OFFSET)).astype(np.int64) + lengths
-        for number, stop in zip((addresses >> np.uint64(_OFFSET_BITS)).tolist(), end.tolist(), strict=True):
+        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
+        end: Array = np.zeros(len(numbers), np.int64)
+        np.maximum.at(end, inverse.reshape(-1), (addresses & np.uint64(_OFFSET)).astype(np.int64) + lengths)
+        for number, stop in zip(numbers.tolist(), end.tolist(), strict=True):
             self.segments[number].used = max(self.segments[number].used, stop)
 
     def release(self, addresses: Array, lengths: Array) -> None:

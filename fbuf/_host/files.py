@@ -177,11 +177,11 @@ class telling:
 
 
 def once(view: memoryview, at: int, size: int) -> Array:
-    """Bytes of a whole mapping, copied, of which this process then keeps no pages: `at` is a multiple of 4,096 or so."""
+    """Bytes of a whole mapping, copied; this process then keeps no page of it (more may have come than were asked for)."""
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
-    if isinstance(mapping, mmap.mmap) and at % mmap.PAGESIZE == 0:
-        mapping.madvise(mmap.MADV_DONTNEED, at, size)
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_DONTNEED)  # what others read meanwhile is mapped anew
     return out
 
 

@@ -163,8 +163,18 @@ class Hosted:
         columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
         if not self.in_files:
             return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache)
-        with _filed.folder(type(self).__name__, self.path, geometry, slack, columns, self.sync) as folder:
-            return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+        name = type(self).__name__
+        try:
+            with _filed.folder(name, self.path, geometry, slack, columns, self.sync) as folder:
+                return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+        except (FileExistsError, BlockingIOError) as error:
+            raise type(error)(
+                error.errno,
+                f"{name}: rows are loaded into a folder of their own, and {self.path} is taken. What lies there stays as it "
+                f"is. To load them give another path: dataclasses.replace(buffer, "
+                f"storage=dataclasses.replace(buffer.storage, path=...)); go on with the rows that are there: "
+                f"buffer.resume(example); or remove that folder.",
+            ) from error
 
     def resume(
         self, geometry: Geometry, spec: Spec, structure: Any, verify: str

@@ -1,4 +1,4 @@
-"""Writes whole small buffers as checkpoints: `python -m tests.golden.buffers tests/golden/v1/buffers`.
+"""Writes whole small buffers as checkpoints: `python -m tests.golden.buffers tests/golden/buffers-v1`.
 
 Run once for each version of the format, by the release that first writes it; what it wrote then is never written again. What
 is in them is worked out from numbers, so that a test needs nothing else to know it.
