@@ -17,6 +17,7 @@ import pytest
 
 import fbuf
 from benchmarks import (
+    bench_checkpoint,
     bench_compression,
     bench_deduplicated,
     bench_dispatch,
@@ -146,6 +147,7 @@ def played(monkeypatch):
     monkeypatch.setattr(bench_compression, "_atari", games)
     monkeypatch.setattr(bench_deduplicated, "_atari", games)
     monkeypatch.setattr(bench_host_store, "_atari", games)
+    monkeypatch.setattr(bench_checkpoint, "_atari", games)
 
 
 def test_compression_without_torchrl(played):
@@ -203,6 +205,40 @@ def test_memory_in_a_fresh_process():
     pytest.importorskip("ale_py")
     shown = bench_host_store.grown("Pong", 2_000, again=False)
     assert shown["rss"] > 0 and shown["result"]["host"] > 0
+
+
+# ----------------------------------------------------------------------------------- checkpoint
+
+
+@pytest.mark.slow
+def test_checkpoints_are_timed_and_counted(played, tmp_path, monkeypatch):
+    report = bench_checkpoint.times(2048, ("Pong", "Qbert"), 2, tmp_path, judged=True)
+    found = {(r["question"].split(" ")[0], r["case"]): r for r in report}
+    assert [r["target"] for r in report] == ["<= 1.3", "<= 0.05", "<= 0.05", "<= 2", "<= 2"]
+    first = bench_checkpoint.folder_bytes(tmp_path / "ours")
+    again = found["Second", "bytes written"]
+    assert 0 < again["ours"]["median"] < again["peer"] < first
+    monkeypatch.setattr(bench_checkpoint, "load_peer", lambda name: ABSENT)
+    report = bench_checkpoint.peers(512, "Pong", 1, tmp_path)
+    assert sum(r["peer"] == "absent" for r in report) == 4
+    device = next(r for r in report if r["case"] == "fbuf Device" and r["question"].startswith("Bytes"))
+    assert device["peer"] > 512 * 7056 > device["ours"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["tensor", "memmap", "compressed list", "vault"])
+def test_peers_save_and_load_all_rows(kind, tmp_path):
+    peer = peer_of("flashbax.vault" if kind == "vault" else "torchrl")
+    if isinstance(peer, Absent):
+        pytest.skip(peer.reason)
+    frames, starts = made_up(64)
+    rows = {"obs": frames, "action": np.arange(64, dtype=np.int32), "terminated": starts}
+    with jax.numpy_rank_promotion("allow"):
+        make = bench_checkpoint.flashbax_vault if kind == "vault" else bench_checkpoint.torchrl_dumps
+        save, load = make(rows, tmp_path / "x") if kind == "vault" else make(kind, rows, tmp_path / "x")
+        save()
+        assert bench_checkpoint.folder_bytes(tmp_path / "x") > 0 and load() is not None
 
 
 # --------------------------------------------------------------------------------- deduplicated

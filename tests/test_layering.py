@@ -22,7 +22,7 @@ PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
-    ("_typing", "_errors", "_sample", "_host.owner"),
+    ("_typing", "_errors", "_sample", "_host.owner", "_files"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's
     ("_host.treecall",),
@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ahead",),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
-    ("_presets", "_replay"),
+    ("_presets", "_checkpoint", "_checkedbuffer"),
+    ("_replay",),
     ("demo",),
     ("__main__", "__init__"),
 )
@@ -177,8 +178,9 @@ def test_no_ordered_effects() -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] not in ("demo", "_host")])
 def test_only_the_host_knows_threads_and_zstd(module: str) -> None:
-    never = {"threading", "zstandard", "concurrent", "queue"} - ({"threading"} if module == "_replay" else set())
-    assert not {name.split(".")[0] for name in imports(module)} & never  # `Replay` has a lock, for those who share it
+    threads = module in ("_replay", "_checkpoint._saving")  # a lock for those who share it; a thread that saves
+    never = {"threading", "zstandard", "concurrent", "queue"} - ({"threading"} if threads else set())
+    assert not {name.split(".")[0] for name in imports(module)} & never
 
 
 # --------------------------------------------------------------------------------------------------- documentation

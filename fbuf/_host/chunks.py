@@ -191,9 +191,11 @@ class Chunks:
 
     def widen(self, chunks: int, count: Array, low: Array) -> None:
         """Makes room in the index for so many live chunks a lane; for rows that are not kept by depth alone."""
-        if chunks <= self.ring:
-            return
-        ring = max(chunks, self.ring + self.ring // 4)
+        if chunks > self.ring:
+            self.resize(max(chunks, self.ring + self.ring // 4), count, low)
+
+    def resize(self, ring: int, count: Array, low: Array) -> None:
+        """Makes room in the index for exactly so many."""
         lane, chunk = self.live(count, low)
         wider = []
         for array in (self.address, self.length, self.checksum, self.slot):

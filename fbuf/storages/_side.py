@@ -10,6 +10,7 @@ Ownership, copying and the refusal to be pickled or traced at `init` are here to
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ class SideRows:
     def __reduce__(self) -> Any:
         raise TypeError(
             "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
-            "Hand over the rows: jax.device_get(buffer.rows(state)), and `extend` a new state with them."
+            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
+            "jax.device_get(buffer.rows(state))."
         )
 
     def __repr__(self) -> str:
@@ -134,7 +136,12 @@ def adopt(
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
 ) -> tuple[SideRows, np.ndarray]:
-    """The rows of a store that was there before, and how many each lane ever had, int64[E]."""
+    """The rows of a store that was there before, and how many each lane ever had, int64[E].
+
+    Warns of what was wrong with its files.
+    """
+    if store.warning:
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
     count, tickets = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
@@ -260,18 +267,18 @@ def nbytes(rows: SideRows) -> dict[str, int]:
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
-def to_arrays(rows: SideRows) -> dict[str, np.ndarray]:
+def to_arrays(rows: SideRows) -> dict[str, Any]:
     """Tickets, device leaves and the store's own arrays, under names of their own."""
-    arrays = {"ticket": np.asarray(rows.ticket)}
+    arrays: dict[str, Any] = {"ticket": rows.ticket}
     if rows.last is not None:
-        arrays["last"] = np.asarray(rows.last)
-    arrays |= {f"device:{n}": np.asarray(a) for n, a in rows.device.items()}
+        arrays["last"] = rows.last
+    arrays |= {f"device:{n}": a for n, a in rows.device.items()}
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
 
 
 def from_arrays(
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     geometry: Geometry,
     spec: Spec,
     structure: Any,
@@ -292,9 +299,9 @@ def from_arrays(
         folder=folder,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
-    device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    last = None if rows.last is None else jnp.array(arrays["last"], jnp.uint32)
-    return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device, last)
+    device = {n: _arrays.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    last = None if rows.last is None else _arrays.restored(arrays["last"], jnp.uint32)
+    return rows.replace(_arrays.restored(arrays["ticket"], jnp.uint32), device, last)
 
 
 def default_slack(geometry: Geometry, slack: int | None) -> int:
