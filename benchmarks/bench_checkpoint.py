@@ -1,9 +1,9 @@
 """What does it cost to save a replay buffer, to save it again, and to load it, in seconds, bytes and memory?
 
-10^6 real frames in `Compressed`, with action, reward, flag and priorities: about 120 MB, of 7 GB raw. A save is timed beside
-writing the same bytes to one file with fsync, a load that checks every byte beside reading the same files, both from the page
-cache, call by call in turn. The second save comes after 1 % new rows. Memory is what a fresh process holds at its highest,
-beside what it held before the save, or holds after the load.
+10^6 real frames in `Compressed`, with action, reward, flag and priorities: about 100 MB, of 7 GB raw. A save is timed beside
+writing the same bytes to one file with fsync, a load that checks every byte beside reading the same files (from the disk, and
+from the page cache), call by call in turn. The second save comes after 1 % new rows. Memory is what a fresh process holds at
+its highest, beside what it held before the save, or holds after the load.
 
 Then the same rows, fewer of them, in torchrl's `dumps` (tensors, memory maps, compressed list) and flashbax's Vault, neither of
 which waits for the disk, checks what it reads or saves twice for less; ours waits and checks.

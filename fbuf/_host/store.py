@@ -609,7 +609,8 @@ class Store:
         What is large is a `source.Lazy`: read when it is asked for, in any thread, it gives what is there now, whatever is
         written, compressed again or closed in the meantime. What a row was is kept for it in memory when the row goes.
 
-        Cost: a copy of the index, some 3 bytes a row of chunks of 8; writers wait that long.
+        Cost: a copy of the index, some 3 bytes a row of chunks of 8, and the rows of chunks that are not full yet, compressed;
+          writers wait that long (4 ms for a million frames of 8 lanes).
         """
         with self._writing:  # nothing changes without it, and readers need not wait
             self._check_open()
