@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
     ("_presets", "_replay"),
+    ("interop",),
     ("demo",),
     ("__main__", "__init__"),
 )

@@ -26,7 +26,7 @@ def from_arrays(
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
     newest: int | None = None,
-    progress: Progress = False,
+    progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with rows from arrays, oldest first.
 
@@ -68,7 +68,9 @@ def from_arrays(
         shape = tuple(array.shape)
         if len(shape) < lead or (lanes is not None and shape[1] != lanes):
             axes = "[N, ...]" if lanes is None else f"[N, {lanes}, ...]"
-            raise ValueError(f"{call}: leaf '{name}' has shape {list(shape)}; expected {axes}. Say lanes=E for [N, E, ...].")
+            raise ValueError(
+                f"{call}: leaf '{name}' has shape {list(shape)}; expected {axes}. Say lanes=E for [N, E, ...]."
+            )
         if steps is not None and shape[0] != steps:
             raise ValueError(
                 f"{call}: leaf '{name}' has {shape[0]} rows, but '{next(iter(leaves))}' has {steps}; expected as many. "
@@ -84,9 +86,7 @@ def from_arrays(
             raise ValueError(f"{call}: priority {what}; expected finite numbers of shape {list(wanted)}.")
     structure = jax.tree.structure(arrays)
     source = Source(columns, steps or 0, lanes, priority=given, structure=structure)
-    return fill(
-        call, source, buffer, capacity=capacity, fields=fields, dtypes=dtypes, newest=newest, progress=progress
-    )
+    return fill(call, source, buffer, capacity=capacity, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
 def _slices(array: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +61,9 @@ def fill(
         raise ValueError(f"{call}: there are no leaves; expected at least one.")
     columns = {name: _cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
     if unknown := [name for name in dtypes or () if name not in columns]:
-        raise ValueError(f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)} (as they are called here).")
+        raise ValueError(
+            f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)} (as they are called here)."
+        )
     if newest is not None and (not isinstance(newest, (int, np.integer)) or newest < 0):
         raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, rows (a lane), or None for all.")
     steps = source.steps if newest is None else min(int(newest), source.steps)
@@ -75,7 +77,7 @@ def fill(
     size = sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values()) * (source.lanes or 1)
     block = max(1, min(steps, BLOCK_BYTES // max(size, 1), buffer.geometry.length))
     given = source.priority if buffer.sampler.prioritized else None
-    write = jax.jit(_write, static_argnums=0, donate_argnums=1)
+    write: Callable[..., BufferState] = jax.jit(_write, static_argnums=0, donate_argnums=1)
     if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
         write = _write
     report = reporter(progress, steps, call)
@@ -135,7 +137,9 @@ def chosen(call: str, source: Source, fields: Fields) -> dict[str, Column]:
             rest = [n for n, c in source.columns.items() if not c.refused]
             raise ValueError(f"{call}: {column.refused} Leave it out: fields={rest}.")
         if here in out:
-            raise ValueError(f"{call}: fields gives two leaves the name '{here}'. Rename one: fields={{'{name}': ...}}.")
+            raise ValueError(
+                f"{call}: fields gives two leaves the name '{here}'. Rename one: fields={{'{name}': ...}}."
+            )
         out[here] = _squeezed(column) if here in squeezed else column
     return out
 
@@ -251,9 +255,9 @@ def _set_priorities(
         state = update(buffer, state, jnp.asarray(at.reshape(-1)), jnp.asarray(error.reshape(-1)))
     refused = int(np.asarray(buffer.stats(state)["refused_closed"])) - int(np.asarray(before[_CLOSED]))
     if refused:
+        number = int((kept & ~np.isnan(priority)).sum())
         warnings.warn(
-            f"{call}: {refused} of {int((kept & ~np.isnan(priority)).sum())} rows have a priority but are not drawn by {buffer.view!r}; theirs are "
-            f"left out.",
+            f"{call}: {refused} of {number} rows have a priority but are not drawn by {buffer.view!r}; theirs are left out.",
             stacklevel=4,
         )
     return dataclasses.replace(state, counters=jnp.asarray(before))

@@ -36,7 +36,7 @@ def from_flashbax(
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
     newest: int | None = None,
-    progress: Progress = False,
+    progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-Progress = bool | Callable[[int, int], None]
+Progress = bool | Callable[[int, int], None] | None
 
 
 def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
     """A function to call with how much of `total` is done, at last with `total`.
 
     With `progress=True` it draws a bar (tqdm where it is installed, else a line on standard error); a callable gets
-    `(done, total)`; False does nothing.
+    `(done, total)`; None and False do nothing.
     """
     if callable(progress):
         return lambda done: progress(done, total)

@@ -21,7 +21,7 @@ MOST_DEPTH = 64  # folders
 
 _EXTENDED = (
     "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
-    "float8_e8m0fnu"
+    "float8_e8m0fnu int2 uint2 int4 uint4"
 ).split()
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
@@ -89,7 +89,9 @@ def check_name(where: str, name: str) -> str:
     """
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
-        raise ValueError(f"{where}: names a leaf {name[:80]!r}; expected a name such as 'next/obs'. Do not load this file.")
+        raise ValueError(
+            f"{where}: names a leaf {name[:80]!r}; expected a name such as 'next/obs'. Do not load this file."
+        )
     return name
 
 

@@ -51,7 +51,7 @@ def from_torchrl(
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
     newest: int | None = None,
-    progress: Progress = False,
+    progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
 
@@ -100,19 +100,26 @@ def _source(
     described = storage / "storage_metadata.json"
     about = read_json(described) if described.exists() else None
     if about is None and not (storage / "meta.json").exists():
-        strange = [name for name in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / name).exists()]
+        strange = [
+            name for name in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / name).exists()
+        ]
         what = f"has {strange[0]}, of another kind of storage" if strange else "has neither"
         raise ValueError(
             f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json, of a tensor or memory-mapped storage. "
             f"In torchrl load it and dump it again: LazyTensorStorage, and no H5, Flat or Nested checkpointer."
         )
+    leaves: dict[str, _Leaf | str] = {}
+    batch: tuple[int, ...] = ()
     if about is not None and about.get("is_pytree"):
-        leaves, batch = dict(_pytree(storage, described, about.get("metadata"))), ()
+        leaves |= _pytree(storage, described, about.get("metadata"))
     else:
-        leaves, batch = dict(_tensordict(storage, storage)), _batch(storage)
+        leaves |= _tensordict(storage, storage)
+        batch = _batch(storage)
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, tuple)}
     if not arrays:
-        raise ValueError(f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected at least one leaf.")
+        raise ValueError(
+            f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected at least one leaf."
+        )
     room = _same(storage, arrays, batch, lanes)
     writer = path / "writer" / "metadata.json"
     written = read_json(writer) if writer.exists() else {}
@@ -146,12 +153,14 @@ def _leaf(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> 
     name = entry.get("dtype")
     dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
     if dtype is None:
-        raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one such as 'torch.float32'.")
+        raise ValueError(
+            f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one such as 'torch.float32'."
+        )
     _inside(root, file)
     size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
     if size != expected:
         raise ValueError(
-            f"{file}: has {size} bytes; expected {expected}, of {dtype.name}{list(shape)} as {described} says. The dump is torn."
+            f"{file}: has {size} bytes; expected {expected}, of {dtype.name}{list(shape)} as {described} says. It is torn."
         )
     return file, dtype, shape
 
@@ -167,7 +176,9 @@ def _inside(root: Path, file: Path) -> None:
 
 def _pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, _Leaf]]:
     if not isinstance(entries, dict):
-        raise ValueError(f"{described}: metadata is a {type(entries).__name__}; expected an object. The file is damaged.")
+        raise ValueError(
+            f"{described}: metadata is a {type(entries).__name__}; expected an object. The file is damaged."
+        )
     for dotted, entry in entries.items():
         name = check_name(str(described), dotted.replace(".", "/"))
         if not isinstance(entry, dict):
@@ -200,7 +211,10 @@ def _tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> I
             kind = str(entry["type"])[:80]
             pickles = [f for f in ("other.pickle", "other.pkl") if (folder / name / f).exists()]
             where = folder / name / (pickles[0] if pickles else "meta.json")
-            yield full, f"leaf '{full}' is a {kind}, in {where}{', which is a pickle' if pickles else ''}; expected an array."
+            yield (
+                full,
+                f"leaf '{full}' is a {kind}, in {where}{', which is a pickle' if pickles else ''}; expected an array.",
+            )
         elif entry.get("is_nested"):
             yield full, f"leaf '{full}' is a nested tensor, in {folder / name}; expected one of one shape."
         else:
@@ -228,7 +242,13 @@ def _same(storage: Path, arrays: Mapping[str, _Leaf], batch: tuple[int, ...], la
 
 
 def _counts(
-    storage: Path, batch: tuple[int, ...], room: int, lanes: int | None, rows: int | None, stated: int | None, count: Any
+    storage: Path,
+    batch: tuple[int, ...],
+    room: int,
+    lanes: int | None,
+    rows: int | None,
+    stated: int | None,
+    count: Any,
 ) -> tuple[int | None, int]:
     """Lanes, and rows of each.
 
@@ -250,8 +270,8 @@ def _counts(
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
         raise ValueError(
-            f"{_CALL}: {storage} is said to hold {stated if rows is None else rows} rows; expected {lanes or 1} lanes of at most "
-            f"{room}. The dump is torn, or lanes and rows are wrong."
+            f"{_CALL}: {storage} is said to hold {stated if rows is None else rows} rows; expected {lanes or 1} lanes of at "
+            f"most {room}. The dump is torn, or lanes and rows are wrong."
         )
     return lanes, steps
 
@@ -262,7 +282,9 @@ def _axes(batch: tuple[int, ...], arrays: Mapping[str, _Leaf], lanes: int) -> in
     for axes in range(1, len(shape)):
         if math.prod(shape[1 : axes + 1]) == lanes:
             return len(batch) - 1 if batch and math.prod(batch[1:]) == lanes else axes
-    raise ValueError(f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on the second axis.")
+    raise ValueError(
+        f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on the second axis."
+    )
 
 
 def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cursor: int | None) -> int:
@@ -310,17 +332,21 @@ class _Reader:
         finally:
             os.close(descriptor)
         if self.dtype == np.bool_ and (bytes_of > 1).any():
-            raise ValueError(f"{self.file}: rows {first} to {last - 1} hold bytes above 1; expected booleans. It is damaged.")
+            raise ValueError(
+                f"{self.file}: rows {first} to {last - 1} hold bytes above 1; expected booleans. It is damaged."
+            )
         return out
 
 
 def _read(file: Path, descriptor: int, offset: int, into: np.ndarray) -> None:
     """Fills `into` with the bytes at `offset`."""
-    view = memoryview(into)
+    view = into.data
     while len(view):
         got = os.preadv(descriptor, [view], offset)
         if not got:
-            raise ValueError(f"{file}: ends at byte {offset}; expected {len(view)} more. It was cut off while it was read.")
+            raise ValueError(
+                f"{file}: ends at byte {offset}; expected {len(view)} more. It was cut off while it was read."
+            )
         offset, view = offset + got, view[got:]
 
 
@@ -336,14 +362,18 @@ def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[fl
     numbers = {name: about.get(name) for name in ("_alpha", "_beta", "_eps", "_max_capacity")}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0. The file is damaged.")
+            raise ValueError(
+                f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0. The file is damaged."
+            )
     alpha, beta, eps, capacity = (float(value) for value in numbers.values() if value is not None)
     if int(capacity) < places:
-        raise ValueError(f"{described}: there are {int(capacity)} priorities; expected {places}, one a row. The dump is torn.")
+        raise ValueError(
+            f"{described}: there are {int(capacity)} priorities; expected {places}, one a row. The dump is torn."
+        )
     _inside(sampler.parent, file)
     if file.stat().st_size != int(capacity) * 8:
         raise ValueError(
-            f"{file}: has {file.stat().st_size} bytes; expected {int(capacity) * 8}, of {int(capacity)} float64. The dump is torn."
+            f"{file}: has {file.stat().st_size} bytes; expected {int(capacity) * 8}, of {int(capacity)} float64. It is torn."
         )
     leaves = np.fromfile(file, np.float64, places)
     if not (np.isfinite(leaves).all() and (leaves >= 0).all()):

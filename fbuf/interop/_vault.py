@@ -33,7 +33,7 @@ def from_vault(
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
     newest: int | None = None,
-    progress: Progress = False,
+    progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
 
@@ -70,20 +70,26 @@ def _source(path: Path, one_lane: bool = False) -> Source:
     about = read_json(described)
     version = about.get("version")
     if not isinstance(version, (int, float)) or int(version) != 1:
-        raise ValueError(f"{described}: version is {str(version)[:80]!r}; expected 1.x. Write it again with flashbax 0.1.")
+        raise ValueError(
+            f"{described}: version is {str(version)[:80]!r}; expected 1.x. Write it again with flashbax 0.1."
+        )
     names = dict(_leaves(described, about.get("structure_dtype")))
     if not names:
         raise ValueError(f"{described}: structure_dtype names no leaves; expected at least one.")
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 64 * 2**20}})
     index = _open(tensorstore, context, path, "vault_index")
     if tuple(index.shape) != (1,) or index.dtype.numpy_dtype.kind not in "iu":
-        raise ValueError(f"{_CALL}: vault_index of {path} is {index.dtype.name}{list(index.shape)}; expected one integer.")
+        raise ValueError(
+            f"{_CALL}: vault_index of {path} is {index.dtype.name}{list(index.shape)}; expected one integer."
+        )
     steps = int(np.asarray(_result(path, index.read()))[0])
     arrays = {name: _open(tensorstore, context, path, name.replace("/", ".") + ".") for name in names}
     lanes = {int(array.shape[0]) for array in arrays.values() if array.rank >= 2}
     if len(lanes) != 1 or any(array.rank < 2 or not 0 <= steps <= array.shape[1] for array in arrays.values()):
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-        raise ValueError(f"{_CALL}: {path} has arrays of shapes {shapes} and {steps} rows; expected [lanes, rows, ...] in all.")
+        raise ValueError(
+            f"{_CALL}: {path} has arrays of shapes {shapes} and {steps} rows; expected [lanes, rows, ...] in all."
+        )
     number = lanes.pop()
     single = number == 1 and not one_lane
     columns: dict[str, Column] = {}
@@ -91,8 +97,8 @@ def _source(path: Path, one_lane: bool = False) -> Source:
         dtype = DTYPES.get(array.dtype.name)
         if dtype is None or dtype != DTYPES.get(names[name]):
             raise ValueError(
-                f"{described}: leaf '{name}' is {names[name]!r} there and {array.dtype.name!r} in the array; expected the same, a "
-                f"number. The Vault is damaged."
+                f"{described}: leaf '{name}' is {names[name]!r} there and {array.dtype.name!r} in the array; expected one, "
+                f"a number. The Vault is damaged."
             )
         columns[name] = Column(tuple(array.shape[2:]), dtype, _reader(path, name, array, single))
     return Source(columns, steps, None if single else number)
@@ -123,7 +129,9 @@ def _result(path: Path, future: Any) -> Any:
     try:
         return future.result()
     except ValueError as error:
-        raise ValueError(f"{_CALL}: {path} cannot be read: {str(error)[:300]}. It is damaged, or no flashbax Vault.") from None
+        raise ValueError(
+            f"{_CALL}: {path} cannot be read: {str(error)[:300]}. It is damaged, or no flashbax Vault."
+        ) from None
 
 
 def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
