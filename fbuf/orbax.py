@@ -138,8 +138,8 @@ def _given(call: str, kind: type[Any], args: tuple[Any, ...], kwargs: Mapping[st
 def _alone() -> None:
     if jax.process_count() > 1:
         raise NotImplementedError(
-            f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Save each process's buffer with fbuf.save, to a "
-            f"path of its own."
+            f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Save each one with fbuf.save, to "
+            f"a path of its own."
         )
 
 

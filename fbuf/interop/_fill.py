@@ -77,7 +77,7 @@ def fill(
     size = sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values()) * (source.lanes or 1)
     block = max(1, min(steps, BLOCK_BYTES // max(size, 1), buffer.geometry.length))
     given = source.priority if buffer.sampler.prioritized else None
-    write: Callable[..., BufferState] = jax.jit(_write, static_argnums=0, donate_argnums=1)
+    write: Callable[..., BufferState] = _write_in_place
     if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
         write = _write
     report = reporter(progress, steps, call)
@@ -101,6 +101,9 @@ def _write(buffer: Buffer, state: BufferState, rows: Any, mask: Any, priority: A
     if priority is None:
         return buffer.extend(state, rows, mask=mask)
     return buffer.extend(state, rows, mask=mask, priority=priority)
+
+
+_write_in_place = jax.jit(_write, static_argnums=0, donate_argnums=1)
 
 
 def _padded(rows: np.ndarray, block: int) -> np.ndarray:
@@ -246,13 +249,12 @@ def _set_priorities(
     slot = (np.asarray(state.ring.cursor)[None, :] - back) % length * lanes + np.arange(lanes)[None, :]
     slot = np.where(kept, slot, capacity).astype(np.int32)
     before = np.array(state.counters)  # a copy: the state is donated
-    update = jax.jit(_update, static_argnums=0, donate_argnums=1)
     for start in range(0, len(priority), block):
         at = np.full((block, lanes), capacity, np.int32)
         at[: len(slot[start : start + block])] = slot[start : start + block]
         error = _padded(priority[start : start + block], block)
         at[np.isnan(error)] = capacity
-        state = update(buffer, state, jnp.asarray(at.reshape(-1)), jnp.asarray(error.reshape(-1)))
+        state = _update_in_place(buffer, state, jnp.asarray(at.reshape(-1)), jnp.asarray(error.reshape(-1)))
     refused = int(np.asarray(buffer.stats(state)["refused_closed"])) - int(np.asarray(before[_CLOSED]))
     if refused:
         number = int((kept & ~np.isnan(priority)).sum())
@@ -268,3 +270,6 @@ def _update(buffer: Buffer, state: BufferState, slot: jax.Array, error: jax.Arra
     index = _verbs.index_of(buffer, state, slot)
     index = Index(slot, jnp.where(none, jnp.uint32(0), index.ticket))
     return buffer.update_priority(state, index, error)
+
+
+_update_in_place = jax.jit(_update, static_argnums=0, donate_argnums=1)

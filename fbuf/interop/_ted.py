@@ -6,7 +6,7 @@ TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and 
 knows it (the newest row of a lane; a truncated end without its final observation) the row is left out and the one
 before it is marked truncated, as its `next/observation` is the last there is: no invented successor reaches a bootstrap,
 and the slice samplers of torchrl, which go by `done`, never run from one episode into another. After termination it does
-not matter, and is the observation itself.
+not matter, and is the observation itself. The last row of a lane is truncated if nothing else ended its episode.
 
 Lanes lie one after another. Rejected: zeros for what is unknown (what torchrl's data sets have), which a value function
 bootstraps from without a word.
@@ -179,8 +179,10 @@ def _plan(
     there = reader.mask(0, reader.steps)
     over = reader.flag(terminated)
     cut = np.zeros_like(over)
-    for name in {*reader.buffer.ends, *([truncated] if truncated else [])} - {terminated}:
-        cut |= reader.flag(name)
+    for name in set(reader.buffer.ends) - {terminated, truncated}:
+        cut |= reader.flag(name) & ~over
+    if truncated:
+        cut |= reader.flag(truncated)
     end = over | cut
     after_end = _later(end)
     reset = np.zeros_like(end)
@@ -190,7 +192,7 @@ def _plan(
                 reset[step + 1, lane] = True
         end &= ~reset
         after_end = _later(end)
-        over &= end
+        over, cut = over & end, cut & end
         # What came before the oldest row of a full lane is unknown: it may be a reset row.
         full = reader.sizes == reader.buffer.geometry.length
         unsure = np.zeros_like(end)
@@ -204,10 +206,10 @@ def _plan(
         known &= ~unsure
     dropped = there & ~known & ~reset
     keep = there & known & ~reset
-    before_dropped = np.zeros_like(dropped)
-    before_dropped[:-1] = dropped[1:]
-    truncated_here = (end & ~over) | (~end & before_dropped)
-    return _Plan(keep, from_next, from_final, over, truncated_here & keep, after_end, int(dropped.sum()))
+    goes_on = np.zeros_like(keep)
+    goes_on[:-1] = keep[1:]
+    cut |= ~end & ~goes_on
+    return _Plan(keep, from_next, from_final, over, cut & keep, after_end, int(dropped.sum()))
 
 
 def _later(flag: np.ndarray) -> np.ndarray:
