@@ -9,6 +9,8 @@ from fbuf import interop, samplers, storages, testing, views, writers
 from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
 from fbuf._buffer import Buffer
 from fbuf._checked import checked
+from fbuf._checkpoint import Saving, load, save
+from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
 from fbuf._host.owner import StoreHandle, stores
 from fbuf._lazy import Lazy
 from fbuf._plan import Plan
@@ -22,17 +24,24 @@ __version__ = "0.1.0"
 __all__ = [
     "Buffer",
     "BufferState",
+    "CheckpointNotFound",
     "Index",
     "Lazy",
     "Plan",
     "Replay",
     "Rows",
     "Sample",
+    "Saving",
+    "SchemaError",
+    "StoreCorrupted",
     "StoreHandle",
+    "VersionError",
     "checked",
     "interop",
+    "load",
     "prioritized",
     "samplers",
+    "save",
     "storages",
     "stores",
     "testing",

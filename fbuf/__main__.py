@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fbuf._files import _show
 from fbuf.demo import _command
 
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)
+    _show.add_commands(commands)
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
         parser.print_help()

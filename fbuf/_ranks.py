@@ -216,6 +216,12 @@ def _choose(counts: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def grown(ranks: Ranks, capacity: int, number: int) -> Ranks:
     """The same rows with room for `number`. Eager, O(C)."""
-    every = np.arange(capacity, dtype=np.int32)
-    bucket = get(ranks, jnp.asarray(every))
-    return set(init(number), jnp.asarray(every), bucket, number, jnp.zeros((), jnp.int32))
+    more = jnp.zeros((number - capacity,), jnp.uint16)
+    return of_buckets(jnp.concatenate([ranks.bucket[:capacity], more]))
+
+
+def of_buckets(bucket: jax.Array) -> Ranks:
+    """Rows in buckets uint16[C], 0: none. Eager, O(C)."""
+    capacity = bucket.shape[0]
+    every = jnp.asarray(np.arange(capacity, dtype=np.int32))
+    return set(init(capacity), every, bucket.astype(jnp.int32), capacity, jnp.zeros((), jnp.int32))

@@ -251,10 +251,10 @@ class Storage(Protocol):
     def nbytes(self, rows: Any) -> dict[str, int]:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
 
-    def to_arrays(self, rows: Any) -> dict[str, np.ndarray]:
-        """Everything needed to build these rows again, as plain arrays. Eager."""
+    def to_arrays(self, rows: Any) -> dict[str, Any]:
+        """Everything needed to build these rows again, as plain arrays: those of the state as they are. Eager."""
 
-    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> Any:
+    def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> Any:
         """The inverse of `to_arrays`, in any process. Eager."""
 
 

@@ -1163,7 +1163,7 @@ def test_rows_as_plain_arrays_and_back(tmp_path: Path) -> None:
     """In this process and in another one."""
     state = filled()
     arrays = RICH.storage.to_arrays(state.rows)
-    assert all(type(x) is np.ndarray and x.dtype.hasobject is False for x in arrays.values())
+    assert all(isinstance(x, (np.ndarray, jax.Array)) and not x.dtype.hasobject for x in arrays.values())
     spec, structure = RICH.checked_spec("test", EXAMPLE), jax.tree.structure(EXAMPLE)
     again = RICH.storage.from_arrays(arrays, RICH.geometry, spec, structure)
     same(again, state.rows)

@@ -94,7 +94,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject, tmp_path_
             tickets = tickets[np.unique([model.origin.get(t, t) for t in tickets.tolist()], return_index=True)[1]]
             model.patch(tickets, rng.random(len(tickets)) < 0.8, {int(rng.integers(len(chosen))): values(len(tickets))})
         elif call == "reload":
-            arrays = {n: a.copy() for n, a in model.store.to_arrays().items()}
+            arrays = {n: np.array(a) for n, a in model.store.to_arrays().items()}
             assert all(a.dtype.kind in "iu" for a in arrays.values())
             model.store.close()
             path = tmp / f"{next(numbers) + 1}"

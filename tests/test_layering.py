@@ -22,7 +22,7 @@ PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
-    ("_typing", "_errors", "_sample", "_host.owner"),
+    ("_typing", "_errors", "_sample", "_host.owner", "_files"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_host.callback", "_lazy"),  # on the host's
     ("_host.treecall",),
@@ -34,8 +34,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ahead",),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
-    ("_presets", "_replay"),
-    ("interop",),
+    ("_presets", "_checkpoint"),
+    ("_replay",),
+    ("interop", "orbax"),
     ("demo",),
     ("__main__", "__init__"),
 )
@@ -133,9 +134,9 @@ def test_what_runs_in_a_callback_knows_numpy_only(module: str) -> None:
     assert not [name for name in imports(module) if name.split(".")[0] == "jax"]
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) != "demo"])
+@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) not in ("demo", "orbax")])
 def test_only_the_core_dependencies_are_imported_at_the_top(module: str) -> None:
-    """All but the demo, which needs its extra."""
+    """All but the demo and the orbax handler, which need their extras and are imported by name."""
     names = {name.split(".")[0] for name in imports(module, functions=False)}
     assert names <= set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
 

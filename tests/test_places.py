@@ -35,7 +35,7 @@ def make(*codecs: Codec | None, shape=(5,), dtype="uint8", lanes=1, length=16, s
 
 
 def reload(store: Store) -> Store:
-    arrays = {n: a.copy() for n, a in store.to_arrays().items()}
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
     assert all(a.dtype.kind in "iu" for a in arrays.values())
     fixed = {"lanes": store.lanes, "length": store.length, "slack": store.slack}
     return Store.from_arrays(store.columns, arrays, **fixed, streams=False)

@@ -168,7 +168,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
 
 
 def load(store: Store, arrays: dict[str, np.ndarray] | None = None) -> Store:
-    arrays = {n: a.copy() for n, a in store.to_arrays().items()} if arrays is None else arrays
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()} if arrays is None else arrays
     assert all(a.dtype.kind in "iu" for a in arrays.values())
     return Store.from_arrays(store.columns, arrays, lanes=store.lanes, length=store.length, slack=store.slack)
 
@@ -462,7 +462,7 @@ def test_no_changed_byte_of_a_checkpoint_gives_other_data() -> None:
         if name.endswith((":open", ":encoded")) or not arrays[name].nbytes:
             continue  # rows that are raw have no checksum, here as in every column
         for _ in range(12):
-            damaged = {n: a.copy() for n, a in arrays.items()}
+            damaged = {n: np.array(a) for n, a in arrays.items()}
             flat = damaged[name].reshape(-1).view(np.uint8)
             flat[rng.integers(len(flat))] ^= 1 << rng.integers(8)
             try:
@@ -475,7 +475,7 @@ def test_no_changed_byte_of_a_checkpoint_gives_other_data() -> None:
 
 def test_a_damaged_last_row_costs_frames_and_no_more() -> None:
     store, rows, tickets = filled(100)
-    arrays = {n: a.copy() for n, a in store.to_arrays().items()}
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
     k, count = stream(store).plane.k, stream(store).count
     payload = arrays["column0:frame:payload"]
     payload[-int(arrays["column0:frame:length"][-2:].sum()) :] ^= 1  # the newest closed chunks
@@ -543,7 +543,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     store, _, _ = filled(100)
     arrays = store.to_arrays()
     for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
-        crc = checkpoint._table_checksum(wrong, arrays["column0:added"])
+        crc = checkpoint._checksum(wrong, arrays["column0:added"])
         own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
         with pytest.raises(ValueError, match="Store.from_arrays: rows show .* frames; expected"):
             load(store, arrays | own)

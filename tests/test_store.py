@@ -172,7 +172,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
             column = int(rng.integers(len(chosen)))
             model.patch(tickets, rng.random(3) < 0.8, {column: values(3)})
         elif call == "reload":
-            arrays = {n: a.copy() for n, a in store.to_arrays().items()}
+            arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
             assert all(a.dtype.kind in "iu" for a in arrays.values())
             store = Store.from_arrays(store.columns, arrays, lanes=lanes, length=length, slack=slack)
             model.store = store
@@ -419,20 +419,20 @@ def load(store: Store, arrays: dict[str, np.ndarray]) -> Store:
 
 
 @pytest.mark.parametrize("column", [0, 1], ids=["zstd", "own"])
-@pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length"])
+@pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length", "address"])
 def test_no_changed_byte_of_a_checkpoint_gives_other_data(column: int, name: str) -> None:
     """What is read is the row or an error, and the error comes for the changed chunk."""
     store, rows, tickets = with_dictionaries()
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
     for _ in range(8):
-        array = arrays[f"column{column}:{name}"].copy()
+        array = np.array(arrays[f"column{column}:{name}"])
         data = array.reshape(-1).view(np.uint8)
         data[rng.integers(data.size)] ^= rng.integers(1, 256, dtype=np.uint8)
         failed = 0
         try:
             damaged = load(store, arrays | {f"column{column}:{name}": array})
         except ValueError:  # lengths do not add up, no such dictionary
-            assert name in ("dictionary", "length")
+            assert name in ("dictionary", "length", "address")
             continue
         k = store.columns[column].codec.chunk
         for i in range(0, 800, k):
@@ -450,7 +450,7 @@ def test_a_changed_byte_of_a_dictionary_is_noticed_when_it_is_loaded() -> None:
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
     for name in ("dictionaries", "dictionary_checksum"):
         for _ in range(40):
-            array = arrays[f"column0:{name}"].copy()
+            array = np.array(arrays[f"column0:{name}"])
             data = array.view(np.uint8)
             data[rng.integers(data.size)] ^= rng.integers(1, 256, dtype=np.uint8)
             with pytest.raises(StoreCorrupted, match="a dictionary has checksum .* damaged"):
@@ -461,7 +461,7 @@ def test_a_dictionary_that_was_replaced_is_noticed_by_its_chunks() -> None:
     """The dictionary's own checksum fits, but it is not the one that the chunks were encoded against."""
     store, rows, tickets = with_dictionaries()
     arrays = store.to_arrays()
-    content = arrays["column0:dictionaries"].copy()
+    content = np.array(arrays["column0:dictionaries"])
     content[100] ^= 1
     changed = {"dictionaries": content, "dictionary_checksum": np.array([zlib.crc32(content)], np.uint32)}
     damaged = load(store, arrays | {f"column0:{n}": a for n, a in changed.items()})
@@ -524,8 +524,10 @@ def test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded(monkey
         Zstd().decode(bomb, out)
     arrays = store.to_arrays()
     arrays["column0:payload"] = np.frombuffer(bomb, np.uint8)
-    arrays["column0:length"] = np.array([len(bomb)] + [0] * 7, np.uint32)
-    arrays["column0:checksum"] = np.full(8, zlib.crc32(bomb), np.uint32)
+    arrays["column0:span"] = np.array([[0, 0, len(bomb)]])
+    arrays["column0:address"] = np.zeros((8, 1), np.uint64)
+    arrays["column0:length"] = np.array([[len(bomb)]] + [[0]] * 7, np.uint32)
+    arrays["column0:checksum"] = np.full((8, 1), zlib.crc32(bomb), np.uint32)
     loaded = Store.from_arrays(store.columns, arrays, lanes=1, length=64, slack=0)
     with pytest.raises(StoreCorrupted, match="claims 16777216 bytes"):
         fetch(loaded, [1])
@@ -811,7 +813,7 @@ def test_a_loaded_store_reads_the_same_rows_and_goes_on_alike() -> None:
 def test_arrays_that_do_not_fit_are_refused() -> None:
     store, _, tickets = compressible()
     store.patch(tickets[:1, 0], np.array([True]), {0: np.zeros((1, 24, 24), np.uint8)})
-    arrays = store.to_arrays()
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
     fits = {"lanes": 1, "length": 64, "slack": 0}
     Store.from_arrays(store.columns, arrays, **fits)
     with pytest.raises(ValueError, match="lanes, length and slack"):

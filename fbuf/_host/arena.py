@@ -7,26 +7,31 @@ overhead each), one preallocated byte ring (a lane that stalls blocks it).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from fbuf._host.arrays import Array, flat
+from fbuf._host.source import Identity, Lazy, Source, pieces
+from fbuf._host.spans import Spans
 
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
 _SMALL, _LARGE = 32 * 1024, 256 * 1024
 """Bytes of a segment; in between a 192nd of what is stored: small ones lose half a chunk each, large ones their tail."""
+_PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
 
 
 class Segment:
     """A stretch of bytes, append-only."""
 
-    __slots__ = ("array", "view", "bytes", "chunks")
+    __slots__ = ("array", "view", "bytes", "chunks", "used")
 
-    def __init__(self, size: int) -> None:
-        self.array: Array = np.empty(size, np.uint8)
-        self.view = flat(self.array)
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.view = flat(array)
+        self.used = 0  # bytes, of chunks that are live or were
         self.bytes = 0  # of live chunks
         self.chunks = 0
 
@@ -38,6 +43,8 @@ class Arena:
       tails: Segments filled side by side, for strings of different life.
     """
 
+    bits = _OFFSET_BITS
+
     def __init__(self, tails: int = 1) -> None:
         self.segments: dict[int, Segment] = {}
         self.capacity = 0  # bytes allocated
@@ -46,6 +53,7 @@ class Arena:
         self._tails = [-1] * tails  # segments being filled
         self._offsets = [0] * tails
         self.grown = False  # a segment was added since compaction was last considered
+        self._identity = Identity()
 
     def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
         """Addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
@@ -62,7 +70,7 @@ class Arena:
                 segment.bytes += size
                 segment.chunks += 1
                 self.live += size
-                self._offsets[tail] = offset + size
+                self._offsets[tail] = segment.used = offset + size
                 done += 1
         except BaseException:
             self.release(addresses[:done], np.array([len(b) for b in blobs[:done]], np.int64))
@@ -71,7 +79,7 @@ class Arena:
 
     def _grow(self, least: int, tail: int) -> Segment:
         size = min(max(self.live // 192, _SMALL), _LARGE) + 4095 & ~4095
-        segment = Segment(max(size, least))
+        segment = Segment(np.empty(max(size, least), np.uint8))
         full, self._tails[tail] = self._tails[tail], self._next
         self._offsets[tail], self._next = 0, self._next + 1
         self._drop_if_empty(full)
@@ -136,3 +144,52 @@ class Arena:
     def within(addresses: Array, segments: Sequence[int]) -> Array:
         """Which strings lie in one of these segments."""
         return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
+        """The segments: `Spans.table`, and their bytes, in which nothing is copied."""
+        table, parts = [], []
+        for number, segment in sorted(self.segments.items()):
+            for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
+                size = min(segment.used - offset, _PIECE)
+                table.append((number, offset, size))
+                read = functools.partial(_bytes_of, segment.array, offset, size)
+                parts.append((f"{number}/{offset}", f"{self._identity}:{number}/{offset}:{size}", size, read))
+        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+
+    def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
+        """Takes the segments of another arena over, into this one, which is new, with the strings that are live.
+
+        Raises:
+          ValueError: pieces of a segment are missing.
+        """
+        for number, own in spans.segments():
+            end, size, place = own[-1]
+            if sum(size for _, size, _ in own) != end + size:
+                raise ValueError(
+                    f"Store.from_arrays: pieces of segment {number} are missing; expected all. Load another checkpoint."
+                )
+            array = np.asarray(payload[place : place + size]) if len(own) == 1 else np.empty(end + size, np.uint8)
+            if len(own) > 1:
+                for offset, size, place in own:
+                    array[offset : offset + size] = payload[place : place + size]
+            elif not (array.flags.owndata and array.flags.c_contiguous):
+                array = array.copy()
+            segment = self.segments[number] = Segment(array)
+            segment.used = len(array)
+            self.capacity += len(array)
+            self._next = number + 1
+        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
+        counts = np.bincount(inverse.reshape(-1)).tolist()
+        sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64).tolist()
+        for number, count, size in zip(numbers.tolist(), counts, sizes, strict=True):
+            self.segments[number].chunks = count
+            self.segments[number].bytes = size
+            self.live += size
+        for number in [n for n, s in self.segments.items() if not s.chunks]:
+            self._drop_if_empty(number)
+
+
+def _bytes_of(array: Array, offset: int, size: int) -> Array:
+    return array[offset : offset + size]

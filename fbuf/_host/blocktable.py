@@ -17,9 +17,12 @@ import functools
 import numpy as np
 
 from fbuf._host.arrays import Array
+from fbuf._host.source import Lazy, Source, steps
+from fbuf._host.tracked import Tracked
 
 _FIRST = 64  # places of a new table
 _LOT = 1024  # blocks verified together: what a processor's cache holds
+_ENTERED = 1 << 14  # places entered together when a table is loaded
 
 
 def _mixed(x: Array) -> Array:
@@ -69,6 +72,7 @@ class Table:
         self._spare: Array = np.zeros(0, np.int64)  # some have been found again since
         self._slots: Array = np.zeros(_slots(_FIRST), np.int32)
         self._filled = 0  # slots that are not empty
+        self._tracked = Tracked(_FIRST, size)
 
     @property
     def places(self) -> int:
@@ -155,6 +159,7 @@ class Table:
             raise
         self.used += fresh
         words, own = self.held
+        self._tracked.touch_at(place - 1)
         words[place], own[place] = blocks, prints
         # A place may be entered twice: what led to it before leads to a block that does not match, until all is entered anew.
         self._enter(place if slots is self._slots else np.arange(1, self.used), slots)
@@ -179,6 +184,7 @@ class Table:
             new[: self.used] = old[: self.used]
         slots = np.zeros(_slots(places), np.int32) if _slots(places) != len(self._slots) else self._slots
         self.held, self.count, self._queued = larger, count, queued
+        self._tracked.moved(places)
         if slots is not self._slots:
             self._enter(np.arange(1, self.used), slots)
 
@@ -221,16 +227,28 @@ class Table:
 
     # ---------------------------------------------------------------- checkpoints
 
-    def load(self, places: Array, words: Array, prints: Array, count: Array) -> None:
-        """Fills an empty table: places int64[A] >= 1 in order, with their blocks, fingerprints and references."""
-        used = int(places[-1]) + 1 if len(places) else 1
+    def saved(self) -> tuple[Lazy, Array, Array]:
+        """Of all places that were used: their blocks uint8[A, size], their fingerprints and references, copied."""
+        words, prints = self.held
+
+        def read(start: int, stop: int) -> Array:
+            return words[1 + start : 1 + stop].copy()
+
+        blocks = self._tracked.snapshot((self.used - 1, self.size), np.uint8, read)
+        return blocks, prints[1 : self.used].copy(), self.count[1 : self.used].copy()
+
+    def load(self, blocks: Source, prints: Array, count: Array) -> None:
+        """Fills an empty table."""
+        used = 1 + len(prints)
         self._grow(max(used, _FIRST))
-        own = self.held
-        own[0][1:used] = 0
-        own[1][1:used] = _mixed(np.arange(1, used, dtype=np.uint64))  # all different: the index likes it so
-        own[0][places], own[1][places], self.count[places] = words, prints, count
+        words, own = self.held
+        for start, some in steps(blocks):
+            words[1 + start : 1 + start + len(some)] = some
+        own[1:used], self.count[1:used] = prints, count
         self.used = used
-        self._enter(np.arange(1, used), np.zeros(len(self._slots), np.int32))
+        slots = np.zeros(len(self._slots), np.int32)
+        for start in range(1, used, _ENTERED):
+            self._enter(np.arange(start, min(start + _ENTERED, used)), slots)
         self._queue(1 + np.flatnonzero(self.count[1:used] == 0))
 
 

@@ -27,6 +27,7 @@ from fbuf._host.filearena import FileArena
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
 from fbuf._host.repack import Lot, Packer, Piece
+from fbuf._host.tracked import Tracked
 from fbuf._host.zstd import Dictionary, checksum
 
 _INDEX_BYTES = 18  # a chunk
@@ -67,6 +68,7 @@ class Chunks:
         # Two tails: of chunks as they come, and of those compressed again.
         self.arena: Any = Arena(tails=2) if arena is None else arena
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
+        self.opened = Tracked(lanes, self.k * self.row)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
         self.address = np.zeros((self.ring, lanes), np.uint64)
@@ -191,9 +193,11 @@ class Chunks:
 
     def widen(self, chunks: int, count: Array, low: Array) -> None:
         """Makes room in the index for so many live chunks a lane; for rows that are not kept by depth alone."""
-        if chunks <= self.ring:
-            return
-        ring = max(chunks, self.ring + self.ring // 4)
+        if chunks > self.ring:
+            self.resize(max(chunks, self.ring + self.ring // 4), count, low)
+
+    def resize(self, ring: int, count: Array, low: Array) -> None:
+        """Makes room in the index for exactly so many."""
         lane, chunk = self.live(count, low)
         wider = []
         for array in (self.address, self.length, self.checksum, self.slot):
@@ -232,6 +236,11 @@ class Chunks:
             self.slot[at] = [self.enter(d) for d in staged.dictionaries]
             self.closed += len(staged.blobs)
             self.encoded += sum(len(b) for b in staged.blobs)
+        if self.k > 1:
+            if batch.uniform:
+                self.opened.touch(0, self.lanes)
+            else:
+                self.opened.touch_at(np.flatnonzero(batch.after != batch.before))
         self._fill(batch, rows, new_head)
 
     def enter(self, dictionary: Dictionary | None) -> int:

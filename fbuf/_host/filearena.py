@@ -11,6 +11,7 @@ Segments grow with what is stored: a sixteenth of it, which bounds both what is 
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fbuf._host.arrays import Array
-from fbuf._host.files import File, unlink
+from fbuf._host.files import File, once, unlink
 from fbuf._host.folder import Folder
+from fbuf._host.source import Identity, Lazy, pieces
 
 _OFFSET_BITS = 30  # an address is segment << 30 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
@@ -32,6 +34,8 @@ _MAGIC = b"fbc1"
 _HEADER = struct.Struct("<4sIQQII")  # magic, lane, chunk, dictionary, length, checksum; then a crc of these
 HEADER = _HEADER.size + 4
 _BLOCK = 1 << 20
+_LEAST_PIECE, _MOST_PIECE = 1 << 18, 1 << 22
+"""Bytes of a segment saved at once: a 64th of it, aligned to pages."""
 
 
 class Entry(NamedTuple):
@@ -48,14 +52,20 @@ class Entry(NamedTuple):
 class Segment:
     """A file of chunks, append-only."""
 
-    __slots__ = ("file", "view", "bytes", "chunks", "size")
+    __slots__ = ("file", "view", "bytes", "chunks", "size", "used")
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.size = file.size
         self.view = file.map()
+        self.used = 0  # bytes, of chunks that are live or were
         self.bytes = 0  # of live chunks
         self.chunks = 0
+
+    @property
+    def piece(self) -> int:
+        """Bytes saved at once."""
+        return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
 
 
 def header(lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
@@ -67,6 +77,7 @@ def header(lane: int, chunk: int, dictionary: int, length: int, checksum: int) -
 class FileArena:
     """Chunks by address, in the files `<name>.segment-<number>` of a folder."""
 
+    bits = _OFFSET_BITS
     memory = 0
     """Bytes of memory: none, but for the page cache."""
 
@@ -80,6 +91,7 @@ class FileArena:
         self._tail = -1
         self._offset = 0
         self._undo: tuple[int, int, int] | None = None
+        self._identity = Identity()
         if not folder.fresh:
             for file in folder.files(f"{name}.segment-"):
                 number = int(file.rpartition("-")[2])
@@ -119,7 +131,7 @@ class FileArena:
                 segment.bytes += size
                 segment.chunks += 1
                 self.live += size
-                self._offset += size
+                self._offset = segment.used = self._offset + size
                 done += 1
             if pending:
                 self.segments[self._tail].file.write(b"".join(pending), start)
@@ -147,6 +159,8 @@ class FileArena:
             self._drop(number)
         self._tail, self._offset = tail, offset
         segment = self.segments.get(tail)
+        if segment is not None:
+            segment.used = offset
         if segment is not None and segment.file.fd >= 0:
             try:
                 segment.file.empty(offset)
@@ -192,6 +206,9 @@ class FileArena:
             self.segments[number].chunks += count
             self.segments[number].bytes += size
             self.live += size
+        end = (addresses & np.uint64(_OFFSET)).astype(np.int64) + lengths
+        for number, stop in zip((addresses >> np.uint64(_OFFSET_BITS)).tolist(), end.tolist(), strict=True):
+            self.segments[number].used = max(self.segments[number].used, stop)
 
     def release(self, addresses: Array, lengths: Array) -> None:
         """Gives up chunks; a segment without any is deleted."""
@@ -254,6 +271,30 @@ class FileArena:
                 if found < 0 and base + len(block) >= file.size:
                     break
                 at = base + (found if found >= 0 else max(len(block) - len(_MAGIC) + 1, at - base + 1))
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
+        """The pieces of segments in which some chunk lies: `Spans.table`, and their bytes, to be read from the files."""
+        table, parts = [], []
+        addresses, lengths = addresses[addresses != NOWHERE], lengths[addresses != NOWHERE]
+        numbers, offsets = addresses >> np.uint64(_OFFSET_BITS), (addresses & np.uint64(_OFFSET)).astype(np.int64)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=NOWHERE, append=NOWHERE))
+        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            own = order[start:stop]
+            number, first = int(numbers[own[0]]), offsets[own] - HEADER
+            segment = self.segments[number]
+            reach: Array = np.zeros(-(-segment.size // segment.piece) + 1, np.int64)
+            np.add.at(reach, first // segment.piece, 1)
+            np.add.at(reach, (offsets[own] + lengths[own] - 1) // segment.piece + 1, -1)
+            for at in np.flatnonzero(np.cumsum(reach)).tolist():
+                offset = at * segment.piece
+                size = min(segment.used - offset, segment.piece)
+                table.append((number, offset, size))
+                read = functools.partial(once, segment.view, offset, size)
+                parts.append((f"{number}/{offset}", f"{self._identity}:{number}/{offset}:{size}", size, read))
+        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
 
 def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,6 @@ class FileChunks:
     ) -> None:
         self.arena = FileArena(folder, name)
         self.chunks = Chunks(codec, shape, dtype, lanes, depth, cache, self.arena)
-        self._codec, self._shape, self._dtype = codec, shape, dtype
         self.lanes = lanes
         self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
         self._folder = folder
@@ -181,32 +181,18 @@ class FileChunks:
 
     # ---------------------------------------------------------------- whole columns
 
-    def in_memory(self) -> Chunks:
-        """An empty column of the same kind, in memory."""
-        return Chunks(self._codec, self._shape, self._dtype, self.lanes, self.chunks.depth)
+    def records(self) -> Callable[[int, int, int, bytes, int], bytes]:
+        """What chunks are stored as: (lane, chunk, slot, encoded rows, checksum) -> bytes. Its dictionaries go to the disk."""
+        known = {slot: self._save(book) for slot, book in self.chunks.table.items()} | {0: 0}
 
-    def take(self, other: Chunks, count: Array) -> None:
-        """Takes over all rows of a column in memory, when its lanes have int64[E] `count` rows; this one is new."""
+        def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
+            return header(lane, chunk, known[slot], len(blob), crc) + blob
+
+        return record
+
+    def loaded(self, count: Array) -> None:
+        """Writes the open rows of lanes with int64[E] `count` rows, when all else is there; this column is new."""
         mine = self.chunks
-        lane, chunk = mine.live(count)
-        at = chunk % mine.ring, lane
-        books = {0: None} | dict(other.table)
-        slots = other.slot[at].tolist()
-        known = {slot: self._save(books[slot]) for slot in set(slots)}
-        blobs = other.arena.views(other.address[at], other.length[at])
-        entries = zip(lane.tolist(), chunk.tolist(), slots, blobs, other.checksum[at].tolist(), strict=True)
-        records = [header(e, c, known[s], len(blob), crc) + bytes(blob) for e, c, s, blob, crc in entries]
-        mine.address[at] = self.arena.append(records)
-        mine.length[at], mine.checksum[at] = other.length[at], other.checksum[at]
-        # A dictionary is counted by the column it is in.
-        for book in books.values():
-            if book is not None:
-                book.count = 0
-        mine.slot[at] = [mine.enter(books[slot]) for slot in slots]
-        mine.closed, mine.encoded, mine.probed = other.closed, other.encoded, other.probed
-        mine.coder.adopt(other.coder.current, other.closed * mine.k)
-        mine.open[...] = other.open
-        self.arena.settle()
         first = count // mine.k * mine.k
         here, number = ranges(first, count)
         labels = np.ascontiguousarray((count // mine.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)

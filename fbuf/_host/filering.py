@@ -19,6 +19,8 @@ from fbuf._host.batch import Batch
 from fbuf._host.files import File
 from fbuf._host.part import Census
 from fbuf._host.ring import Unstaged
+from fbuf._host.source import Lazy
+from fbuf._host.tracked import Tracked
 
 _SPARE = 1024
 
@@ -63,6 +65,7 @@ class FileRing:
                 f"cut short: start a new store at another path."
             )
         self.table: Array = np.frombuffer(self.file.map(), np.uint8)[: self.places * lanes * self.row]
+        self._tracked = Tracked(self.places, lanes * self.row)
 
     def due(self, count: Array) -> bool:
         """Nothing is compressed."""
@@ -91,7 +94,10 @@ class FileRing:
             start = max(int(batch.before[0]), stop - self.depth)
             data = flat(np.ascontiguousarray(rows[len(rows) - (stop - start) :]))
             first, stride = start % self.places, self.lanes * self.row
-            head = min(self.places - first, stop - start) * stride
+            number = min(self.places - first, stop - start)
+            self._tracked.touch(first, first + number)
+            self._tracked.touch(0, stop - start - number)
+            head = number * stride
             self.file.write(data[:head], first * stride)
             self.file.write(data[head:], 0)
         else:
@@ -103,6 +109,7 @@ class FileRing:
     def put(self, lane: Array, count: Array, values: Array) -> None:
         """Writes rows `[M, *shape]` of lanes and counts int64[M]."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
+        self._tracked.touch_at(count % self.places)
         self.file.scatter(data, count % self.places * self.lanes + lane)
 
     def reserve(self, staged: Unstaged) -> None:
@@ -116,6 +123,17 @@ class FileRing:
 
     def compact(self, count: Array) -> None:
         """Nothing to give back."""
+
+    def saved(self, count: Array) -> Lazy:
+        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory."""
+        file, row, lanes = self.file, self.row, self.lanes
+
+        def read(start: int, stop: int) -> Array:
+            rows = np.empty((stop - start, lanes, row), np.uint8)
+            file.fill(rows, start * lanes * row)
+            return rows
+
+        return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
         """How to fetch rows, as `Part.fetch` describes it."""

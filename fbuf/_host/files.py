@@ -98,6 +98,17 @@ class File:
         with telling("map", self.path):
             return memoryview(mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
 
+    def fill(self, out: Array, at: int) -> None:
+        """Reads into a C-contiguous array, from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
+        left = flat(out)
+        while left.nbytes:
+            with telling("read", self.path):
+                done = os.preadv(self.fd, [left], at)
+            if not done:
+                left[:] = bytes(left.nbytes)
+                return
+            left, at = left[done:], at + done
+
     def close(self) -> None:
         """No more writes; mappings stay."""
         fd, self.fd = self.fd, -1
@@ -109,12 +120,18 @@ class File:
 
 
 class telling:
-    """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do."""
+    """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do.
 
-    __slots__ = ("path", "what")
+    Args:
+      instead: What else to do where there is no room, and what is as it was.
+    """
 
-    def __init__(self, what: str, path: str) -> None:
-        self.what, self.path = what, path
+    __slots__ = ("instead", "path", "what")
+
+    def __init__(
+        self, what: str, path: str, instead: str = "use a smaller capacity; the rows that were there are as before"
+    ) -> None:
+        self.what, self.path, self.instead = what, path, instead
 
     def __enter__(self) -> None:
         pass
@@ -130,9 +147,9 @@ class telling:
         except OSError:
             room = "how much is free there cannot be told"
         if number in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"Make room in {folder}, or use a smaller capacity; the rows that were there are as before."
+            fix = f"Make room in {folder}, or {self.instead}."
         elif number == errno.EFBIG:
-            fix = "Raise the limit on the size of files (ulimit -f), or use a smaller capacity."
+            fix = f"Raise the limit on the size of files (ulimit -f), or {self.instead}."
         elif number in (errno.EMFILE, errno.ENFILE):
             fix = "Raise the limit on open files (ulimit -n), or close what holds them."
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -142,6 +159,15 @@ class telling:
         else:
             fix = f"See to the disk under {folder}, or use another path."
         raise OSError(number, f"fbuf: cannot {self.what} {self.path}: {os.strerror(number)}; {room}. {fix}") from error
+
+
+def once(view: memoryview, at: int, size: int) -> Array:
+    """Bytes of a whole mapping, copied, of which this process then keeps no pages: `at` is a multiple of 4,096 or so."""
+    out = np.frombuffer(view, np.uint8, size, at).copy()
+    mapping = view.obj
+    if isinstance(mapping, mmap.mmap) and at % mmap.PAGESIZE == 0:
+        mapping.madvise(mmap.MADV_DONTNEED, at, size)
+    return out
 
 
 def unlink(path: str) -> None:

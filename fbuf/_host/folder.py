@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._host import locks
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.files import File, telling, unlink
 
@@ -249,18 +249,11 @@ def _lock(call: str, path: str) -> int:
     with telling("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace")
-        os.close(fd)
-        who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
-        raise BlockingIOError(
-            errno.EWOULDBLOCK,
-            f"{call}: the store at {os.path.dirname(path)} is in use by {who}; expected nobody. Drop every state of it (or "
-            f"close it: fbuf.stores()), or give another path.",
-        ) from None
+        locks.hold(
+            f"{call}: the store at {os.path.dirname(path)}",
+            fd,
+            "Drop every state of it (or close it: fbuf.stores()), or give another path.",
+        )
     except BaseException:
         os.close(fd)
         raise
@@ -274,5 +267,5 @@ def _release(fd: int, path: str | None, process: int) -> None:
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        locks.release(fd)
         os.close(fd)

@@ -19,6 +19,7 @@ from fbuf._host.filering import FileRing
 from fbuf._host.folder import CHUNKS, NOTHING, RING, Folder
 from fbuf._host.part import Part
 from fbuf._host.ring import Ring
+from fbuf._host.source import Source
 from fbuf._host.stacking import stackings
 from fbuf._host.stacks import Stacks
 
@@ -85,11 +86,11 @@ class Making:
         ring.put(lane, row, values)
         return ring
 
-    def saved(self, index: int, part: Part, arrays: Mapping[str, Array]) -> Part:
+    def saved(self, index: int, part: Part, arrays: Mapping[str, Source]) -> Part:
         """The part that a column's saved arrays belong to: `part`, or one of what its rows had turned out to be."""
         column = self.columns[index]
         if "rows" in arrays:  # also of a column with a codec, if its rows did not compress
-            return part if isinstance(part, FileRing) else self.ring(index)
+            return part if isinstance(part, Ring | FileRing) else self.ring(index)
         if "stacking" in arrays and isinstance(column.codec, Zstd):  # also if they are no longer looked for
             if self.folder is not None:
                 raise ValueError(

@@ -20,14 +20,16 @@ from fbuf._host import values
 from fbuf._host.arena import Arena
 from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
 from fbuf._host.batch import Batch, ranges
-from fbuf._host.checkpoint import expect
 from fbuf._host.codec import Codec
-from fbuf._host.shelf import OBJECT, STRING, Leaf, Shelf, Staged, stage
+from fbuf._host.shelf import INDEX, OBJECT, STRING, Leaf, Shelf, Staged, stage
+from fbuf._host.source import Source, expect, lazily
+from fbuf._host.spans import Spans
 from fbuf._host.store import StoreClosed
 from fbuf._host.values import MISSING
 
 FORMAT = 1
 _PLAIN, _PACKED = b"\0", b"\1"
+_MEASURED = 1 << 14  # values measured together when a store is loaded
 
 
 class Records:
@@ -368,11 +370,12 @@ class Records:
 
     # ---------------------------------------------------------------- checkpoints
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Everything as flat arrays of plain dtypes, copied.
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything as flat arrays of plain dtypes; values' bytes are read when they are asked for, as they are now.
 
         Raises:
           TypeError: a leaf holds objects that have no bytes.
+        Cost: a copy of the index, 17 bytes a value.
         """
         with self._writing, self._lock:
             self._check_open()
@@ -384,29 +387,25 @@ class Records:
                         f"{len(shelf.objects)} rows, which cannot be saved; expected text, bytes, numbers or arrays. Say how "
                         f"they become bytes: storages.Ragged(encode=..., decode=...)."
                     )
-            lane, count = self._live()
             head = [[leaf.name, leaf.kind, leaf.dtype, leaf.maximum] for leaf in self.leaves]
-            arrays: dict[str, Array] = {
+            nothing = np.zeros(0, np.uint64)
+            span, payload = self._arena.saved(nothing, nothing)
+            arrays: dict[str, Any] = {
                 "geometry": np.array([FORMAT, self.lanes, self.length, self.slack], np.int64),
                 "leaves": np.frombuffer(json.dumps(head).encode(), np.uint8),
                 "count": self._count.copy(),
+                "span": span,
+                "payload": payload,
             }
+            touched = min(int(self._count.max()), self.depth)
             for i, shelf in enumerate(self._shelves):
-                at = count % self.depth, lane
-                strings = shelf.kind[at] == STRING
-                at = at[0][strings], at[1][strings]
-                views = self._arena.views(shelf.address[at], shelf.size[at].astype(np.int64))
-                arrays |= {
-                    f"leaf{i}:there": strings,
-                    f"leaf{i}:size": shelf.size[at],
-                    f"leaf{i}:checksum": shelf.checksum[at],
-                    f"leaf{i}:data": np.frombuffer(b"".join(views), np.uint8),
-                }
+                index = shelf.saved(touched)
+                arrays |= {f"leaf{i}:{name}": array for name, array in index.items()}
             return arrays
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, Array], *, lanes: int, length: int, slack: int, **functions: Any
+        cls, arrays: Mapping[str, Source], *, lanes: int, length: int, slack: int, **functions: Any
     ) -> Records:
         """The store `to_arrays` was called on: the same tickets readable, writes go on.
 
@@ -427,24 +426,30 @@ class Records:
         store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
         if (store._count < 0).any():
             raise ValueError("Records.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
-        lane, count = store._live()
+        arena = store._arena
+        span = Spans(expect(arrays, "span", np.int64, (None, 3)), arena.bits)
+        touched = min(int(store._count.max()), store.depth)
+        found = []
         for i, shelf in enumerate(store._shelves):
-            there = expect(arrays, f"leaf{i}:there", np.bool_, count.shape)
-            size = expect(arrays, f"leaf{i}:size", np.uint32, (int(there.sum()),))
-            checksum = expect(arrays, f"leaf{i}:checksum", np.uint32, size.shape)
-            data = expect(arrays, f"leaf{i}:data", np.uint8, (int(size.sum(dtype=np.int64)),))
-            stops = np.cumsum(size, dtype=np.int64)
-            view = flat(np.ascontiguousarray(data))
-            strings = [view[a:b] for a, b in zip((stops - size).tolist(), stops.tolist(), strict=True)]
-            at = count[there] % store.depth, lane[there]
-            shelf.kind[at] = STRING
-            shelf.address[at] = store._arena.append(strings)
-            shelf.size[at], shelf.checksum[at] = size, checksum
+            index = {name: expect(arrays, f"leaf{i}:{name}", dtype, (touched, lanes)) for name, dtype in INDEX.items()}
+            address, size = shelf.load(index, store._count)
+            span.find(address, size)
+            found.append((address, size))
+        payload = lazily(arrays, "payload", np.uint8, (span.total,))
+        arena.adopt(span, payload, *(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        for shelf in store._shelves:
             if shelf.lengths is not None:
-                shelf.lengths[count % store.depth, lane] = -1
-                shapes = [
-                    values.array(store._unpack(shelf.leaf, string, crc)).shape
-                    for string, crc in zip(strings, checksum.tolist(), strict=True)
-                ]
-                shelf.lengths[at] = np.array(shapes, np.int32).reshape(len(shapes), -1)
+                store._measure(shelf)
         return store
+
+    def _measure(self, shelf: Shelf) -> None:
+        """Finds the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
+        lane, count = self._live()
+        assert shelf.lengths is not None
+        for start in range(0, len(lane), _MEASURED):
+            some, number = lane[start : start + _MEASURED], count[start : start + _MEASURED]
+            shelf.lengths[number % self.depth, some] = -1
+            at, views, checksums, _ = self._strings(shelf, some, number, np.ones(len(some), bool))
+            for i, view, checksum in zip(at, views, checksums, strict=True):
+                shape = values.array(self._unpack(shelf.leaf, view, checksum)).shape
+                shelf.lengths[number[i] % self.depth, some[i]] = shape

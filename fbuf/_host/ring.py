@@ -14,6 +14,8 @@ import numpy as np
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
 from fbuf._host.part import Census
+from fbuf._host.source import Lazy
+from fbuf._host.tracked import Tracked
 
 
 class Unstaged:
@@ -31,6 +33,7 @@ class Ring:
         self.depth = depth
         self.lanes = lanes
         self.touched = 0  # rows a lane written so far, at most depth
+        self._tracked = Tracked(depth, lanes * self.row)
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +74,7 @@ class Ring:
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)
         if batch.at is not None:
+            self._tracked.touch_at(batch.at)
             array[batch.at, 0] = rows[:, 0]
             return
         if batch.uniform:
@@ -79,11 +83,14 @@ class Ring:
             rows = rows[len(rows) - (stop - start) :]
             first = start % depth
             head = min(depth - first, len(rows))
+            self._tracked.touch(first, first + head)
+            self._tracked.touch(0, len(rows) - head)
             array[first : first + head] = rows[:head]
             array[: len(rows) - head] = rows[head:]
             return
         step, lane, count = batch.places()
         new = count >= batch.after[lane] - depth
+        self._tracked.touch_at(count[new] % depth)
         array[count[new] % depth, lane[new]] = rows[step[new], lane[new]]
 
     def resume(self, count: Array) -> None:
@@ -91,9 +98,31 @@ class Ring:
         self.touched = min(int(count.max()), self.depth)
 
     def put(self, lane: Array, count: Array, values: Array) -> None:
-        """Takes rows `[M, *shape]` of lanes and counts int64[M]."""
-        self.array[count % self.depth, lane] = values
+        """Takes rows `[M, *shape]`, or their bytes uint8[M, row], of lanes and counts int64[M]."""
+        self._tracked.touch_at(count % self.depth)
+        data = np.ascontiguousarray(values).reshape(-1).view(self.array.dtype)
+        self.array[count % self.depth, lane] = data.reshape(-1, *self.array.shape[2:])
         self.touched = min(max(self.touched, int(count.max(initial=-1)) + 1), self.depth)
+
+    @property
+    def places(self) -> int:
+        """Rows of a lane there is room for."""
+        return self.depth
+
+    def saved(self, count: Array) -> Lazy:
+        """uint8[rows, E, bytes]: row `count` of a lane at `count % places`."""
+        array, row, lanes = self.array, self.row, self.lanes
+
+        def read(start: int, stop: int) -> Array:
+            return array[start:stop].reshape(-1).view(np.uint8).reshape(stop - start, lanes, row).copy()
+
+        return self._tracked.snapshot((self.touched, lanes, row), np.uint8, read)
+
+    def restore(self, start: int, rows: Array) -> None:
+        """Fills places from `start` on with uint8[rows, E, bytes]."""
+        self._tracked.touch(start, start + len(rows))
+        if rows.size:
+            self.array[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Gather:
         """How to fetch rows, as `Part.fetch` describes it."""

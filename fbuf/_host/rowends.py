@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from fbuf._host.arrays import Array, StoreCorrupted
+from fbuf._host.batch import ranges
 
 _BLOCK = 64  # rows
+_AT_ONCE = 1024  # blocks
 
 
 class RowEnds:
@@ -23,24 +25,51 @@ class RowEnds:
 
     def size(self, count: Array) -> int:
         """Bytes written to when the lanes have `count` rows."""
-        used = min(int(count.max(initial=0)) // _BLOCK + 1, self.blocks)
-        return used * (self.added.nbytes + self.base.nbytes) // self.blocks
+        return self.used(count) * (self.added.nbytes + self.base.nbytes) // self.blocks
 
-    def live(self, lane: Array, count: Array, depth: int) -> Array:
-        """uint8[M], frames added by all live rows, lane by lane; the oldest of each adds the `depth` that it shows."""
-        block, at = np.divmod(count, _BLOCK)
-        added = self.added[block % self.blocks, lane, at]
-        added[np.diff(lane, prepend=-1) != 0] = depth
-        return added
+    def saved(self, first: Array, count: Array, depth: int) -> Array:
+        """uint8[blocks, E, 64], frames added by rows `first` to `count` of each lane, copied; by the first of them `depth`."""
+        used = self.used(count)
+        out = self.added[:used].copy()
+        end = first + self.blocks * _BLOCK
+        lane, row = ranges(
+            count, end if used == self.blocks else np.minimum(end, used * _BLOCK)
+        )  # of rows that are gone
+        out[row // _BLOCK % self.blocks, lane, row % _BLOCK] = 0
+        lane = np.flatnonzero(count > first)
+        out[first[lane] // _BLOCK % self.blocks, lane, first[lane] % _BLOCK] = depth
+        return out
 
-    def restore(self, lane: Array, count: Array, added: Array, low: Array) -> None:
-        """Enters what `live` gave; the oldest row of each lane shows frames from int64[E] `low` on."""
-        oldest = np.flatnonzero(np.diff(lane, prepend=-1))
-        end = np.cumsum(added, dtype=np.int64)
-        end += np.repeat(low[lane[oldest]] + added[oldest] - end[oldest], np.diff(oldest, append=len(lane)))
-        # What the oldest row's block held before it is not known, nor needed.
-        self.base[count[oldest] // _BLOCK % self.blocks, lane[oldest]] = low[lane[oldest]]
-        self.write(lane, count, added, end)
+    def used(self, count: Array) -> int:
+        """Blocks written to when the lanes have `count` rows."""
+        return min(int(count.max(initial=0)) // _BLOCK + 1, self.blocks)
+
+    def restore(self, saved: Array, first: Array, count: Array, low: Array, depth: int) -> Array:
+        """Enters what `saved` gave of rows `first` to `count` of each lane; int64[E], frames up to the last of them.
+
+        Args:
+          low: int64[E], the first frame that the oldest row shows.
+          depth: Frames that it shows.
+        """
+        end = low.copy()
+        for start in range(int(first.min()) // _BLOCK, -(-int(count.max()) // _BLOCK), _AT_ONCE):
+            bounds = start * _BLOCK, (start + _AT_ONCE) * _BLOCK
+            lane, row = ranges(np.clip(first, *bounds), np.clip(count, *bounds))
+            if not len(row):
+                continue
+            block, at = np.divmod(row, _BLOCK)
+            added = saved[block % self.blocks, lane, at]
+            added[row == first[lane]] = depth
+            begin = np.flatnonzero(np.diff(lane, prepend=-1))
+            total = np.cumsum(added, dtype=np.int64)
+            size = np.diff(begin, append=len(lane))
+            total += np.repeat(end[lane[begin]] - (total[begin] - added[begin]), size)
+            # What the oldest row's block held before it is not known, nor needed.
+            oldest = row == first[lane]
+            self.base[block[oldest] % self.blocks, lane[oldest]] = low[lane[oldest]]
+            self.write(lane, row, added, total)
+            end[lane[begin]] = total[begin + size - 1]
+        return end
 
     def write(self, lane: Array, count: Array, added: Array, end: Array) -> None:
         """Enters rows, each lane's in order: frames added, and their number up to the row. Cannot fail."""

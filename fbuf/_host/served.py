@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fbuf._host.arrays import Array
 
@@ -50,5 +50,5 @@ class Served(Kept, Protocol):
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Stores rows again with some columns replaced; their new tickets."""
 
-    def to_arrays(self) -> dict[str, Array]:
+    def to_arrays(self) -> dict[str, Any]:
         """Everything as flat arrays."""

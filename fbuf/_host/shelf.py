@@ -7,7 +7,7 @@ objects where they have no bytes. A row that is overwritten in the ring has expi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from fbuf._host.arena import Arena
 from fbuf._host.arrays import Array
 
 NOTHING, STRING, OBJECT = 0, 1, 2
+INDEX: dict[str, Any] = {"kind": np.uint8, "address": np.uint64, "size": np.uint32, "checksum": np.uint32}
+"""What is saved of it, by place in the ring."""
 _OBJECT_BYTES = 120  # of the index, for an object; what the object itself takes is the user's to know
 
 
@@ -120,6 +122,19 @@ class Shelf:
         moved = zip(self._keys(new[0], lane, keyed), self._keys(old[0], lane, keyed), strict=True)
         other.objects = {after: self.objects[before] for after, before in moved}
         return other
+
+    def saved(self, touched: int) -> dict[str, Array]:
+        """The index of the first `touched` places, by the names of `INDEX`; zeros where there is no string."""
+        strings = self.kind[:touched] == STRING
+        return {name: np.where(strings, getattr(self, name)[:touched], dtype(0)) for name, dtype in INDEX.items()}
+
+    def load(self, index: Mapping[str, Array], rows: Array) -> tuple[Array, Array]:
+        """The inverse, when the lanes have int64[E] `rows`: addresses and sizes int64 of the strings."""
+        strings = index["kind"] == STRING
+        strings &= np.arange(len(strings))[:, None] < np.minimum(rows, self.depth)
+        for name in INDEX:
+            getattr(self, name)[: len(strings)] = np.where(strings, index[name], 0)
+        return index["address"][strings], index["size"][strings].astype(np.int64)
 
 
 def stage(leaf: Leaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:

@@ -33,7 +33,6 @@ from fbuf._host.ahead import ReadAhead, Reading, Still
 from fbuf._host.arrays import Array, StoreCorrupted, bare, flat, intact
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.changelog import ChangeLog
-from fbuf._host.checkpoint import expect
 from fbuf._host.column import (
     Column,
     check,
@@ -53,6 +52,7 @@ from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
 from fbuf._host.repack import Lot
 from fbuf._host.ring import Ring
+from fbuf._host.source import Source, expect, within
 from fbuf._host.tickets import Tickets
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
@@ -555,11 +555,17 @@ class Store:
     # ---------------------------------------------------------------- checkpoints
 
     @_recorded
-    def to_arrays(self) -> dict[str, Array]:
-        """Everything as flat arrays of plain dtypes, copied; chunks stay encoded."""
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything as flat arrays of plain dtypes; chunks stay encoded.
+
+        What is large is a `source.Lazy`: read when it is asked for, in any thread, it gives what is there now, whatever is
+        written, compressed again or closed in the meantime. What a row was is kept for it in memory when the row goes.
+
+        Cost: a copy of the index, some 3 bytes a row of chunks of 8; writers wait that long.
+        """
         with self._writing:  # nothing changes without it, and readers need not wait
             self._check_open()
-            arrays: dict[str, Array] = {
+            arrays: dict[str, Any] = {
                 "geometry": checkpoint.geometry(self.lanes, self.length, self.slack),
                 "first": np.array([self._tickets.first], np.uint64),
                 "count": self._count.copy(),
@@ -574,7 +580,7 @@ class Store:
     def from_arrays(
         cls,
         columns: tuple[Column, ...],
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, Source],
         *,
         lanes: int,
         length: int,
@@ -611,8 +617,7 @@ class Store:
                     f"there are tickets. Load another checkpoint."
                 )
         for i in range(len(store.columns)):
-            prefix = f"column{i}:"
-            own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+            own = within(arrays, f"column{i}:")
             store._parts[i] = store._make.saved(i, store._parts[i], own)
             checkpoint.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import zstandard
 
 from fbuf._host.arrays import StoreCorrupted
+from fbuf._host.source import Identity
 
 Unpack = Callable[[memoryview], memoryview]
 """Encoded bytes to rows; the result is valid until the next call."""
@@ -38,7 +39,7 @@ class Dictionary:
       StoreCorrupted: it is something else now.
     """
 
-    __slots__ = ("data", "crc", "slot", "count")
+    __slots__ = ("data", "crc", "slot", "count", "identity")
 
     def __init__(self, content: bytes, crc: int | None = None) -> None:
         self.data = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -47,6 +48,7 @@ class Dictionary:
             raise damaged("a dictionary", self.crc, crc)
         self.slot = 0  # in the column's table; 0: not yet entered
         self.count = 0
+        self.identity = Identity()
         zstandard.ZstdDecompressor(dict_data=self.data)  # digests it now, on one thread
 
     @property

@@ -7,6 +7,7 @@ scatter of unique indices writes only the rows it is given, and the zeroing of m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,32 @@ def read(array: jax.Array, slot: jax.Array) -> jax.Array:
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
     return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
+
+
+class Owned:
+    """An array of JAX's for `from_arrays` to take as it is, because nobody else has it."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: jax.Array):
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the array."""
+        return self.array.dtype
+
+
+def restored(array: Any, dtype: Any) -> jax.Array:
+    """An array given to `from_arrays`: a copy, unless it is `Owned`."""
+    if isinstance(array, Owned) and array.dtype == dtype:
+        return array.array
+    return jnp.array(array.array if isinstance(array, Owned) else array, dtype)
 
 
 def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:

@@ -316,12 +316,11 @@ class Deduplicated:
     def nbytes(self, rows: DeduplicatedRows) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
-    def to_arrays(self, rows: DeduplicatedRows) -> dict[str, np.ndarray]:
-        arrays = {"cuts": _as_bytes(rows.cuts), "growth": np.asarray(rows.growth)}
-        return arrays | {name: np.asarray(leaf) for name, leaf in _by_name(rows).items()}
+    def to_arrays(self, rows: DeduplicatedRows) -> dict[str, Any]:
+        return {"cuts": _as_bytes(rows.cuts), "growth": rows.growth, **_by_name(rows)}
 
     def from_arrays(
-        self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any
+        self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any
     ) -> DeduplicatedRows:
         made = self.abstract(geometry, spec, structure)
         if not np.array_equal(arrays["cuts"], _as_bytes(made.cuts)):
@@ -337,15 +336,18 @@ class Deduplicated:
                     f"Deduplicated: '{name}' is {came.dtype}{list(came.shape)}; expected {leaf.dtype}{list(leaf.shape)}. "
                     f"Load it with the buffer that it was saved with (after `grow`, the one that gave back)."
                 )
-        leaves = {n: jnp.array(arrays[f"rows:{n}"]) for n in named_leaves(made.tree)}
-        last = {n: jnp.array(arrays[f"last:{n}"]) for n in made.last}
+        leaves = {n: _restored(arrays, f"rows:{n}") for n in named_leaves(made.tree)}
+        last = {n: _restored(arrays, f"last:{n}") for n in made.last}
         tables = tuple(
-            Table(**{f.name: jnp.array(arrays[f"table{i}:{f.name}"]) for f in dataclasses.fields(Table)})
+            Table(**{f.name: _restored(arrays, f"table{i}:{f.name}") for f in dataclasses.fields(Table)})
             for i in range(len(made.tables))
         )
-        return DeduplicatedRows(
-            structure.unflatten(leaves.values()), last, tables, jnp.array(arrays["growth"]), made.cuts
-        )
+        growth = _restored(arrays, "growth")
+        return DeduplicatedRows(structure.unflatten(leaves.values()), last, tables, growth, made.cuts)
+
+
+def _restored(arrays: Mapping[str, Any], name: str) -> jax.Array:
+    return _arrays.restored(arrays[name], arrays[name].dtype)
 
 
 def _as_bytes(cuts: tuple[Cut, ...]) -> np.ndarray:

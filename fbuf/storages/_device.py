@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
@@ -89,9 +88,9 @@ class Device:
     def nbytes(self, rows: PyTree) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
-    def to_arrays(self, rows: PyTree) -> dict[str, np.ndarray]:
-        return {name: np.asarray(leaf) for name, leaf in named_leaves(rows).items()}
+    def to_arrays(self, rows: PyTree) -> dict[str, Any]:
+        return named_leaves(rows)
 
-    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
+    def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         del geometry
-        return structure.unflatten([jax.numpy.array(arrays[name], spec[name].dtype) for name in spec])
+        return structure.unflatten([_arrays.restored(arrays[name], spec[name].dtype) for name in spec])

@@ -151,10 +151,10 @@ class Hosted:
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         return _side.nbytes(rows)
 
-    def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
+    def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _side.to_arrays(rows)
 
-    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+    def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
         if not self.in_files:
             return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache)

@@ -270,16 +270,16 @@ class Ragged(Hosted):
             f'path. For arrays of one shape use storages.Memmap(path="/data/replay").'
         )
 
-    def to_arrays(self, rows: SideRows) -> dict[str, np.ndarray]:
+    def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _side.to_arrays(rows)
 
-    def from_arrays(self, arrays: Mapping[str, np.ndarray], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+    def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         own = {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")}
         slack = self._slack(geometry)
         store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
         rows = self._adopt(store, geometry, spec, structure, store.leaves)
-        device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-        return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device)
+        device = {n: _arrays.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+        return rows.replace(_arrays.restored(arrays["ticket"], jnp.uint32), device)
 
     def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """The same rows with room for more; slots stay. Other states over the same store are not touched."""

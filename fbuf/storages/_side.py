@@ -260,18 +260,18 @@ def nbytes(rows: SideRows) -> dict[str, int]:
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
-def to_arrays(rows: SideRows) -> dict[str, np.ndarray]:
+def to_arrays(rows: SideRows) -> dict[str, Any]:
     """Tickets, device leaves and the store's own arrays, under names of their own."""
-    arrays = {"ticket": np.asarray(rows.ticket)}
+    arrays: dict[str, Any] = {"ticket": rows.ticket}
     if rows.last is not None:
-        arrays["last"] = np.asarray(rows.last)
-    arrays |= {f"device:{n}": np.asarray(a) for n, a in rows.device.items()}
+        arrays["last"] = rows.last
+    arrays |= {f"device:{n}": a for n, a in rows.device.items()}
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
 
 
 def from_arrays(
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     geometry: Geometry,
     spec: Spec,
     structure: Any,
@@ -292,9 +292,9 @@ def from_arrays(
         folder=folder,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
-    device = {n: jnp.array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    last = None if rows.last is None else jnp.array(arrays["last"], jnp.uint32)
-    return rows.replace(jnp.array(arrays["ticket"], jnp.uint32), device, last)
+    device = {n: _arrays.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    last = None if rows.last is None else _arrays.restored(arrays["last"], jnp.uint32)
+    return rows.replace(_arrays.restored(arrays["ticket"], jnp.uint32), device, last)
 
 
 def default_slack(geometry: Geometry, slack: int | None) -> int:

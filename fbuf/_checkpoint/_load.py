@@ -1,0 +1,161 @@
+"""`load`: a generation of a checkpoint folder becomes a buffer and its state.
+
+Arrays of the device are made there and filled block by block; what lies on the host is handed to the storage as it is in the
+files, to read as it likes. Nothing is imported, evaluated or cast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _ahead, _checks, _files
+from fbuf._buffer import Buffer
+from fbuf._checkpoint import _extra, _match, _move, _parts
+from fbuf._checkpoint._leaves import place
+from fbuf._checkpoint._save import Progress, checked_path
+from fbuf._state import BufferState
+from fbuf._tree import Spec
+from fbuf.storages import _arrays
+
+
+def load(
+    path: str | os.PathLike[str],
+    buffer: Buffer | None = None,
+    *,
+    example: Any = None,
+    verify: Any = "full",
+    resize: Any = None,
+    extra: Any = None,
+    progress: Progress | bool | None = None,
+) -> Any:
+    """Loads what `save` saved: `(buffer, state)`, or with `extra` `(buffer, state, extra)`.
+
+    The newest generation that is whole; where that is not the newest, a RuntimeWarning says why. Arrays come to the default
+    device, whatever devices they were spread over when they were saved (`jax.device_put(state, ...)` spreads them again); a
+    host store is a new one, of this process. Batches go on bit for bit, given the same keys.
+
+    Args:
+      path: The folder.
+      buffer: None: the one that was saved. Else one that the state must be of; it may differ in what the state does not depend
+        on: what a view makes of the rows it draws (`gamma`, ...), `prefetch` and `batch_size` (what was drawn ahead is then
+        dropped), settings of draws (`stratified`, `replace`, `drop_last`, ...), where priorities lie (`on`), the path of its
+        files. Numbers that can be annealed (`alpha`, `beta`, ...) are those of the state: `buffer.set` gives others. Of
+        another storage the rows are written anew, in order, which costs what adding them costs.
+        Needed where functions or parts of yours were saved: they are noted by name, and nothing is imported.
+      example: One row, as for `Buffer.init`; only needed where rows are made of nodes of yours (a NamedTuple, a registered
+        dataclass). If given, rows must be like it.
+      verify: "full": every byte is checked before anything is built. "lazy": each block as it is read; one that is damaged
+        raises StoreCorrupted then.
+      resize: Another capacity, larger or smaller; with a buffer True for its own. The newest rows stay, with their
+        priorities, episodes and numbers. They come to lie in other slots: indices of before are stale, what was drawn ahead
+        is dropped, and samplers without replacement go on where they were, but that an epoch begins anew that has more
+        anchors than the new capacity.
+      extra: Hand out what was saved with `extra=`: True as it was saved, or an example of it, whose structure it gets.
+      progress: True for a bar, or a callable that is given bytes done and bytes in all.
+    Raises:
+      CheckpointNotFound (a FileNotFoundError): there is none.
+      StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
+      SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
+      VersionError (a ValueError): a later release has saved it.
+      FileExistsError: its rows are to lie in files at a path that is taken: load it into a buffer with another.
+    Cost: each byte is read once, with "full" twice. Memory: the state, and a few blocks; twice the state where it is moved.
+
+    Example:
+      >>> import fbuf, tempfile, jax, jax.numpy as jnp
+      >>> buffer = fbuf.Buffer(3)
+      >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     saving = fbuf.save(folder, buffer, state)
+      ...     larger, state = fbuf.load(folder, resize=100)
+      >>> larger.capacity, larger.last(state, 3).data["t"].tolist()
+      (100, [2, 3, 4])
+    """
+    call = "fbuf.load"
+    with opened(call, path, verify, progress) as saved:
+        loaded, state = restored(call, saved, buffer, example, resize)
+        if extra is None:
+            return loaded, state
+        return loaded, state, _extra.unpack(call, saved.path, saved, saved.meta["extra"], extra)
+
+
+def opened(call: str, path: Any, verify: Any, progress: Any) -> _files.Saved:
+    """The newest generation that is whole. Raises SchemaError: it is a checkpoint of something else."""
+    saved = _files.read(checked_path(call, path), verify=verify, progress=progress)
+    if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():
+        saved.close()
+        raise _files.SchemaError(
+            f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
+        )
+    return saved
+
+
+def restored(
+    call: str, saved: _files.Saved, buffer: Buffer | None, example: Any, resize: Any
+) -> tuple[Buffer, BufferState]:
+    """The buffer and its state."""
+    path, meta = saved.path, saved.meta
+    reader, target, keeps_ahead = _match.match(call, path, meta, buffer, resize)
+    spec, structure = _match.rows_of(call, path, meta, reader, example)
+    _checks.check_fields(call, target, spec)
+    target.storage.host_keys(spec)
+    state = _read(call, saved, reader, spec, structure)
+    if (reader.storage, reader.capacity) != (target.storage, target.capacity):
+        state = _move.moved(call, reader, target, state)
+    if not keeps_ahead:
+        state = dataclasses.replace(state, ahead=None)
+        state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
+    target.check_state(state)
+    return target, state
+
+
+def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any) -> BufferState:
+    placed = saved.meta["placed"]
+    abstract = _parts.template(reader, spec, structure)
+    wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in _parts.packed(reader, abstract).items()}
+    there = {n for n in saved.arrays if n.startswith("state/")}
+    if not reader.prefetch:
+        there = {n for n in there if not n.startswith("state/ahead/")}
+    found = {n: _Found(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
+    _match.check_leaves(call, saved.path, found, wanted)
+    rows = {
+        name.removeprefix("rows/"): _arrays.Owned(_placed(saved, name)) if name in placed else array
+        for name, array in saved.arrays.items()
+        if name.startswith("rows/")
+    }
+    made = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
+    leaves = {n: _placed(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
+    return _parts.unpacked(reader, abstract, leaves, made)
+
+
+class _Found:
+    """Shape and dtype of a leaf that was saved."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, dtype
+
+
+def _shape_of(leaf: Any) -> Any:
+    return _Found((leaf.rows,), leaf.array.dtype) if isinstance(leaf, _parts.Prefix) else leaf
+
+
+def _whole_shape(saved: _files.Saved, name: str) -> tuple[int, ...]:
+    """Of a leaf as it is in the state."""
+    placed: Mapping[str, Any] = saved.meta["placed"]
+    return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
+
+
+def _placed(saved: _files.Saved, name: str) -> Any:
+    source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
+    shape = _whole_shape(saved, name)
+    if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
+        raise _files.SchemaError(
+            f"fbuf.load: {saved.path}: '{name}' is said to be {list(shape)}, but {list(source.shape)} are there; expected "
+            f"rows of one shape. Load another checkpoint."
+        )
+    return place(source, shape, source.dtype, fill)

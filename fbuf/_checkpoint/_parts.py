@@ -1,0 +1,129 @@
+"""A state without what can be worked out again: trees as their leaves, ranks as buckets, priorities on the host as an array.
+
+Parents of a sum tree equal what their children give, bit for bit, whatever the history (`fbuf._sumtree`), and counts of buckets
+are whole numbers, so that nothing is lost. Whatever else is in a state is stored as it is, a user's own parts too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _ahead, _ranks, _sumtree
+from fbuf._buffer import Buffer
+from fbuf._ranks import Ranks
+from fbuf._state import BufferState
+from fbuf._tree import Spec
+from fbuf._typing import Requesting, host_kept
+from fbuf.samplers import Prioritized, PrioritizedState, _hosttree
+from fbuf.samplers._hosttree import HostTree
+from fbuf.storages._sideread import SideHeld
+
+_REDUCE: dict[str, _sumtree.Reduce] = {"tree": "sum", "low": "min", "top": "max"}
+
+
+class Prefix:
+    """The first `rows` of an array; to JAX one leaf."""
+
+    __slots__ = ("array", "rows")
+
+    def __init__(self, array: Any, rows: int):
+        self.array, self.rows = array, rows
+
+
+def template(buffer: Buffer, spec: Spec, structure: Any) -> BufferState:
+    """What a state of `buffer` is, as `jax.ShapeDtypeStruct`s."""
+    return jax.eval_shape(
+        partial(_ahead.empty_state, buffer), buffer.storage.abstract(buffer.geometry, spec, structure)
+    )
+
+
+def packed(buffer: Buffer, state: BufferState) -> dict[str, Any]:
+    """What of a state is stored, but the rows, by name: arrays, or the beginnings of some. Of shapes too."""
+    capacity = buffer.geometry.capacity
+    without = jax.tree.map(partial(_without_parents, capacity), state.sampler, is_leaf=_is_known)
+    pairs = jax.tree_util.tree_flatten_with_path(dataclasses.replace(state, rows=None, sampler=without))[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+
+
+def unpacked(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:
+    """The state of leaves by name, those that `packed` names for `abstract`, over `rows`."""
+    capacity = buffer.geometry.capacity
+    without = jax.tree.map(partial(_without_parents, capacity), abstract.sampler, is_leaf=_is_known)
+    structure: Any = jax.tree.structure(dataclasses.replace(abstract, rows=None, sampler=without))
+    state = structure.unflatten(leaves.values())
+    sampler = jax.tree.map(partial(_with_parents, buffer), abstract.sampler, state.sampler, is_leaf=_is_known)
+    state = dataclasses.replace(state, rows=rows, sampler=sampler)
+    return dataclasses.replace(state, ahead=_awake(buffer, state))
+
+
+def keeps_elsewhere(buffer: Buffer) -> bool:
+    """Whether the sampler has something on the host of which only it knows what it is."""
+    return host_kept(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
+
+
+def asks_elsewhere(buffer: Buffer) -> bool:
+    """Whether what is drawn ahead may name something that is not in the state."""
+    return isinstance(buffer.storage, Requesting) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
+
+
+def _awake(buffer: Buffer, state: BufferState) -> Any:
+    """What was drawn ahead: its rows are read when they are handed out, since nobody is reading them now."""
+    ahead = state.ahead
+    if ahead is None or asks_elsewhere(buffer):
+        return None if ahead is None else ahead.dropped()
+    if isinstance(ahead.held, SideHeld):
+        held = dataclasses.replace(ahead.held, number=jnp.zeros((), jnp.uint32))
+        return dataclasses.replace(ahead, held=held)
+    return ahead
+
+
+def _is_known(node: Any) -> bool:
+    return isinstance(node, (PrioritizedState, Ranks))
+
+
+def _without_parents(capacity: int, node: Any) -> Any:
+    if isinstance(node, Ranks):
+        return Prefix(node.bucket, capacity)
+    if not isinstance(node, PrioritizedState):
+        return node
+    tree = node.tree
+    if isinstance(tree, HostTree):
+        shapes = isinstance(tree.id, jax.ShapeDtypeStruct)
+        kept: Any = jax.ShapeDtypeStruct((capacity,), jnp.float32) if shapes else _hosttree.leaves(tree)
+    else:
+        kept = Prefix(tree, capacity)
+    low = (
+        Prefix(node.low, capacity)
+        if isinstance(node.low, (jax.Array, jax.ShapeDtypeStruct)) and node.low.size
+        else node.low
+    )
+    top: Any = None if node.top is None else Prefix(node.top, capacity)
+    return dataclasses.replace(node, tree=kept, low=low, top=top)
+
+
+def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
+    if isinstance(abstract, Ranks):
+        return _ranks.of_buckets(node)
+    if not isinstance(abstract, PrioritizedState):
+        return node
+    if isinstance(abstract.tree, HostTree):
+        least = abstract_least(buffer)
+        tree = _hosttree.open("fbuf.load", buffer.geometry.capacity, least, np.asarray(node.tree))
+        return dataclasses.replace(node, tree=tree)
+    whole = {
+        name: _sumtree.rebuild(leaves, reduce=reduce)
+        for name, reduce in _REDUCE.items()
+        if (leaves := getattr(node, name)) is not None and leaves.shape[0]
+    }
+    return dataclasses.replace(node, **whole)
+
+
+def abstract_least(buffer: Buffer) -> bool:
+    """Whether priorities on the host keep the least of them."""
+    return getattr(buffer.sampler, "normalize", None) == "buffer"

@@ -1,0 +1,189 @@
+"""A data file: blocks in the safetensors format, written as they come and read one at a time.
+
+The safetensors library wants all tensors in memory to write a file, and has no checksums; its reader maps the file, and a
+mapping of a file that becomes shorter ends the process (SIGBUS). Here room for the header is left at the front, blocks follow
+as they are made, and the header, padded with blanks as the format allows, is written last: what a killed save leaves is no
+safetensors file. Memory: one block.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from typing import Any
+
+from fbuf._files._disk import INSTEAD, Disk, read_into, write_all
+from fbuf._files._dtypes import stored
+from fbuf._files._layout import Layout
+from fbuf._files._manifest import FileEntry
+from fbuf._host.arrays import Array, StoreCorrupted, flat
+from fbuf._host.files import telling
+
+MOST_HEADER = 100_000_000
+"""Bytes of a header that safetensors reads."""
+_PIECE = 1 << 20
+
+
+def tensor_name(name: str, layout: Layout, index: int) -> str:
+    """What a block is called in its file."""
+    return f"{name}#{layout.key(index)}"
+
+
+def header_room(name: str, layout: Layout, index: int) -> int:
+    """Bytes that a block may take in the header, and more."""
+    return len(_dumps({tensor_name(name, layout, index): _info(layout, index, 1 << 48, 1 << 48)}))
+
+
+class DataFile:
+    """A new data file.
+
+    Args:
+      header: Bytes to leave for what it says of blocks (`header_room`).
+      save: The id of the save, which makes its header like no other.
+    Raises:
+      OSError: it cannot be made; also if it is there.
+    """
+
+    def __init__(self, disk: Disk, path: str, header: int, save: str) -> None:
+        self._disk, self.path, self._save = disk, path, save
+        self._infos: dict[str, Any] = {"__metadata__": {"format": "fbuf data", "version": "1", "save": save}}
+        self._data = -(-(8 + header + len(_dumps(self._infos))) // 8) * 8
+        if self._data > MOST_HEADER:
+            raise ValueError(
+                f"fbuf.save: the header of {path} would have {self._data} bytes; expected at most {MOST_HEADER}. Save larger "
+                f"blocks."
+            )
+        with telling("make", path, INSTEAD):
+            self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._at = self._data
+
+    def add(self, name: str, layout: Layout, index: int, data: memoryview) -> int:
+        """Writes a block, and says at which byte."""
+        start = self._at
+        write_all(self._disk, self._fd, self.path, data, start)
+        self._at += data.nbytes
+        self._infos[tensor_name(name, layout, index)] = _info(layout, index, start - self._data, self._at - self._data)
+        return start
+
+    def finish(self, sync: bool) -> FileEntry:
+        """Writes the header, waits for the disk, and closes the file."""
+        text = _dumps(self._infos).ljust(self._data - 8)
+        if len(text) != self._data - 8:
+            raise RuntimeError(
+                f"fbuf.save: {self.path} has room for a header of {self._data - 8} bytes, not {len(text)}."
+            )
+        head = (self._data - 8).to_bytes(8, "little") + text
+        write_all(self._disk, self._fd, self.path, head, 0)
+        if sync:
+            with telling("sync", self.path, INSTEAD):
+                self._disk.fsync(self._fd)
+        self.close()
+        return FileEntry(os.path.basename(self.path), self._at, self._data, zlib.crc32(head), self._save, sync)
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice is fine."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+
+
+class OpenFile:
+    """A data file that a manifest names, open for reading, whose size and header are what the manifest says.
+
+    Raises:
+      StoreCorrupted: they are not, or it is not there, or is no plain file.
+      OSError: it may not be opened.
+    """
+
+    def __init__(self, disk: Disk, folder: str, entry: FileEntry) -> None:
+        self._disk, self._entry = disk, entry
+        self.path = os.path.join(folder, entry.name)
+        self.fd = open_plain(disk, self.path)
+        try:
+            size = disk.size(self.fd)
+            if size != entry.size:
+                raise StoreCorrupted(
+                    f"{self.path} has {size} bytes; expected {entry.size}: it was cut short or replaced"
+                )
+            crc = self.crc(0, entry.header)
+            if crc != entry.crc:
+                raise StoreCorrupted(
+                    f"{self.path} has a header (bytes 0 to {entry.header}) with crc32 {crc:#010x}; expected {entry.crc:#010x}: "
+                    f"it was damaged, or is a file of another save"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, out: memoryview, at: int) -> None:
+        """Fills `out`. Raises StoreCorrupted: the file is shorter, or a part of it cannot be read; ValueError: it is closed."""
+        if self.fd < 0:
+            raise ValueError(f"fbuf.load: {self.path} is closed; expected it open. Read before close(), or load again.")
+        try:
+            got = read_into(self._disk, self.fd, self.path, out, at)
+        except OSError as error:
+            raise StoreCorrupted(f"{self.path} cannot be read at byte {at}: {error}") from error
+        if got != out.nbytes:
+            raise StoreCorrupted(f"{self.path} ends at byte {at + got}; expected {at + out.nbytes}: it was cut short")
+
+    def crc(self, at: int, size: int, out: memoryview | None = None) -> int:
+        """crc32 of some bytes, a piece at a time."""
+        crc, buffer = 0, memoryview(bytearray(min(size, _PIECE))) if out is None else out
+        while size:
+            piece = buffer[: min(size, len(buffer))]
+            self.read(piece, at)
+            crc, at, size = zlib.crc32(piece, crc), at + piece.nbytes, size - piece.nbytes
+        return crc
+
+    def holds(self, data: memoryview, at: int, buffer: memoryview) -> bool:
+        """Whether these very bytes lie there."""
+        for start in range(0, data.nbytes, buffer.nbytes):
+            part = data[start : start + buffer.nbytes]
+            try:
+                self.read(buffer[: part.nbytes], at + start)
+            except StoreCorrupted:
+                return False
+            if buffer[: part.nbytes] != part:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice is fine."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+
+
+def open_plain(disk: Disk, path: str) -> int:
+    """A descriptor of a plain file. Raises StoreCorrupted: it is not there, a link, or something else; and OSError."""
+    try:
+        fd = disk.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise StoreCorrupted(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StoreCorrupted(f"{path} is a link; expected a plain file") from None
+        with telling("open", path):
+            raise error
+    try:
+        disk.size(fd)
+    except OSError:
+        disk.close(fd)
+        raise StoreCorrupted(f"{path} is no plain file") from None
+    return fd
+
+
+def bytes_of(block: Array) -> memoryview:
+    """The bytes of a contiguous block."""
+    return flat(block)
+
+
+def _info(layout: Layout, index: int, start: int, stop: int) -> dict[str, Any]:
+    kind, shape = stored(layout.dtype, layout.block_shape(index))
+    return {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

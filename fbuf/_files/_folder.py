@@ -1,0 +1,185 @@
+"""A checkpoint's folder: its generations, its lock, and what may be removed from it.
+
+A save holds the lock, writes its data file, waits for the disk, and only then puts its manifest in place; so whatever moment it
+is killed at, the newest manifest is whole and so is all it names. What no kept manifest names is removed last of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import warnings
+from collections.abc import Iterator
+
+from fbuf._files._data import OpenFile, open_plain
+from fbuf._files._disk import INSTEAD, Disk, read_into, sync_folder, write_all
+from fbuf._files._errors import VersionError
+from fbuf._files._manifest import MOST_BYTES, Manifest
+from fbuf._files._names import LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
+from fbuf._files._parsing import Damaged, decode
+from fbuf._host import locks
+from fbuf._host.arrays import StoreCorrupted
+from fbuf._host.files import telling
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Folder:
+    """Where a checkpoint lies."""
+
+    def __init__(self, path: str | os.PathLike[str], disk: Disk) -> None:
+        self.path, self.disk = os.path.realpath(os.fspath(path)), disk
+
+    def file(self, name: str) -> str:
+        """Path of a file."""
+        return os.path.join(self.path, name)
+
+    def names(self) -> list[str]:
+        """What is there; nothing if there is no folder. Raises OSError."""
+        try:
+            with telling("list", self.file("")):
+                return sorted(self.disk.listdir(self.path))
+        except FileNotFoundError:
+            return []
+
+    def generations(self) -> list[int]:
+        """Those that have a manifest, newest first."""
+        return generations(self.names())
+
+    def manifest(self, generation: int) -> Manifest:
+        """A manifest. Raises StoreCorrupted, VersionError, OSError."""
+        path = self.file(manifest_name(generation))
+        fd = open_plain(self.disk, path)
+        try:
+            size = self.disk.size(fd)
+            if size > MOST_BYTES:
+                raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MOST_BYTES}")
+            text = bytearray(size)
+            try:
+                got = read_into(self.disk, fd, path, memoryview(text), 0)
+            except OSError as error:
+                raise StoreCorrupted(f"{path} cannot be read: {error}") from error
+            return decode(bytes(text[:got]), generation)
+        except Damaged as error:
+            raise StoreCorrupted(f"{path} is damaged: {error}") from None
+        except VersionError as error:
+            raise VersionError(f"fbuf: {path} {error}.") from None
+        finally:
+            self.disk.close(fd)
+
+    def whole(self, manifest: Manifest) -> bool:
+        """Whether all files that a manifest names are there, and their sizes and headers as it says."""
+        try:
+            for entry in manifest.files:
+                OpenFile(self.disk, self.path, entry).close()
+        except StoreCorrupted:
+            return False
+        return True
+
+    def make(self, sync: bool) -> None:
+        """Makes the folder, and those that it lies in."""
+        missing, path = [], self.path
+        while not self.disk.isdir(path) and path != os.path.dirname(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            with telling("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
+                self.disk.mkdir(path)
+            if sync:
+                sync_folder(self.disk, os.path.dirname(path))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other savers away. Raises BlockingIOError: one is at work; FileExistsError: a live store lies there."""
+        path = self.file(LOCK)
+        with telling("open", path, INSTEAD):
+            fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
+        held = False
+        try:
+            try:
+                locks.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
+                held = True
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                warnings.warn(
+                    f"fbuf.save: the file system of {self.path} has no locks; two saves there at once would spoil one another.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            if "manifest.json" in self.names():
+                raise FileExistsError(
+                    errno.EEXIST,
+                    f"fbuf.save: {self.path} holds the files of a live store; expected a checkpoint or nothing. Give the "
+                    f"checkpoint a folder of its own.",
+                )
+            yield
+        finally:
+            if held:
+                locks.release(fd)
+            self.disk.close(fd)
+
+    def next_number(self) -> int:
+        """The number of the next generation."""
+        return last_number(self.names()) + 1
+
+    def publish(self, generation: int, text: bytes, sync: bool) -> None:
+        """Puts a manifest in place: from then on its generation is the newest."""
+        new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
+        if sync:
+            sync_folder(self.disk, self.path)  # the data file's name, before anything names it
+        with telling("make", new, INSTEAD):
+            fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(self.disk, fd, new, text, 0)
+            if sync:
+                with telling("sync", new, INSTEAD):
+                    self.disk.fsync(fd)
+        finally:
+            self.disk.close(fd)
+        with telling("rename", new, INSTEAD):
+            self.disk.rename(new, path)
+        if sync:
+            sync_folder(self.disk, self.path)
+
+    def withdraw(self, generation: int) -> None:
+        """Removes what a save that failed has written, the manifest first."""
+        for name in (manifest_name(generation), new_name(generation), data_name(generation)):
+            with contextlib.suppress(OSError):
+                self.disk.unlink(self.file(name))
+
+    def sweep(self) -> None:
+        """Removes what killed saves left: they may have filled the disk."""
+        names = self.names()
+        newest = max(generations(names), default=0)
+        left = [n for n in names if is_new(n) or (is_data(n) and n > data_name(newest))]
+        self._remove(left)
+
+    def prune(self, latest: Manifest, keep: int) -> None:
+        """Removes all but the latest generation and the newest others that are whole, `keep` in all."""
+        names = self.names()
+        kept = [latest]
+        for generation in generations(names):
+            if len(kept) >= keep:
+                break
+            if generation != latest.generation:
+                with contextlib.suppress(StoreCorrupted, VersionError, OSError):
+                    manifest = self.manifest(generation)
+                    if self.whole(manifest):
+                        kept.append(manifest)
+        manifests = {manifest_name(manifest.generation) for manifest in kept}
+        named = {entry.name for manifest in kept for entry in manifest.files}
+        old = [manifest_name(g) for g in generations(names) if manifest_name(g) not in manifests]
+        data = [name for name in names if is_data(name) and name not in named]
+        self._remove([*reversed(old), *data])
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                with telling("remove", self.file(name)):
+                    self.disk.unlink(self.file(name))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                warnings.warn(f"{error} The next save tries again.", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,183 @@
+"""A column of encoded chunks as arrays and back: its segments as they are, the index by place, dictionaries by slot.
+
+Chunk c of a lane is row `c % ring` of the index; `address` is where it lies, a segment's number above `bits` of an offset;
+`span` says which bytes of which segments `payload` holds. So a second save finds most blocks of all of them as they were, and
+loading puts bytes where they lay. Into files, which have a header before each chunk, and from them, they go chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.arrays import Array
+from fbuf._host.chunks import Chunks
+from fbuf._host.filearena import NOWHERE, FileArena
+from fbuf._host.source import Lazy, Source, expect, lazily, pieces, steps
+from fbuf._host.spans import Spans, strings
+from fbuf._host.zstd import Dictionary
+
+_INDEX = ("address", "length", "checksum", "dictionary")
+
+Record = Callable[[int, int, int, bytes, int], bytes]
+"""What a chunk is stored as: (lane, chunk, slot, encoded rows, checksum) -> bytes."""
+
+
+def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[str, Any]:
+    """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
+    lane, chunk = part.live(count, low)
+    at = chunk % part.ring, lane
+    span, payload = part.arena.saved(part.address[at], part.length[at].astype(np.int64))
+    rows = _rows(part, count, part.ring)
+    books = dict(sorted(part.table.items()))
+    current = part.coder.current
+    held = [*books.items()]
+    if current is not None and current not in books.values():
+        held.append((0, current))
+    number = next((i for i, (_, book) in enumerate(held, 1) if book is current), 0)
+    state = [part.k, part.closed, part.encoded, part.probed, number, part.ring, part.arena.bits]
+    return {
+        "state": np.array(state, np.int64),
+        "packed": part.packed.copy(),
+        "open": _opened(part, count),
+        **{name: _live(array, rows, at) for name, array in zip(_INDEX, _index(part), strict=True)},
+        "span": span,
+        "payload": payload,
+        "dictionaries": pieces(
+            [(str(slot), str(d.identity), len(d.data), functools.partial(_content, d)) for slot, d in held]
+        ),
+        "dictionary_slot": np.array([slot for slot, _ in held], np.uint16),
+        "dictionary_length": np.array([len(d.data) for _, d in held], np.int64),
+        "dictionary_checksum": np.array([d.crc for _, d in held], np.uint32),
+    }
+
+
+def _index(part: Chunks) -> tuple[Array, ...]:
+    return part.address, part.length, part.checksum, part.slot
+
+
+def _live(array: Array, rows: int, at: tuple[Array, Array]) -> Array:
+    """The first rows of an index, zeros for chunks that have expired."""
+    out = np.zeros((rows, array.shape[1]), array.dtype)
+    out[at] = array[at]
+    return out
+
+
+def _rows(part: Chunks, count: Array, ring: int) -> int:
+    """Rows of the index that were ever written."""
+    return min(int((count // part.k).max(initial=0)), ring)
+
+
+def _content(dictionary: Dictionary) -> Array:
+    return np.frombuffer(dictionary.data.as_bytes(), np.uint8)
+
+
+def _opened(part: Chunks, count: Array) -> Lazy:
+    """uint8[E, k, row], the chunks that are still filling; zeros for rows they do not have yet."""
+    array, k, row, left = part.open, part.k, part.row, count % part.k
+
+    def read(start: int, stop: int) -> Array:
+        return array[start:stop].reshape(-1).view(np.uint8).reshape(stop - start, k, row).copy()
+
+    def clean(start: int, stop: int) -> Array:
+        rows = np.asarray(held[start:stop])
+        rows[np.arange(k) >= left[start:stop, None]] = 0
+        return rows
+
+    held = part.opened.snapshot((part.lanes, k, row), np.uint8, read)
+    return Lazy(held.shape, held.dtype, clean, block=held.block, marks=held.marks)
+
+
+def load_chunks(
+    part: Chunks,
+    arrays: Mapping[str, Source],
+    count: Array,
+    low: Array | None = None,
+    record: Callable[[], Record] | None = None,
+) -> None:
+    """The inverse, into a new column.
+
+    Args:
+      record: Called once dictionaries are known, for what a chunk is stored as; None: as it is.
+    Raises:
+      ValueError: the arrays do not fit together.
+      StoreCorrupted: a dictionary is damaged.
+    """
+    k, closed, encoded, probed, current, ring, bits = expect(arrays, "state", np.int64, (7,)).tolist()
+    if k != part.k:
+        raise ValueError(
+            f"Store.from_arrays: chunks hold {k} rows; expected {part.k}. Load with the codec that was saved."
+        )
+    tail, head = part.span(count, low)
+    if ring < max(int((head - tail).max(initial=0)), 1):
+        raise ValueError(
+            f"Store.from_arrays: the index has {ring} rows; expected {int((head - tail).max())}. Load another checkpoint."
+        )
+    for start, rows in steps(lazily(arrays, "open", np.uint8, (part.lanes, k, part.row))):
+        if rows.size:
+            part.open[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
+    lane, chunk = part.live(count, low)
+    number, old, new = _rows(part, count, ring), (chunk % ring, lane), (chunk % part.ring, lane)
+    for name, mine in zip(_INDEX, _index(part), strict=True):
+        mine[new] = expect(arrays, name, mine.dtype, (number, part.lanes))[old]
+    _load_dictionaries(part, arrays, part.slot[new], current, closed)
+    part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
+    part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
+
+    span = Spans(expect(arrays, "span", np.int64, (None, 3)), bits)
+    payload = lazily(arrays, "payload", np.uint8, (span.total,))
+    address, length = part.address[new], part.length[new].astype(np.int64)
+    full = length > 0
+    place = span.find(address[full], length[full])
+    make = None if record is None else record()
+    if make is None and bits == part.arena.bits:
+        part.arena.adopt(span, payload, address[full], length[full])
+    else:
+        which = np.flatnonzero(full)
+        for some, blobs in strings(payload, place, length[full]):
+            _append(part, lane[which[some]], chunk[which[some]], blobs, make)
+    lost = address == NOWHERE
+    empty = np.flatnonzero(~full & ~lost if isinstance(part.arena, FileArena) else ~full)
+    if len(empty):
+        _append(part, lane[empty], chunk[empty], [memoryview(b"")] * len(empty), make)
+
+
+def _append(part: Chunks, lane: Array, chunk: Array, blobs: list[memoryview], make: Record | None) -> None:
+    """Stores chunks that the index knows but for where they are."""
+    at = chunk % part.ring, lane
+    if make is None:
+        part.address[at] = part.arena.append(blobs)
+        return
+    entries = zip(lane.tolist(), chunk.tolist(), part.slot[at].tolist(), blobs, part.checksum[at].tolist(), strict=True)
+    part.address[at] = part.arena.append([make(e, c, s, bytes(blob), crc) for e, c, s, blob, crc in entries])
+    part.arena.settle()
+
+
+def _load_dictionaries(part: Chunks, arrays: Mapping[str, Source], used: Array, current: int, closed: int) -> None:
+    sizes = expect(arrays, "dictionary_length", np.int64, (None,))
+    slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
+    crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)
+    known, counts = np.unique(used, return_counts=True)
+    named = slots[slots > 0]
+    strange = np.setdiff1d(known, np.append(named, 0))
+    if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):
+        raise ValueError(
+            f"Store.from_arrays: chunks name dictionaries {known.tolist()}, of which {current} is the newest; expected some of "
+            f"{slots.tolist()}. Load another checkpoint."
+        )
+    contents = lazily(arrays, "dictionaries", np.uint8, (int(sizes.sum()),))
+    uses = dict(zip(known.tolist(), counts.tolist(), strict=True))
+    stops = np.cumsum(sizes)
+    newest: Dictionary | None = None
+    for i, (slot, stop, size, crc) in enumerate(
+        zip(slots.tolist(), stops.tolist(), sizes.tolist(), crcs.tolist(), strict=True), 1
+    ):
+        book = Dictionary(bytes(np.ascontiguousarray(contents[stop - size : stop])), crc)
+        if slot in uses:  # one that no chunk needs is nobody's
+            book.slot, book.count = slot, uses[slot]
+            part.table[slot] = book
+        newest = book if i == current else newest
+    part.coder.adopt(newest, closed * part.k)
