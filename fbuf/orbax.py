@@ -38,7 +38,7 @@ from fbuf._state import BufferState
 from fbuf._tree import named_leaves
 
 
-class ReplayHandler(ocp.AsyncCheckpointHandler):
+class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
     """Saves and restores `(buffer, state)`; found by orbax through `SaveArgs` and `RestoreArgs`."""
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,9 +90,9 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):
             return dict(saved.meta)
 
 
-@ocp.args.register_with_handler(ReplayHandler, for_save=True)  # type: ignore[untyped-decorator, unused-ignore]
+@ocp.args.register_with_handler(ReplayHandler, for_save=True)
 @dataclasses.dataclass
-class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc, unused-ignore]
+class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
 
     Attributes:
@@ -107,9 +107,9 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc, unused-ignore]
     progress: Any = None
 
 
-@ocp.args.register_with_handler(ReplayHandler, for_restore=True)  # type: ignore[untyped-decorator, unused-ignore]
+@ocp.args.register_with_handler(ReplayHandler, for_restore=True)
 @dataclasses.dataclass
-class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc, unused-ignore]
+class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What to restore: `Composite(replay=RestoreArgs(), ...)` gives `(buffer, state)`.
 
     Attributes:
