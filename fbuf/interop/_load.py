@@ -67,6 +67,10 @@ def _source(path: Path, reader: Any, lanes: int | None, buffer: Buffer | None) -
         lanes = about["lanes"]
     elif lanes is None and buffer is not None:
         lanes = buffer.lanes
+    there = (reader.arrays.keys() | reader.refused.keys()) - {"__fbuf__"}
+    if about is not None and there != set(about["columns"]):
+        other = sorted(there ^ set(about["columns"]))
+        raise ValueError(f"{path}: '{other[0]}' is missing, or not one of its own. The file is damaged.")
     lead = 1 if lanes is None else 2
     columns: dict[str, Column] = {name: refused(why) for name, why in reader.refused.items()}
     steps: int | None = None if about is None else about["steps"]
@@ -118,6 +122,9 @@ def _about(path: Path, reader: Any) -> dict[str, Any] | None:
         raise ValueError(
             f"{path}: has version {str(about.get('version'))[:80]!r}; this fbuf reads {VERSION}. Use a later one."
         )
+    columns = about.get("columns")
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f"{path}: '__fbuf__' names no columns. The file is damaged.")
     about["steps"] = check_count(str(path), "steps", about.get("steps"))
     if about.get("lanes") is not None:
         about["lanes"] = check_count(str(path), "lanes", about["lanes"])

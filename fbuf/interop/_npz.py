@@ -23,6 +23,7 @@ _HEADER = re.compile(
     rb"\{'descr': '([<>|=]?)([a-zA-Z]\d*)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), *\} *\n?"
 )
 _LARGEST_HEADER = 10_000  # bytes, numpy's own limit
+_MOST_RATIO = 1040  # what deflate can make of a byte is a little less
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same rows give the same file
 
 
@@ -63,14 +64,22 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        size = path.stat().st_size
         try:
             self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
+        except PermissionError:
+            raise
+        except Exception as error:  # also NotImplementedError, struct.error and what else its parser meets
             raise ValueError(f"{path}: is no zip ({error}); expected an .npz. It is damaged or cut off.") from None
         self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.refused: dict[str, str] = {}
         self._entries: dict[str, zipfile.ZipInfo] = {}
-        for entry in self._zip.infolist():
+        entries = self._zip.infolist()
+        if (number := _stated(path)) is not None and number != len(entries):
+            raise ValueError(
+                f"{path}: lists {len(entries)} members; expected {number}, as it says. The file is damaged."
+            )
+        for entry in entries:
             if not entry.filename.endswith(".npy"):
                 raise ValueError(f"{path}: has a member {entry.filename[:80]!r}; expected arrays, 'name.npy'.")
             name = check_name(str(path), entry.filename.removesuffix(".npy"))
@@ -80,6 +89,12 @@ class Reader:
                 raise ValueError(
                     f"{path}: member {name!r} is packed in a way that npz is not. Save it with numpy.savez."
                 )
+            most = entry.compress_size * (_MOST_RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
+            if entry.file_size > most or entry.header_offset + entry.compress_size > size:
+                raise ValueError(
+                    f"{path}: member {name!r} is said to have {entry.file_size} bytes, {entry.compress_size} in the zip of "
+                    f"{size}; expected what fits. The file is damaged."
+                )
             self._entries[name] = entry
             with self._open(name) as file:
                 self._describe(name, entry, file)
@@ -87,7 +102,7 @@ class Reader:
     def _open(self, name: str) -> Any:
         try:
             return self._zip.open(self._entries[name])
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except Exception as error:
             raise ValueError(f"{self.path}: member {name!r} cannot be read ({error}). The file is damaged.") from None
 
     def _describe(self, name: str, entry: zipfile.ZipInfo, file: Any) -> None:
@@ -137,6 +152,15 @@ class Reader:
         self._zip.close()
 
 
+def _stated(path: Path) -> int | None:
+    """How many members the end of a zip says there are, which zipfile does not compare; None: it does not say."""
+    with open(path, "rb") as file:
+        file.seek(-22, 2)
+        end = file.read(22)
+    number = int.from_bytes(end[10:12], "little")
+    return number if end[:4] == b"PK\x05\x06" and number != 0xFFFF else None
+
+
 def _checked_bools(path: Path, name: str, rows: np.ndarray) -> np.ndarray:
     if rows.dtype == np.bool_ and (rows.view(np.uint8) > 1).any():
         raise ValueError(f"{path}: member {name!r} holds bytes above 1; expected booleans. The file is damaged.")
@@ -149,9 +173,7 @@ def _exactly(path: Path, name: str, file: Any) -> Any:
     def take(number: int) -> bytes:
         try:
             got: bytes = file.read(number or 1)
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            raise ValueError(f"{path}: member {name!r} is damaged ({error}).") from None
-        except Exception as error:  # zlib.error, which is no ValueError
+        except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
             raise ValueError(f"{path}: member {name!r} is damaged ({type(error).__name__}: {error}).") from None
         if len(got) != number:
             raise ValueError(

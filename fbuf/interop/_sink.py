@@ -25,9 +25,11 @@ class Sink:
     def __init__(self, writer: _npz.Writer | _h5.Writer) -> None:
         self._writer = writer
         self.dtypes: dict[str, str] = {}
+        self.names: list[str] = []
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
         """One leaf of all rows, from blocks; what numpy alone does not know (bfloat16, float8) as integers."""
+        self.names.append(name)
         if dtype.isbuiltin != 1:
             self.dtypes[name] = dtype.name
             dtype = np.dtype(f"u{dtype.itemsize}")
@@ -36,7 +38,7 @@ class Sink:
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Describes what was written."""
-        self._writer.close(json.dumps({**about, "dtypes": self.dtypes}, sort_keys=True).encode())
+        self._writer.close(json.dumps({**about, "columns": self.names, "dtypes": self.dtypes}, sort_keys=True).encode())
 
 
 @contextlib.contextmanager
