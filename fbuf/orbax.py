@@ -99,6 +99,22 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
       buffer, state: As for `fbuf.save`. Arrays may be sharded over the devices of this process.
       sync: Wait for the disk, so that a failure of power does no harm. orbax itself does not.
       progress: True: a bar; or a function of bytes done and bytes in all.
+
+    Cost: with an asynchronous manager a copy of the state in host memory, of rows on the host as they are held there; else a
+    block.
+
+    Example:
+      >>> import fbuf, fbuf.orbax, tempfile, jax.numpy as jnp, orbax.checkpoint as ocp
+      >>> buffer = fbuf.Buffer(100)
+      >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+      >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
+      ...     items = {"train": ocp.args.StandardSave({"w": jnp.ones(3)}), "replay": fbuf.orbax.SaveArgs(buffer, state)}
+      ...     saved = manager.save(0, args=ocp.args.Composite(**items))
+      ...     manager.wait_until_finished()
+      ...     restored = manager.restore(0, args=ocp.args.Composite(replay=fbuf.orbax.RestoreArgs()))
+      >>> buffer, state = restored.replay
+      >>> buffer.last(state, 2).data["t"].tolist()
+      [3, 4]
     """
 
     buffer: Any

@@ -78,8 +78,8 @@ def to_file(
       >>> buffer = fbuf.Buffer(100)
       >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     print(fbuf.interop.to_file(f"{folder}/rows.npz", buffer, state, names={"t": "time"}).rows)
-      ...     buffer, state = fbuf.interop.from_file(f"{folder}/rows.npz")
+      ...     done = fbuf.interop.to_file(f"{folder}/rows.npz", buffer, state, names={"t": "time"})
+      ...     buffer, state = fbuf.interop.from_file(done.path)
       >>> buffer.rows(state).data["time"].tolist()
       [0, 1, 2, 3, 4]
     """

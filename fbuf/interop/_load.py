@@ -47,6 +47,15 @@ def from_file(
       ValueError: the file is damaged, cut off, or claims what is not in it; holds pickles or links, unless `fields` leaves
         them out; else as `from_arrays`. Damage of an npz is noticed when its bytes pass, by the zip's checksums.
     Cost: O(N), in blocks of some 8 MiB.
+
+    Example:
+      >>> import fbuf, numpy as np, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     np.savez(f"{folder}/data.npz", observations=np.ones((5, 3), np.float32), actions=np.arange(5))
+      ...     names = {"observations": "obs", "actions": "action"}
+      ...     buffer, state = fbuf.interop.from_file(f"{folder}/data.npz", fields=names)
+      >>> buffer.last(state, 2).data["action"].tolist()
+      [3, 4]
     """
     path = Path(path)
     if path.suffix not in (".npz", *_sink.H5):

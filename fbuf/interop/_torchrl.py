@@ -76,7 +76,16 @@ def from_torchrl(
     Cost: O(N), in blocks of some 8 MiB. Transforms of torchrl's buffer are not applied.
 
     Example:
-      buffer, state = fbuf.interop.from_torchrl("replay_dump", fields="ted", dtypes={"action": "int32"})
+      >>> import fbuf, json, numpy as np, pathlib, tempfile
+      >>> with tempfile.TemporaryDirectory() as dump:  # as rb.dumps(dump) leaves it, of a ring of 4 places
+      ...     folder = pathlib.Path(dump, "storage")
+      ...     folder.mkdir()
+      ...     size = folder.joinpath("action.memmap").write_bytes(np.array([4, 5, 2, 3]).tobytes())
+      ...     about = {"is_pytree": True, "metadata": {"action": {"dtype": "torch.int64", "shape": [4]}}, "len": 4}
+      ...     size = folder.joinpath("storage_metadata.json").write_text(json.dumps(about))
+      ...     buffer, state = fbuf.interop.from_torchrl(dump, cursor=2, fields={"action": "a"})
+      >>> buffer.rows(state).data["a"].tolist()
+      [2, 3, 4, 5]
     """
     source, numbers = _source(Path(path), lanes, rows, cursor, priorities)
     if fields is None and (dropped := source.columns.keys() - {"index"}):
