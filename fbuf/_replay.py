@@ -24,6 +24,8 @@ import numpy as np
 from fbuf import _errors
 from fbuf._buffer import Buffer
 from fbuf._checked import raise_for
+from fbuf._checkpoint import Saving, _shell
+from fbuf._checkpoint._shell import Shell
 from fbuf._checks import check_eta
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
@@ -246,6 +248,58 @@ class Replay:
     def nbytes(self) -> dict[str, int]:
         """Bytes held now, by place."""
         return self.buffer.nbytes(self._state)
+
+    @_in_turn
+    def save(
+        self,
+        path: Any,
+        *,
+        keep: int = 2,
+        extra: Any = None,
+        wait: bool = True,
+        sync: bool = True,
+        progress: Any = None,
+    ) -> Saving:
+        """Saves everything, the key of the draws too; see `fbuf.save`. What `load` gives goes on with the same batches.
+
+        Other threads wait as long as this takes; with `wait=False` only until what changed is copied.
+        """
+        shell = Shell(self.buffer, self._state, self._key, self._counters, self.strict, self.unlimited)
+        return _shell.save(path, shell, keep, extra, wait, sync, progress)
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        buffer: Buffer | None = None,
+        *,
+        example: Any = None,
+        verify: Any = "full",
+        resize: Any = None,
+        extra: Any = None,
+        progress: Any = None,
+    ) -> Any:
+        """What `save` saved, as a `Replay`; with `extra` a pair of it and that. See `fbuf.load`.
+
+        Raises:
+          SchemaError: it was saved by `fbuf.save`, without a key.
+
+        Example:
+          >>> import fbuf, tempfile, numpy as np
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay.extend({"t": np.arange(5)})
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     saving = replay.save(folder)
+          ...     again = fbuf.Replay.load(folder)
+          >>> bool((again.sample(4).data["t"] == replay.sample(4).data["t"]).all())
+          True
+        """
+        shell, beside = _shell.load(path, buffer, example, verify, resize, extra, progress)
+        replay = cls.__new__(cls)
+        replay.buffer, replay.strict, replay.unlimited = shell.buffer, shell.strict, shell.unlimited
+        replay._state, replay._key, replay._counters = shell.state, shell.key, shell.counters
+        replay._lock = threading.RLock()
+        return replay if extra is None else (replay, beside)
 
     @_in_turn
     def __len__(self) -> int:

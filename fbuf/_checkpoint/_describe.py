@@ -66,7 +66,7 @@ def differing(saved: Any, given: Any, where: str = "") -> dict[str, tuple[Any, A
 
 
 def shown(config: Any) -> str:
-    """A configuration as one would write it."""
+    """A configuration as one would write it: what was chosen, not what was left alone."""
     if not isinstance(config, Mapping):
         return repr(config)
     if "tuple" in config:
@@ -74,6 +74,12 @@ def shown(config: Any) -> str:
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if "function" in config:
         return str(config["function"])
+    known = COMPONENTS.get(config.get("type", ""))
+    usual = {} if known is None else {f.name: describe(f.default) for f in dataclasses.fields(known) if _has_default(f)}
     name = str(config.get("type") or config["own"].replace(":", ".")).rsplit(".", 1)[-1]
-    fields = [f"{k}={shown(v)}" for k, v in config.items() if k not in ("type", "own")]
-    return f"{name}({', '.join(fields)})"
+    fields = [(k, v) for k, v in config.items() if k not in ("type", "own") and not (k in usual and usual[k] == v)]
+    return f"{name}({', '.join(f'{k}={shown(v)}' for k, v in fields)})"
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING

@@ -63,7 +63,8 @@ def load(
       StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
       SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
       VersionError (a ValueError): a later release has saved it.
-      FileExistsError: its rows are to lie in files at a path that is taken: load it into a buffer with another.
+      FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with
+        another.
     Cost: each byte is read once, with "full" twice. Memory: the state, and a few blocks; twice the state where it is moved.
 
     Example:
@@ -106,7 +107,7 @@ def restored(
     target.storage.host_keys(spec)
     state = _read(call, saved, reader, spec, structure)
     if (reader.storage, reader.capacity) != (target.storage, target.capacity):
-        state = _move.moved(call, reader, target, state)
+        state = _move.moved(f"{call}: {path}", reader, target, state)
     if not keeps_ahead:
         state = dataclasses.replace(state, ahead=None)
         state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))

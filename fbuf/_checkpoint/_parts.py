@@ -98,11 +98,7 @@ def _without_parents(capacity: int, node: Any) -> Any:
         kept: Any = jax.ShapeDtypeStruct((capacity,), jnp.float32) if shapes else _hosttree.leaves(tree)
     else:
         kept = Prefix(tree, capacity)
-    low = (
-        Prefix(node.low, capacity)
-        if isinstance(node.low, (jax.Array, jax.ShapeDtypeStruct)) and node.low.size
-        else node.low
-    )
+    low: Any = Prefix(node.low, capacity) if _some(node.low) else ()
     top: Any = None if node.top is None else Prefix(node.top, capacity)
     return dataclasses.replace(node, tree=kept, low=low, top=top)
 
@@ -113,17 +109,17 @@ def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
     if not isinstance(abstract, PrioritizedState):
         return node
     if isinstance(abstract.tree, HostTree):
-        least = abstract_least(buffer)
+        least = getattr(buffer.sampler, "normalize", None) == "buffer"
         tree = _hosttree.open("fbuf.load", buffer.geometry.capacity, least, np.asarray(node.tree))
         return dataclasses.replace(node, tree=tree)
-    whole = {
-        name: _sumtree.rebuild(leaves, reduce=reduce)
+    whole: dict[str, Any] = {
+        name: _sumtree.rebuild(getattr(node, name), reduce=reduce)
         for name, reduce in _REDUCE.items()
-        if (leaves := getattr(node, name)) is not None and leaves.shape[0]
+        if _some(getattr(abstract, name))
     }
-    return dataclasses.replace(node, **whole)
+    return dataclasses.replace(node, **({} if _some(abstract.low) else {"low": jnp.zeros((0,), jnp.float32)}), **whole)
 
 
-def abstract_least(buffer: Buffer) -> bool:
-    """Whether priorities on the host keep the least of them."""
-    return getattr(buffer.sampler, "normalize", None) == "buffer"
+def _some(tree: Any) -> bool:
+    """Whether there is a tree, and not a mark that nobody asked for it."""
+    return isinstance(tree, (jax.Array, jax.ShapeDtypeStruct)) and tree.shape != (0,)

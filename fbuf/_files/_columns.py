@@ -37,6 +37,7 @@ class Old:
                     raise
 
     def close(self) -> None:
+        """Closes the files."""
         for file in self.files:
             if file is not None:
                 file.close()

@@ -14,6 +14,8 @@ import os
 import zlib
 from typing import Any
 
+import numpy as np
+
 from fbuf._files._disk import INSTEAD, Disk, read_into, write_all
 from fbuf._files._dtypes import stored
 from fbuf._files._layout import Layout
@@ -100,9 +102,8 @@ class OpenFile:
     def __init__(self, disk: Disk, folder: str, entry: FileEntry) -> None:
         self._disk, self._entry = disk, entry
         self.path = os.path.join(folder, entry.name)
-        self.fd = open_plain(disk, self.path)
+        self.fd, size = open_plain(disk, self.path)
         try:
-            size = disk.size(self.fd)
             if size != entry.size:
                 raise StoreCorrupted(
                     f"{self.path} has {size} bytes; expected {entry.size}: it was cut short or replaced"
@@ -145,7 +146,7 @@ class OpenFile:
                 self.read(buffer[: part.nbytes], at + start)
             except StoreCorrupted:
                 return False
-            if buffer[: part.nbytes] != part:
+            if not np.array_equal(np.frombuffer(buffer[: part.nbytes], np.uint8), np.frombuffer(part, np.uint8)):
                 return False
         return True
 
@@ -156,8 +157,8 @@ class OpenFile:
             self._disk.close(fd)
 
 
-def open_plain(disk: Disk, path: str) -> int:
-    """A descriptor of a plain file. Raises StoreCorrupted: it is not there, a link, or something else; and OSError."""
+def open_plain(disk: Disk, path: str) -> tuple[int, int]:
+    """A descriptor of a plain file, and its size. Raises StoreCorrupted: not there, a link, or something else; and OSError."""
     try:
         fd = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -168,11 +169,13 @@ def open_plain(disk: Disk, path: str) -> int:
         with telling("open", path):
             raise error
     try:
-        disk.size(fd)
-    except OSError:
+        with telling("look at", path):
+            return fd, disk.size(fd)
+    except OSError as error:
         disk.close(fd)
-        raise StoreCorrupted(f"{path} is no plain file") from None
-    return fd
+        if error.errno == errno.EINVAL:
+            raise StoreCorrupted(f"{path} is no plain file") from None
+        raise
 
 
 def bytes_of(block: Array) -> memoryview:

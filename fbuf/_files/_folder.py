@@ -50,9 +50,8 @@ class Folder:
     def manifest(self, generation: int) -> Manifest:
         """A manifest. Raises StoreCorrupted, VersionError, OSError."""
         path = self.file(manifest_name(generation))
-        fd = open_plain(self.disk, path)
+        fd, size = open_plain(self.disk, path)
         try:
-            size = self.disk.size(fd)
             if size > MOST_BYTES:
                 raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MOST_BYTES}")
             text = bytearray(size)

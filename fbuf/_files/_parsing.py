@@ -78,7 +78,7 @@ def _manifest(value: Any, version: int, generation: int) -> Manifest:
     files = [_file(entry) for entry in _list(value["files"])]
     if len({file.name for file in files}) != len(files):
         raise ValueError("a file is named twice")
-    arrays = {name: _entry(entry, files) for name, entry in _mapping(value["arrays"]).items()}
+    arrays = {_name(name): _entry(entry, files) for name, entry in _mapping(value["arrays"]).items()}
     _check_overlap(arrays, files)
     return Manifest(generation, _save(value["save"]), _mapping(value["meta"]), files, arrays)
 
@@ -101,7 +101,7 @@ def _entry(value: Any, files: list[FileEntry]) -> ArrayEntry:
     if len(shape) > MOST_AXES or math.prod(n for n in shape if n) * dtype.itemsize >= _LARGEST:
         raise ValueError(f"a shape is {str(list(shape))[:80]}")
     if "cuts" in value:
-        cuts, keys = _column(value["cuts"]), [_text(k) for k in _list(value["keys"])]
+        cuts, keys = _column(value["cuts"]), [_name(k) for k in _list(value["keys"])]
         ends = len(cuts) == len(keys) + 1 and bool(shape) and cuts[0] == 0 and cuts[-1] == shape[0]
         if not ends or (np.diff(cuts) < 0).any() or len(set(keys)) != len(keys):
             raise ValueError("cuts do not rise from 0 to the length of their array, or keys repeat")
@@ -154,6 +154,12 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{type(value).__name__} in place of text")
     return value
+
+
+def _name(value: Any) -> str:
+    if not _text(value).isprintable():
+        raise ValueError(f"{value[:40]!r} in place of a name")
+    return str(value)
 
 
 def _save(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +58,7 @@ def describe(path: str) -> Iterator[str]:
         raise last
     others = [name for name in names if not is_ours(name)]
     if others:
-        yield f"other files, which are not looked at: {', '.join(others)}"
+        yield f"other files, which are not looked at: {', '.join(map(_plain, others))}"
 
 
 def faults(path: str) -> Iterator[str]:
@@ -89,8 +90,8 @@ def _generations(folder: Folder) -> list[int]:
 
 def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     for key, value in saved.meta.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        yield f"  {key}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
+        text = _plain(value) if isinstance(value, str) else json.dumps(value)
+        yield f"  {_plain(key)}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
     rows: list[tuple[str, ...]] = [("array", "dtype", "shape", "bytes", "blocks")]
     live: dict[str, int] = {entry.name: 0 for entry in saved.manifest.files}
     for name, entry in saved.manifest.arrays.items():
@@ -106,6 +107,11 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
         rows.append((file.name, f"{file.size:,}", f"{100 * live[file.name] / data if data else 100:.0f} %"))
     rows += [(name, "", "not by this generation") for name in names if is_data(name) and name not in live]
     yield from _table(rows)
+
+
+def _plain(text: str) -> str:
+    """Text that does nothing to a terminal."""
+    return text if text.isprintable() else repr(text)
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -137,6 +143,9 @@ def _print(lines: Iterator[str]) -> int:
     try:
         for line in lines:
             print(line)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (OSError, StoreCorrupted, VersionError) as error:
         print(f"error: {error.strerror if isinstance(error, OSError) else error}", file=sys.stderr)
         return 1

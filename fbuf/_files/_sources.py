@@ -60,7 +60,8 @@ class Plan:
         start, stop = self.layout.span(index)
         value = np.asarray(self.source[start:stop] if self.layout.shape else self.source[()])
         wanted = self.layout.block_shape(index)
-        if value.shape != wanted or _canonical(self.name, value.dtype) != self.layout.dtype:
+        dtype = value.dtype if value.dtype == self.layout.dtype else _canonical(self.name, value.dtype)
+        if value.shape != wanted or dtype != self.layout.dtype:
             raise ValueError(
                 f"fbuf.save: array '{self.name}' gave {value.dtype}{list(value.shape)} for rows {start} to {stop}; expected "
                 f"{self.layout.dtype}{list(wanted)}. A source's slices must be of its own dtype and shape."

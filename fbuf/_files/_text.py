@@ -7,9 +7,9 @@ crash for large limits; a parser of our own.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from fbuf._host.arrays import Array
 
 MOST_DEPTH = 64
 MOST_VALUES = 1 << 23
@@ -21,31 +21,22 @@ def check_text(text: bytes) -> None:
     values = text.count(b",")
     if values > MOST_VALUES:
         raise ValueError(f"it has {values} values; expected at most {MOST_VALUES}")
-    quoted, escaped, depth = False, False, 0
+    quoted, slashes, depth = False, 0, 0  # slashes: those just before the piece
     for at in range(0, len(text), _PIECE):
         piece = np.frombuffer(text, np.uint8, min(_PIECE, len(text) - at), at)
-        quote, escaped = _quotes(piece, escaped)
+        before = _slashes(piece == 92, slashes)  # in front of each byte, and of the next piece's first
+        quote = (piece == 34) & (before[:-1] % 2 == 0)
         inside = (np.cumsum(quote, dtype=np.int32) + quoted) % 2 == 1
-        quoted = bool(inside[-1])
         lower = piece | 32  # [ and { differ from ] and } by 2, and from one another by 32
         step = ((lower == 123).astype(np.int32) - (lower == 125)) * ~inside
         run = np.cumsum(step, dtype=np.int64) + depth
         if run.max() > MOST_DEPTH:
             raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-        depth = int(run[-1])
+        quoted, slashes, depth = bool(inside[-1]), int(before[-1]), int(run[-1])
 
 
-def _quotes(piece: Any, escaped: bool) -> tuple[Any, bool]:
-    """Where a quotation mark begins or ends a text, and whether the next byte is escaped."""
-    quote = piece == 34
-    slashes = np.flatnonzero(piece == 92).tolist()
-    if escaped:
-        quote[0] = False
-    taken = 0 if escaped else -1  # the last byte that is escaped
-    for at in slashes:
-        if at == taken:
-            continue
-        taken = at + 1
-        if taken < len(piece):
-            quote[taken] = False
-    return quote, taken == len(piece)
+def _slashes(slash: Array, before: int) -> Array:
+    """How many backslashes there are just before each byte, and after the last: int32[N + 1]."""
+    place: Array = np.arange(1, len(slash) + 1, dtype=np.int32)
+    last: Array = np.concatenate([np.full(1, -before, np.int32), np.where(slash, -before, place)])  # no backslash there
+    return np.concatenate([np.zeros(1, np.int32), place]) - np.maximum.accumulate(last)

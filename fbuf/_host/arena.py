@@ -148,14 +148,14 @@ class Arena:
     # ---------------------------------------------------------------- checkpoints
 
     def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
-        """The segments: `Spans.table`, and their bytes, in which nothing is copied."""
-        table, parts = [], []
+        """The segments, of live strings (or more): `Spans.table`, and their bytes, of which nothing is copied."""
+        table, parts, name = [], [], str(self._identity)
         for number, segment in sorted(self.segments.items()):
             for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
                 size = min(segment.used - offset, _PIECE)
                 table.append((number, offset, size))
                 read = functools.partial(_bytes_of, segment.array, offset, size)
-                parts.append((f"{number}/{offset}", f"{self._identity}:{number}/{offset}:{size}", size, read))
+                parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
     def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:

@@ -275,9 +275,14 @@ class FileArena:
     # ---------------------------------------------------------------- checkpoints
 
     def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
-        """The pieces of segments in which some chunk lies: `Spans.table`, and their bytes, to be read from the files."""
-        table, parts = [], []
-        addresses, lengths = addresses[addresses != NOWHERE], lengths[addresses != NOWHERE]
+        """The pieces of segments in which some chunk lies: `Spans.table`, and their bytes, to be read from the files.
+
+        Args:
+          addresses, lengths: Of the live ones, and zeros.
+        """
+        table, parts, name = [], [], str(self._identity)
+        there = (addresses != NOWHERE) & (addresses > 0)  # a header comes before the first one
+        addresses, lengths = addresses[there], lengths[there].astype(np.int64)
         numbers, offsets = addresses >> np.uint64(_OFFSET_BITS), (addresses & np.uint64(_OFFSET)).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order], prepend=NOWHERE, append=NOWHERE))
@@ -293,7 +298,7 @@ class FileArena:
                 size = min(segment.used - offset, segment.piece)
                 table.append((number, offset, size))
                 read = functools.partial(once, segment.view, offset, size)
-                parts.append((f"{number}/{offset}", f"{self._identity}:{number}/{offset}:{size}", size, read))
+                parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
 

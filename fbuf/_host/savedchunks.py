@@ -28,10 +28,14 @@ Record = Callable[[int, int, int, bytes, int], bytes]
 
 def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[str, Any]:
     """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
-    lane, chunk = part.live(count, low)
-    at = chunk % part.ring, lane
-    span, payload = part.arena.saved(part.address[at], part.length[at].astype(np.int64))
+    tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
+    live = (np.arange(rows)[:, None] - tail) % part.ring < head - tail
+    index = {
+        name: np.where(live, array[:rows], array.dtype.type(0))
+        for name, array in zip(_INDEX, _index(part), strict=True)
+    }
+    span, payload = part.arena.saved(index["address"], index["length"])
     books = dict(sorted(part.table.items()))
     current = part.coder.current
     held = [*books.items()]
@@ -43,7 +47,7 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
         "state": np.array(state, np.int64),
         "packed": part.packed.copy(),
         "open": _opened(part, count),
-        **{name: _live(array, rows, at) for name, array in zip(_INDEX, _index(part), strict=True)},
+        **index,  # zeros for chunks that have expired
         "span": span,
         "payload": payload,
         "dictionaries": pieces(
@@ -57,13 +61,6 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
 
 def _index(part: Chunks) -> tuple[Array, ...]:
     return part.address, part.length, part.checksum, part.slot
-
-
-def _live(array: Array, rows: int, at: tuple[Array, Array]) -> Array:
-    """The first rows of an index, zeros for chunks that have expired."""
-    out = np.zeros((rows, array.shape[1]), array.dtype)
-    out[at] = array[at]
-    return out
 
 
 def _rows(part: Chunks, count: Array, ring: int) -> int:

@@ -110,8 +110,8 @@ class Tracked:
         """
         held = _Snapshot(read, shape[0], self.block)
         self._snapshots = [r for r in self._snapshots if r() is not None] + [weakref.ref(held)]
-        marks, number = [], -(-shape[0] // self.block)
+        marks, name, number = [], str(self._identity), -(-shape[0] // self.block)
         for at, written in enumerate(self._written[:number].tolist()):
             rows = min(self.block, shape[0] - at * self.block)
-            marks.append(f"{self._identity}:{at}:{written}:{rows}")
+            marks.append(f"{name}:{at}:{written}:{rows}")
         return Lazy(shape, dtype, held.read, block=self.block, marks=marks)

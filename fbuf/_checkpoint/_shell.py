@@ -1,0 +1,62 @@
+"""What `Replay` has beside a buffer's state: its key, the counts it has seen, and how it behaves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _files
+from fbuf._buffer import Buffer
+from fbuf._checkpoint import _extra, _load
+from fbuf._checkpoint._leaves import DeviceLeaf
+from fbuf._checkpoint._save import saved
+from fbuf._checkpoint._saving import Saving
+from fbuf._state import BufferState
+
+
+class Shell(NamedTuple):
+    """All of a `Replay`."""
+
+    buffer: Buffer
+    state: BufferState
+    key: jax.Array
+    counters: np.ndarray
+    strict: bool
+    unlimited: bool
+
+
+def save(path: Any, shell: Shell, keep: int, extra: Any, wait: bool, sync: bool, progress: Any) -> Saving:
+    """`fbuf.save` of all of it."""
+    arrays = {
+        "replay/key": DeviceLeaf(jax.random.key_data(shell.key), whole=True),
+        "replay/counters": shell.counters.copy(),
+    }
+    note = {"impl": str(jax.random.key_impl(shell.key)), "strict": shell.strict, "unlimited": shell.unlimited}
+    return saved("Replay.save", path, shell.buffer, shell.state, (arrays, note), keep, extra, wait, sync, progress)
+
+
+def load(
+    path: Any, buffer: Buffer | None, example: Any, verify: Any, resize: Any, extra: Any, progress: Any
+) -> tuple[Shell, Any]:
+    """All of it, and what was saved beside it.
+
+    Raises:
+      SchemaError: there is a buffer, but no `Replay`.
+    """
+    call = "Replay.load"
+    with _load.opened(call, path, verify, progress) as file:
+        note = file.meta["replay"]
+        if note is None:
+            raise _files.SchemaError(
+                f"{call}: {file.path} was saved by fbuf.save, without a key; expected what Replay.save wrote. Load it with "
+                f"fbuf.load(path)."
+            )
+        loaded, state = _load.restored(call, file, buffer, example, resize)
+        data = np.asarray(file.arrays["replay/key"])
+        key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
+        counters = np.array(file.arrays["replay/counters"])
+        beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
+        return Shell(loaded, state, key, counters, note["strict"], note["unlimited"]), beside

@@ -1,0 +1,89 @@
+"""Golden files: checkpoints as each version of the format wrote them, which every later release must load.
+
+    python -m tests.golden.make v1/plain      # writes tests/golden/v1/plain anew; never for a version that was released
+
+Each case is a function that saves into a folder, and one that says what must be loaded from it. What they hold is computed, not
+drawn, so that it is the same with any release of NumPy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fbuf import _files
+from fbuf._files._dtypes import NAMES, dtype_named
+from tests.checkpoints import Blocks, Keyed
+
+DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5
+FOLDER = Path(__file__).resolve().parent
+
+
+class Case(NamedTuple):
+    """A golden checkpoint: how it was made, and what checks that it loads."""
+
+    make: Callable[[str], None]
+    check: Callable[[str], None]
+
+
+def plain_arrays(k: int) -> dict[str, np.ndarray]:
+    """Save `k` of three: every dtype, every form of shape, rows that change."""
+    arrays = {}
+    for name in DTYPES:
+        bits = (np.arange(6 * 16) * 37 + 11 * len(name)) % 251
+        kind = dtype_named(name)
+        if name == "bool" or name.startswith(("int", "uint")) and kind.itemsize == 1 and name[-1] in "124":
+            arrays[name] = (bits[:6] % 2).astype(kind).reshape(2, 3)
+        else:
+            arrays[name] = bits.astype(np.uint8)[: 6 * kind.itemsize].view(kind).reshape(2, 3)
+    rows = (np.arange(60, dtype=np.int32).reshape(20, 3) * 7) % 101
+    rows[: 2 * k] += 1000 * k
+    arrays["rows"] = rows
+    arrays["scalar"] = np.array(k, np.int64)
+    arrays["none"] = np.zeros((0, 3), np.float32)
+    arrays["flat"] = np.zeros((4, 0), np.uint8)
+    arrays["log"] = np.concatenate([np.full(5 + i, i, np.uint8) for i in range(k, k + 6)])
+    return arrays
+
+
+def plain_meta(k: int) -> dict:
+    """The meta of save `k`."""
+    return {"k": k, "text": 'ä " \n', "numbers": [1, -(2**70), 0.1, None, True], "deep": {"a": [{"b": {}}]}}
+
+
+def make_plain(path: str) -> None:
+    """Three saves, two kept; blocks by place and by key, with marks and without."""
+    for k in range(3):
+        arrays: dict = plain_arrays(k)
+        arrays["rows"] = Blocks(arrays["rows"], 4, [f"{k if b <= k // 2 else 0}" for b in range(5)] if k else None)
+        arrays["log"] = Keyed({f"piece-{i}": np.full(5 + i, i, np.uint8) for i in range(k, k + 6)})
+        _files.write(path, arrays, plain_meta(k), keep=2)
+
+
+def check_plain(path: str) -> None:
+    """The third save."""
+    with _files.read(path) as saved:
+        assert saved.meta == plain_meta(2) and saved.generation == 3
+        wanted = plain_arrays(2)
+        assert list(saved.arrays) == list(wanted)
+        for name in wanted:
+            got = np.asarray(saved.arrays[name])
+            assert got.dtype == wanted[name].dtype and got.shape == wanted[name].shape, name
+            assert got.tobytes() == wanted[name].tobytes(), name
+
+
+CASES: dict[str, Case] = {"v1/plain": Case(make_plain, check_plain)}
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        shutil.rmtree(FOLDER / case, ignore_errors=True)
+        CASES[case].make(str(FOLDER / case))
+        (FOLDER / case / "lock").unlink()
+        CASES[case].check(str(FOLDER / case))
+        print(case, sum(file.stat().st_size for file in (FOLDER / case).iterdir()), "bytes")
