@@ -378,7 +378,8 @@ class Frames:
         self.shape, self.dtype = (n, 84, 84), np.dtype(np.uint8)
 
     def __getitem__(self, at):
-        return np.broadcast_to((np.arange(at.start, at.stop) % 251).astype(np.uint8)[:, None, None], (at.stop - at.start, 84, 84))
+        t = (np.arange(at.start, at.stop) % 251).astype(np.uint8)
+        return np.broadcast_to(t[:, None, None], (len(t), 84, 84))
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
