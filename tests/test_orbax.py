@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -116,6 +117,7 @@ def test_an_error_of_the_thread_is_raised(tmp_path, monkeypatch):
     manager.wait_until_finished()
 
     def full(*args, **kwargs):
+        time.sleep(0.5)  # orbax's other threads wait minutes for their folders if one fails before they look for them
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
