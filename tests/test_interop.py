@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _fill, _read, _sink, _ted, from_arrays, from_file, to_file, to_ted
+from fbuf.interop import _fill, _read, _sink, _ted, _tedplan, from_arrays, from_file, to_file, to_ted
 from fbuf.storages import Compressed, Device, Host, Memmap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -172,6 +172,17 @@ def test_priorities_where_a_view_decides_what_is_drawn(small_blocks):
 def test_what_does_not_fit_is_said(settings, error, match):
     with pytest.raises(error, match=match):
         from_arrays(**{"arrays": {"a": np.arange(4, dtype=np.float32)}} | settings)
+
+
+@pytest.mark.parametrize("on_full", ["retire", pytest.param("refuse", marks=pytest.mark.slow)])
+def test_a_storage_without_room_for_all_rows_is_said(on_full):
+    frames = np.random.default_rng(0).integers(0, 255, (300, 12, 12), np.uint8)
+    storage = fbuf.storages.Deduplicated(keys=("x",), block=(12, 12), blocks=160, on_full=on_full)
+    with pytest.raises(ValueError, match=r"had room for 1\d\d of 300 rows only"):
+        from_arrays({"x": frames}, buffer=fbuf.Buffer(400, storage=storage))
+    if on_full == "retire":
+        buffer, state = from_arrays({"x": frames[:100]}, buffer=fbuf.Buffer(400, storage=storage))
+        assert np.array_equal(buffer.last(state, 100).data["x"], frames[:100])
 
 
 def test_the_same_name_twice():
@@ -604,7 +615,7 @@ def test_lanes_share_blocks():
         def block(self, name):
             return 4
 
-    plan = _ted._Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
+    plan = _tedplan.Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
     blocks = [(age.tolist(), lane.tolist()) for age, lane, _ in _ted._kept(Fake(), plan, "x")]
     assert blocks == [([0, 1, 2, 0], [0, 0, 0, 1]), ([2, 1, 2], [1, 2, 2])]
 

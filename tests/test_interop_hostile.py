@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _fill, _load, _npz, from_arrays, from_file, to_file
+from fbuf.interop import _columns, _load, _npz, from_arrays, from_file, to_file
 from fbuf.interop._source import check_name, check_shape, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ def taken(path: Path) -> dict[str, np.ndarray]:
     reader = _npz.Reader(path)
     try:
         source = _load._source(path, reader, None, None)
-        columns = _fill.chosen("from_file", source, None)
+        columns = _columns.chosen("from_file", source, None)
         return {name: column.read(0, source.steps) for name, column in columns.items()}
     finally:
         reader.close()
@@ -292,7 +292,7 @@ FLIPS = """
 import sys
 import numpy as np
 from pathlib import Path
-from fbuf.interop import _fill, _h5, _load
+from fbuf.interop import _columns, _h5, _load
 path = Path(sys.argv[1])
 whole = path.read_bytes()
 other = path.with_name("b.h5")
@@ -301,7 +301,7 @@ def taken(path):
     reader = _h5.Reader(path, "from_file")
     try:
         source = _load._source(path, reader, None, None)
-        return {n: c.read(0, source.steps).tobytes() for n, c in _fill.chosen("from_file", source, None).items()}
+        return {n: c.read(0, source.steps).tobytes() for n, c in _columns.chosen("from_file", source, None).items()}
     finally:
         reader.close()
 

@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fbuf
 from fbuf._tree import named_leaves
-from fbuf.interop import _fill, from_torchrl
+from fbuf.interop import _fill, _torchrl, from_torchrl
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -210,6 +212,56 @@ def test_a_dump_that_lies_is_refused(file, entries, match, tmp_path, monkeypatch
     with pytest.raises(ValueError, match=match):
         from_torchrl(path)
     assert not (tmp_path / "ran").exists()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2**65)
+    | st.floats()
+    | st.sampled_from(
+        ["torch.float32", "TensorDict", "cpu", "..", "a/b", "<class 'tensordict._td.TensorDict'>", "torch.load"]
+    )
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["a", "next", "shape", "dtype", "type", "is_nested", "_type", "..", "len", "metadata", "is_pytree"]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+FILES = ("storage/meta.json", "storage/storage_metadata.json", "writer/metadata.json", "sampler/sampler_metadata.json")
+
+
+@given(value=JSON, file=st.sampled_from(FILES), data=st.data())
+@settings(max_examples=150)
+def test_any_description_is_read_or_refused(value, file, data, tmp_path_factory):
+    """Of any JSON, or a true description with one entry changed: rows that the files hold, or an error that names the
+    file; no other exception."""
+    path, _ = whole(tmp_path_factory.mktemp("any") / "d")
+    sampler(path, np.ones(8), 0.6, 1e-8)
+    about = json.loads((path / file).read_text())
+    if data.draw(st.booleans()):
+        at = about
+        key = data.draw(st.sampled_from(sorted(at)))
+        if isinstance(at[key], dict) and at[key] and data.draw(st.booleans()):
+            at, key = at[key], data.draw(st.sampled_from(sorted(at[key])))
+        at[key] = value
+        value = about
+    (path / file).write_text(json.dumps(value))
+    try:
+        source, _ = _torchrl._source(path, None, None, None, True)
+        for column in source.columns.values():
+            if not column.refused:
+                assert len(column.read(0, source.steps)) == source.steps
+    except (ValueError, FileNotFoundError) as error:
+        assert str(path) in str(error)
 
 
 def test_a_dump_of_two_times_is_refused(tmp_path):

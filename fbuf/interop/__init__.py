@@ -7,8 +7,8 @@ tensorstore) is imported by the call that needs it.
 """
 
 from fbuf.interop._arrays import from_arrays
+from fbuf.interop._columns import TED
 from fbuf.interop._export import Exported, to_file
-from fbuf.interop._fill import TED
 from fbuf.interop._flashbax import from_flashbax
 from fbuf.interop._load import from_file
 from fbuf.interop._ted import to_ted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,26 +22,16 @@ from fbuf._buffer import Buffer
 from fbuf._sample import Index
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import nested
+from fbuf._typing import Growable
+from fbuf.interop._columns import Fields, block_of, cast, chosen
 from fbuf.interop._progress import Progress, reporter
-from fbuf.interop._source import DTYPES, Column, Source
+from fbuf.interop._source import Source
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 
 BLOCK_BYTES = 8 * 2**20
-Fields = Mapping[str, str] | Sequence[str] | str | None
-"""Which leaves to take: `{name there: name here}`, names, "ted" (see `TED`), or None: all."""
-
-TED = {
-    "observation": "obs",
-    "action": "action",
-    "next/reward": "reward",
-    "next/terminated": "terminated",
-    "next/truncated": "truncated",
-}
-"""What `fields="ted"` takes of torchrl's layout: each observation once; `next/observation` is that of the next row."""
-_TED_SCALARS = ("reward", "terminated", "truncated")  # `[N, 1]` there, `[N]` here
+_REFUSED = COUNTERS.index("refused_rows")
 _CLOSED = COUNTERS.index("refused_closed")
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def fill(
@@ -59,7 +49,7 @@ def fill(
     columns = chosen(call, source, fields)
     if not columns:
         raise ValueError(f"{call}: there are no leaves; expected at least one.")
-    columns = {name: _cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
+    columns = {name: cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
     if unknown := [name for name in dtypes or () if name not in columns]:
         raise ValueError(
             f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)} (as they are called here)."
@@ -76,22 +66,32 @@ def fill(
     first = source.steps - steps
     size = sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values()) * (source.lanes or 1)
     block = max(1, min(steps, BLOCK_BYTES // max(size, 1), buffer.geometry.length))
+    if isinstance(buffer.storage, Growable):  # its table makes room by the write
+        block = max(1, min(block, 256 // (source.lanes or 1)))
     given = source.priority if buffer.sampler.prioritized else None
     write: Callable[..., BufferState] = _write_in_place
     if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
         write = _write
+    came = np.zeros(buffer.geometry.lanes, np.int64)
     report = reporter(progress, steps, call)
     for start in range(first, source.steps, block):
         stop = min(start + block, source.steps)
-        leaves = {name: _padded(_block(call, name, c, start, stop, lanes), block) for name, c in columns.items()}
+        leaves = {name: _padded(block_of(call, name, c, start, stop, lanes), block) for name, c in columns.items()}
         mask = np.ones((stop - start, *lanes), bool) if source.mask is None else source.mask(start, stop)
         priority = None
         if given is not None and buffer.dense:
             here = np.nan_to_num(given[start:stop], nan=source.largest)
             priority = _padded(here.astype(np.float32), block)
+        came += mask.reshape(stop - start, -1).sum(axis=0)
         state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
         jax.block_until_ready(state.token)  # else blocks queue up faster than they are written
         report(stop - first)
+    held = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
+    if buffer.geometry.streams and held < came.sum():
+        raise ValueError(
+            f"{call}: {buffer.storage!r} had room for {held} of {came.sum()} rows only. Give it more, or take fewer: "
+            f"newest={held // len(came)}."
+        )
     if given is not None and not buffer.dense:
         state = _set_priorities(call, buffer, state, source, given[first:], block)
     return buffer, state
@@ -111,90 +111,6 @@ def _padded(rows: np.ndarray, block: int) -> np.ndarray:
     if len(rows) == block:
         return rows
     return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
-
-
-def chosen(call: str, source: Source, fields: Fields) -> dict[str, Column]:
-    """The columns to take, by their names here.
-
-    Raises:
-      ValueError: one is not in the source, cannot be read, or two get the same name.
-    """
-    there = ", ".join(source.columns) or "none"
-    squeezed: tuple[str, ...] = ()
-    if isinstance(fields, str):
-        if fields != "ted":
-            raise ValueError(f'{call}: fields is {fields!r}; expected a dict, a sequence of names, "ted" or None.')
-        squeezed = _TED_SCALARS
-        fields = {name: here for name, here in TED.items() if name in source.columns or name != "next/truncated"}
-    if fields is None:
-        fields = {name: name for name in source.columns}
-    elif not isinstance(fields, Mapping):
-        fields = {name: name for name in fields}
-    out: dict[str, Column] = {}
-    for name, here in fields.items():
-        name, here = (x if isinstance(x, str) else "/".join(x) for x in (name, here))
-        if name not in source.columns:
-            raise ValueError(f"{call}: fields has '{name}', which is not there; expected some of: {there}.")
-        column = source.columns[name]
-        if column.refused:
-            rest = [n for n, c in source.columns.items() if not c.refused]
-            raise ValueError(f"{call}: {column.refused} Leave it out: fields={rest}.")
-        if here in out:
-            raise ValueError(
-                f"{call}: fields gives two leaves the name '{here}'. Rename one: fields={{'{name}': ...}}."
-            )
-        out[here] = _squeezed(column) if here in squeezed else column
-    return out
-
-
-def _squeezed(column: Column) -> Column:
-    """Without its last axis, if that is 1."""
-    if column.shape[-1:] != (1,):
-        return column
-    return dataclasses.replace(column, shape=column.shape[:-1], read=lambda a, b: column.read(a, b)[..., 0])
-
-
-def _cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
-    """The column in the dtype asked for, or as JAX can hold it; what would change a value raises when it comes."""
-    came, wide = column.dtype, jax.config.read("jax_enable_x64")
-    exact = wanted is None
-    if wanted is None:
-        if came.name not in _NARROW or wide:
-            return column
-        wanted = _NARROW[came.name]
-        if came.kind in "fc":
-            raise TypeError(
-                f"{call}: leaf '{name}' is {came.name}; JAX holds {wanted} unless jax_enable_x64 is on. "
-                f"Say that it may be rounded: dtypes={{'{name}': '{wanted}'}}."
-            )
-    to = DTYPES.get(wanted if isinstance(wanted, str) else np.dtype(wanted).name)
-    if to is None or (to.name in _NARROW and not wide):
-        usable = [n for n in DTYPES if wide or n not in _NARROW]
-        raise TypeError(f"{call}: dtypes['{name}'] is {wanted!r}; expected one of {', '.join(usable)}.")
-
-    def read(first: int, last: int) -> np.ndarray:
-        rows = column.read(first, last)
-        with np.errstate(all="ignore"):
-            cast = rows.astype(to)
-        if (exact or to.kind in "iub") and not np.array_equal(cast.astype(came), rows):
-            raise ValueError(
-                f"{call}: leaf '{name}' is {came.name}, and rows {first} to {last - 1} hold values that {to.name} cannot. "
-                f"Turn jax_enable_x64 on, or say what they are to become: dtypes={{'{name}': 'float32'}}."
-            )
-        return cast
-
-    return dataclasses.replace(column, dtype=to, read=read)
-
-
-def _block(call: str, name: str, column: Column, first: int, last: int, lanes: tuple[int, ...]) -> np.ndarray:
-    rows = column.read(first, last)
-    expected = (last - first, *lanes, *column.shape)
-    if rows.shape != expected or rows.dtype != column.dtype:
-        raise ValueError(
-            f"{call}: rows {first} to {last - 1} of '{name}' came as {rows.dtype}{list(rows.shape)}; expected "
-            f"{column.dtype}{list(expected)}. The source changed while it was read, or is damaged."
-        )
-    return rows
 
 
 def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:

@@ -11,8 +11,9 @@ from typing import Any
 from fbuf._buffer import Buffer
 from fbuf._state import BufferState
 from fbuf.interop import _h5, _npz, _sink
+from fbuf.interop._columns import Fields
 from fbuf.interop._export import FORMAT, VERSION
-from fbuf.interop._fill import Fields, fill
+from fbuf.interop._fill import fill
 from fbuf.interop._progress import Progress
 from fbuf.interop._source import DTYPES, Column, Source, check_count, refused
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,19 @@ import numpy as np
 
 from fbuf._buffer import Buffer
 from fbuf._state import BufferState
-from fbuf.interop._fill import Fields, fill
+from fbuf.interop._columns import Fields
+from fbuf.interop._fill import fill
+from fbuf.interop._folders import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
 from fbuf.interop._progress import Progress
 from fbuf.interop._source import (
-    DTYPES,
-    MOST_DEPTH,
     Column,
     Source,
     check_count,
-    check_name,
-    check_shape,
     read_json,
     refused,
 )
 
 _CALL = "from_torchrl"
-_SINGLE = "_-single-tensor-_"  # what torchrl calls the leaf of rows that are one tensor
-_FOLDERS = {"<class 'tensordict._td.TensorDict'>", "<class 'tensordict.TensorDict'>"}
 
 
 def from_torchrl(
@@ -117,13 +113,13 @@ def _source(
             f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json, of a tensor or memory-mapped storage. "
             f"In torchrl load it and dump it again: LazyTensorStorage, and no H5, Flat or Nested checkpointer."
         )
-    leaves: dict[str, _Leaf | str] = {}
+    leaves: dict[str, Leaf | str] = {}
     batch: tuple[int, ...] = ()
     if about is not None and about.get("is_pytree"):
-        leaves |= _pytree(storage, described, about.get("metadata"))
+        leaves |= pytree(storage, described, about.get("metadata"))
     else:
-        leaves |= _tensordict(storage, storage)
-        batch = _batch(storage)
+        leaves |= tensordict(storage, storage)
+        batch = batch_of(storage)
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, tuple)}
     if not arrays:
         raise ValueError(
@@ -142,7 +138,7 @@ def _source(
             columns[name] = refused(leaf)
             continue
         file, dtype, shape = leaf
-        reader = _Reader(file, dtype, shape, oldest, () if lanes is None else (lanes,), shape[lead:])
+        reader = RingFile(file, dtype, shape, oldest, () if lanes is None else (lanes,), shape[lead:])
         columns[name] = Column(shape[lead:], dtype, reader)
     at = (oldest + np.arange(steps)) % max(room, 1)
     priority, numbers = _priorities(path / "sampler", room * (lanes or 1)) if priorities else (None, (0.6, 0.4))
@@ -151,94 +147,7 @@ def _source(
     return Source(columns, steps, lanes, priority=priority), numbers
 
 
-# ------------------------------------------------------------------------------------------------- what there is
-
-_Leaf = tuple[Path, np.dtype[Any], tuple[int, ...]]
-
-
-def _leaf(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> _Leaf:
-    """File, dtype and shape of an array; raises unless the file is of just this size."""
-    shape = check_shape(str(described), entry.get("shape"))
-    name = entry.get("dtype")
-    dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
-    if dtype is None:
-        raise ValueError(
-            f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one such as 'torch.float32'."
-        )
-    _inside(root, file)
-    size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
-    if size != expected:
-        raise ValueError(
-            f"{file}: has {size} bytes; expected {expected}, of {dtype.name}{list(shape)} as {described} says. It is torn."
-        )
-    return file, dtype, shape
-
-
-def _inside(root: Path, file: Path) -> None:
-    """Raises if a link lies on the way from `root` to `file`."""
-    at = file
-    while at != root:
-        if at.is_symlink():
-            raise ValueError(f"{at}: is a link; expected a file or folder of the dump itself. Copy what it leads to.")
-        at = at.parent
-
-
-def _pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, _Leaf]]:
-    if not isinstance(entries, dict):
-        raise ValueError(
-            f"{described}: metadata is a {type(entries).__name__}; expected an object. The file is damaged."
-        )
-    for dotted, entry in entries.items():
-        name = check_name(str(described), dotted.replace(".", "/"))
-        if not isinstance(entry, dict):
-            raise ValueError(f"{described}: '{name}' is a {type(entry).__name__}; expected an object.")
-        file = storage / f"{name}.memmap"
-        yield ("row" if name == _SINGLE else name), _leaf(storage, file, described, entry)
-
-
-def _tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, _Leaf | str]]:
-    """Leaves by name; in place of one that is no array, what it is."""
-    described = folder / "meta.json"
-    _inside(root, folder)
-    if depth > MOST_DEPTH:
-        raise ValueError(f"{folder}: is nested more than {MOST_DEPTH} deep. Do not load this dump.")
-    about = read_json(described)
-    if about.get("_type") not in _FOLDERS:
-        raise ValueError(
-            f"{described}: is a {str(about.get('_type'))[:80]!r}; expected a TensorDict. In torchrl turn rows into plain "
-            f"tensordicts: td.to_tensordict()."
-        )
-    for name, entry in about.items():
-        if not isinstance(entry, dict):  # of the tensordict itself: shape, device, _type
-            continue
-        if "/" in name:
-            raise ValueError(f"{described}: names a leaf {name[:80]!r}; expected no slash. Do not load this dump.")
-        full = check_name(str(described), prefix + name)
-        if entry.get("type") == "TensorDict":
-            yield from _tensordict(root, folder / name, full + "/", depth + 1)
-        elif "type" in entry:
-            kind = str(entry["type"])[:80]
-            pickles = [f for f in ("other.pickle", "other.pkl") if (folder / name / f).exists()]
-            where = folder / name / (pickles[0] if pickles else "meta.json")
-            yield (
-                full,
-                f"leaf '{full}' is a {kind}, in {where}{', which is a pickle' if pickles else ''}; expected an array.",
-            )
-        elif entry.get("is_nested"):
-            yield full, f"leaf '{full}' is a nested tensor, in {folder / name}; expected one of one shape."
-        else:
-            yield full, _leaf(root, folder / f"{name}.memmap", described, entry)
-
-
-def _batch(storage: Path) -> tuple[int, ...]:
-    described = storage / "meta.json"
-    return check_shape(str(described), read_json(described).get("shape"))
-
-
-# ------------------------------------------------------------------------------------------------- how many, and which
-
-
-def _same(storage: Path, arrays: Mapping[str, _Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
+def _same(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
     """Places of a lane: the first axis, which all leaves must share."""
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
@@ -285,7 +194,7 @@ def _counts(
     return lanes, steps
 
 
-def _axes(batch: tuple[int, ...], arrays: Mapping[str, _Leaf], lanes: int) -> int:
+def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int:
     """Axes after the first that count lanes."""
     shape = batch or next(iter(arrays.values()))[2]
     for axes in range(1, len(shape)):
@@ -312,56 +221,6 @@ def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cur
     return cursor % room if steps == room and room else 0
 
 
-class _Reader:
-    """Rows by age from a file that is a ring."""
-
-    def __init__(
-        self,
-        file: Path,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        oldest: int,
-        lanes: tuple[int, ...],
-        item: tuple[int, ...],
-    ) -> None:
-        self.file, self.dtype, self.room, self.oldest = file, dtype, shape[0], oldest
-        self.row, self.item = math.prod(shape[1:]) * dtype.itemsize, (*lanes, *item)
-
-    def __call__(self, first: int, last: int) -> np.ndarray:
-        out = np.empty((last - first, *self.item), self.dtype)
-        bytes_of = out.reshape(-1).view(np.uint8)
-        done = 0
-        descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            while done < last - first:
-                at = (self.oldest + first + done) % self.room
-                rows = min(last - first - done, self.room - at)
-                _read(self.file, descriptor, at * self.row, bytes_of[done * self.row : (done + rows) * self.row])
-                done += rows
-        finally:
-            os.close(descriptor)
-        if self.dtype == np.bool_ and (bytes_of > 1).any():
-            raise ValueError(
-                f"{self.file}: rows {first} to {last - 1} hold bytes above 1; expected booleans. It is damaged."
-            )
-        return out
-
-
-def _read(file: Path, descriptor: int, offset: int, into: np.ndarray) -> None:
-    """Fills `into` with the bytes at `offset`."""
-    view = into.data
-    while len(view):
-        got = os.preadv(descriptor, [view], offset)
-        if not got:
-            raise ValueError(
-                f"{file}: ends at byte {offset}; expected {len(view)} more. It was cut off while it was read."
-            )
-        offset, view = offset + got, view[got:]
-
-
-# ---------------------------------------------------------------------------------------------------- priorities
-
-
 def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[float, float]]:
     """|p| float64 of each place, and alpha and beta; None where the sampler has none."""
     described, file = sampler / "sampler_metadata.json", sampler / "sumtree.memmap"
@@ -379,7 +238,7 @@ def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[fl
         raise ValueError(
             f"{described}: there are {int(capacity)} priorities; expected {places}, one a row. The dump is torn."
         )
-    _inside(sampler.parent, file)
+    check_inside(sampler.parent, file)
     if file.stat().st_size != int(capacity) * 8:
         raise ValueError(
             f"{file}: has {file.stat().st_size} bytes; expected {int(capacity) * 8}, of {int(capacity)} float64. It is torn."
