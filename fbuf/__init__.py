@@ -8,7 +8,7 @@ copy. Start with the README, or with `python -m fbuf demo`.
 from fbuf import interop, samplers, storages, testing, views, writers
 from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
 from fbuf._buffer import Buffer
-from fbuf._checked import checked
+from fbuf._checkedbuffer import checked
 from fbuf._checkpoint import Saving, load, save
 from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
 from fbuf._host.owner import StoreHandle, stores

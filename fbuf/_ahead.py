@@ -26,6 +26,7 @@ from fbuf._pin import any_of, pin
 from fbuf._sample import Sample
 from fbuf._state import Ahead, BufferState, ReadNames
 from fbuf._typing import Read, Requesting, Window
+from fbuf._words import anew
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -117,10 +118,12 @@ def _drawn_now(buffer: Buffer, state: BufferState, key: jax.Array, options: dict
         rest = iter(leaves)
         return structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
 
+    own = anew(key)
+
     def turn(carry: tuple[jax.Array, list[jax.Array], jax.Array, Ahead]) -> Any:
         wanted, leaves, token, ahead = carry
         now = dataclasses.replace(state, sampler=with_leaves(leaves), token=token)
-        sampler, token, drawn = _drawn(buffer, now, key, options, ahead.stale, ahead=False)
+        sampler, token, drawn = _drawn(buffer, now, own(), options, ahead.stale, ahead=False)
         after = [leaf for c, leaf in zip(changed, jax.tree.leaves(sampler), strict=True) if c]
         leaves, drawn = _where(wanted, (after, drawn), (leaves, ahead))
         return jnp.zeros_like(wanted), leaves, token, drawn

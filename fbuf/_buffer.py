@@ -10,8 +10,10 @@ eager call is one dispatch and a call inside jit is inlined. What ties reads to 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -171,8 +173,13 @@ class Buffer:
         Raises:
           ValueError: the row lacks a leaf that view, storage or `episode_end` names, or has none.
           TypeError: a leaf is no array of numbers; or `init` of a host storage, or of priorities on the host, is being traced.
+          MemoryError: there is no room; `plan` says beforehand how much it takes.
         Cost: O(C), the allocation.
         """
+        with self._enough_memory(example):
+            return self._init(example)
+
+    def _init(self, example: PyTree) -> BufferState:
         if isinstance(self.storage, Ragged):
             arrays, leaves = self.storage.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
@@ -183,23 +190,51 @@ class Buffer:
         state = _ahead.empty_state(self, rows)
         return dataclasses.replace(state, sampler=_verbs.opened(self, "Buffer.init", state.sampler))
 
-    def resume(self, example: PyTree) -> BufferState:
+    @contextlib.contextmanager
+    def _enough_memory(self, example: PyTree) -> Iterator[None]:
+        """Says how much is needed where an allocation fails."""
+        try:
+            yield
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            rows = {}
+            if not isinstance(self.storage, Ragged):
+                spec = spec_of(example)
+                rows["device"] = tree_bytes(self.storage.abstract(self.geometry, spec, jax.tree.structure(example)))
+                rows["host"] = self.storage.plan_host(self.geometry, spec, None, None)[2]
+            needed = ", ".join(f"{size} bytes on the {place}" for place, size in rows.items() if size)
+            raise MemoryError(
+                f"Buffer.init: there is no room for {needed or 'the state'}, which rows of {self!r} take. Use a smaller "
+                f'capacity, or storages.Compressed() or Memmap(path="/data/replay"); buffer.plan(example) says what it takes.'
+            ) from error
+
+    def resume(self, example: PyTree, *, verify: str = "full") -> BufferState:
         """The rows that lie at the storage's path, as a state that goes on from there (`storages.Memmap`, `Compressed`).
 
         They are the newest of each lane in the order the store took them, whichever states they were written through, with
         their last changes (`update_rows`); rows that `clear` forgot are there again. Priorities, numbers given by `set` and
-        counters start anew, as for `convert`, and so do draws without replacement.
+        counters start anew, as for `convert`, and so do draws without replacement: only `fbuf.save` and `fbuf.load` keep them.
+
+        Each row is compared with its checksum. Where some are not what was written (a failure of power, damaged files, a
+        folder put together from two moments) the state goes on with the longest run of whole rows of each lane, and a
+        RuntimeWarning says how many were given up. What the checksums cannot tell is a folder that is older as a whole: a
+        copy made while nobody wrote is a store like any other.
 
         Args:
           example: As for `init`: of the same leaves, shapes and dtypes.
+          verify: "full": every byte is read and compared now. "lazy": rows are compared when they are read first, and one
+            that is damaged raises StoreCorrupted then.
         Raises:
           TypeError: the storage has no files; or this is being traced.
           ValueError: no path is given, or `keys` leave some leaves on the device; what lies there was made with another
             capacity, number of lanes, slack, codec or example, or is damaged.
           FileNotFoundError: there is no store at the path.
           BlockingIOError: another process, or another store of this one, holds the path.
-          StoreCorrupted (a RuntimeError): what many rows need is damaged. Single damaged chunks raise it when they are read.
-        Cost: O(C); of `Compressed` one look at every chunk's header.
+          StoreCorrupted (a RuntimeError): no row is whole, or what all of them need is damaged or missing. With "lazy" also:
+            what many rows need is, or the newest rows are.
+        Cost: O(C), and reading all files once; "lazy": of `Compressed` one look at every chunk's header, of rows as they are
+          nothing.
 
         Example:
           >>> import fbuf, tempfile, jax.numpy as jnp
@@ -223,8 +258,11 @@ class Buffer:
                 f"Buffer.resume: {self.writer!r} says itself where rows go, which no file knows; expected writers.Ring(). "
                 f"Use fbuf.save and fbuf.load."
             )
-        rows, count = self.storage.resume(self.geometry, spec, jax.tree.structure(example))
+        if verify not in ("full", "lazy"):
+            raise ValueError(f'Buffer.resume: verify is {verify!r}; expected "full" or "lazy".')
+        rows, count, held = self.storage.resume(self.geometry, spec, jax.tree.structure(example), verify)
         ring = self.writer.resume(self.geometry, np.asarray(count))
+        ring = dataclasses.replace(ring, size=jnp.asarray(held, jnp.int32))
         state = dataclasses.replace(_ahead.empty_state(self, rows), ring=ring)
         fresh = _verbs.fresh_sampler(self, "Buffer.resume")
         anchors, sampler = _verbs.convert(self, state, fresh, static=(self,))[1]
@@ -475,10 +513,16 @@ class Buffer:
 
         Nothing orders it before later writes, so in a step that also writes use `sample`. What was drawn ahead stays.
         """
+        return self.peeked(state, key, batch_size, **options)[1]
+
+    def peeked(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+    ) -> tuple[BufferState, Sample]:
+        """`peek`, and the state of one that drew without prefetch, whose counters say what was masked."""
         call, form = "Buffer.peek", "peek(state, key, batch_size)"
         self._state_spec(call, form, state)
         size, given = _checks.check_draw(call, form, self, key, batch_size, options)
-        return _verbs.sample(self, state, key, given, static=(size,))[1]
+        return _verbs.sample(self, state, key, given, static=(size,))
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Rows by index, as they were added.
@@ -538,6 +582,20 @@ class Buffer:
         kept = host_kept(self.sampler)
         own = 0 if kept is None else kept.host_bytes(state.sampler)
         return {**sizes, "device": device, "host": sizes["host"] + own}
+
+    def flush(self, state: BufferState) -> None:
+        """Waits until every row of `state` is on the disk, safe from a failure of power (`storages.Memmap`, `Compressed`).
+
+        A storage without files has nothing to wait for. Eager.
+
+        Raises:
+          OSError: the disk refuses.
+        Cost: what the system has not written yet, at the speed of the disk.
+        """
+        self._state_spec("Buffer.flush", "flush(state)", state)
+        if isinstance(self.storage, Resumable):
+            jax.block_until_ready(state)
+            self.storage.flush(state.rows)
 
     def plan(self, example: PyTree, **settings: Any) -> Plan:
         """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""

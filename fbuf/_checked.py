@@ -1,7 +1,7 @@
-"""`checked`: raises what traced verbs can only mask and count.
+"""Errors from counters: what traced verbs can only mask and count, raised on the host.
 
 Inside jit a value cannot raise, so verbs skip what they refuse and count it in the state. Whoever wants an error looks at
-the counters before and after a step: this does, for any step, and for `Replay`.
+the counters before and after a step: this does, for any step (`fbuf.checked`), and for `Replay`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,8 @@ def _states(tree: Any) -> list[BufferState]:
     return [leaf for leaf in leaves if isinstance(leaf, BufferState)]
 
 
-def checked(step: F) -> F:
-    """Wraps a step so that it raises for values its verbs refused: empty samples, NaN priorities, stale indices, ...
-
-    Args:
-      step: Any function, jitted or not, that takes buffer states and returns them, in the same order.
-    Returns:
-      The function, which now waits for each call. For debugging; not to be called inside jit.
-    Raises:
-      ValueError: (the returned function) something was refused; the step has run all the same.
-
-    Example:
-      >>> import fbuf, jax, jax.numpy as jnp
-      >>> buffer = fbuf.uniform(10)
-      >>> draw = fbuf.checked(jax.jit(lambda state, key: buffer.sample(state, key, 4)))
-      >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
-      Traceback (most recent call last):
-      ValueError: checked: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True.
-    """
+def checked_step(step: F) -> F:
+    """A step that raises for values its verbs refused: see `fbuf.checked`."""
 
     @functools.wraps(step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

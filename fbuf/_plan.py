@@ -28,6 +28,7 @@ class Plan:
     host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
     host_raw: int  # the side-store if nothing compressed at all
     disk: int
+    checkpoint: int  # the first `save` of a full buffer; with `wait=False` it copies `device` of that before it returns
     peak_init: int
     peak_extend: int
     peak_sample: int
@@ -40,6 +41,7 @@ class Plan:
             ("side-store on host", self.host, self.host_from),
             ("  if nothing compresses", self.host_raw, ""),
             ("disk", self.disk, ""),
+            ("checkpoint, first save", self.checkpoint, ""),
             ("peak on device, init", self.peak_init, ""),
             ("peak on device, extend", self.peak_extend, "donated" if self.donated else "not donated"),
             ("peak on device, sample", self.peak_sample, ""),
@@ -123,6 +125,7 @@ def plan(
     abstract = storage.abstract(geometry, spec, structure)
     state = jax.eval_shape(partial(_ahead.empty_state, buffer), abstract)
     ahead = _ahead.held_bytes(buffer, state)
+    disk = storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0
     batch_size = batch_size or buffer.batch_size or 32
     size = tree_bytes(state)
     lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
@@ -134,7 +137,8 @@ def plan(
         host=host + ahead,
         host_from=host_from,
         host_raw=host_raw + ahead,
-        disk=storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0,
+        disk=disk,
+        checkpoint=size + host + disk,
         peak_init=size,
         peak_extend=_peak(buffer.extend, (state, incoming), donate),
         peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),

@@ -52,7 +52,8 @@ def _in_turn(method: F) -> F:
             if self._state.token.is_deleted():
                 raise RuntimeError(
                     "Replay: an earlier write failed after its state was donated, and the state went with it; expected a "
-                    "state. Make a new Replay; rows that lie in files are there still: Replay(buffer, example, resume=True)."
+                    "state. Load the last checkpoint, Replay.load(path), or make a new Replay; rows that lie in files are "
+                    "there still: Replay(buffer, example, resume=True)."
                 )
             return method(self, *args, **kwargs)
 

@@ -300,11 +300,14 @@ class Growable(Protocol):
 class Resumable(Protocol):
     """What a storage has besides if its rows can outlive the process."""
 
-    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[Any, np.ndarray]:
-        """The rows that lie at its path, and int64[E], how many each lane ever had. Eager.
+    def resume(self, geometry: Geometry, spec: Spec, structure: Any, verify: str) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The rows that lie at its path; int64[E], how many each lane ever had; int64[E], how many of these are held. Eager.
 
-        Row `count` of a lane lies at position `count % L`, as if a `Ring` had written them all.
+        Row `count` of a lane lies at position `count % L`, as if a `Ring` had written them all. `verify`: "full" or "lazy".
         """
+
+    def flush(self, rows: Any) -> None:
+        """Waits until every row is on the disk. Eager."""
 
     def plan_disk(
         self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None

@@ -10,12 +10,14 @@ Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Three
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["pairs"]
+__all__ = ["anew", "pairs"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -44,6 +46,17 @@ def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
         data = jax.random.bits(key, (2,), jnp.uint32)
     counter = lax.iota(jnp.uint32, number)
     return _threefry(data[0], data[1], jnp.full((number,), _OURS, jnp.uint32), counter)
+
+
+def anew(key: jax.Array) -> Callable[[], jax.Array]:
+    """The key, made of its words by each call: for the body of a loop that uses it once, in whichever turn.
+
+    `jax_debug_key_reuse` takes a key from outside a loop for one that each turn uses again.
+    """
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return lambda: key
+    data, kind = jax.random.key_data(key), jax.random.key_impl(key)
+    return lambda: jax.random.wrap_key_data(data, impl=kind)
 
 
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:

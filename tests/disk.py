@@ -55,9 +55,10 @@ def make(
     length: int = 16,
     slack: int = 4,
     resume: bool = False,
+    verify: bool = True,
     arrays: Any = None,
 ) -> Store:
-    folder = Folder("Memmap", path and str(path), identity(columns, lanes, length, slack), resume=resume)
+    folder = Folder("Memmap", path and str(path), identity(columns, lanes, length, slack), resume=resume, verify=verify)
     try:
         if arrays is not None:
             store = Store.from_arrays(columns, arrays, lanes=lanes, length=length, slack=slack, folder=folder)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -188,6 +189,13 @@ def test_keys_move_and_go() -> None:
     assert bits(np.asarray(_files.read(PATH, disk=disk).arrays["log"])) == bits(source.array)
 
 
+def test_a_mark_is_not_believed_of_a_block_of_another_length() -> None:
+    disk = Memory()
+    for size in (5, 7, 3):
+        _files.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
+        assert np.asarray(_files.read(PATH, disk=disk).arrays["log"]).tolist() == [size] * size
+
+
 def test_other_shapes_dtypes_and_blocks_are_written_anew() -> None:
     disk, marks = Memory(), ["m"] * 5
     array = np.arange(40, dtype=np.int32)
@@ -328,7 +336,7 @@ def test_meta_is_json(meta: dict) -> None:
     with pytest.raises((TypeError, ValueError)):
         _files.write(PATH, {}, meta, disk=Memory())
     deep: list = []
-    for _ in range(100):
+    for _ in range(5000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 64 deep"):
         _files.write(PATH, {}, {"a": deep}, disk=Memory())
@@ -457,6 +465,49 @@ def test_the_generation_before_is_taken_with_a_warning() -> None:
     assert load(PATH, whole) == 2
 
 
+def test_what_cannot_be_looked_at_is_not_removed() -> None:
+    disk = Memory()
+    for k in (1, 2):
+        save(PATH, k, disk)
+    counter = Faulty(disk.copy(), kinds=("open",))
+    save(PATH, 3, counter)
+    kept = 0
+    for at in range(counter.count):
+        trial = disk.copy()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                save(PATH, 3, Faulty(trial, at, errno.EMFILE, kinds=("open",)))
+            except OSError as error:
+                assert "ulimit -n" in str(error)
+                continue
+        assert (
+            "older ones were not removed" in str(told[0].message) and "manifest-000000000001.json" in trial.contents()
+        )
+        kept += 1
+    assert kept > 1
+
+
+def test_folders_that_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.EINVAL, errno.EOPNOTSUPP, errno.EIO):
+        disk = Memory()
+        whole = disk.fsync
+
+        def fsync(fd: int, disk: Memory = disk, whole=whole, number: int = number) -> None:  # type: ignore[no-untyped-def]
+            if disk._open[fd] is None:
+                raise OSError(number, "a folder")
+            whole(fd)
+
+        monkeypatch.setattr(disk, "fsync", fsync)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="cannot sync"):
+                save(PATH, 1, disk)
+            assert not disk.contents()
+        else:
+            save(PATH, 1, disk)
+            assert load(PATH, disk) == 1
+
+
 def test_restore_reads_each_byte_once_and_falls_back() -> None:
     disk = Memory()
     save(PATH, 1, disk)
@@ -480,6 +531,47 @@ def test_restore_reads_each_byte_once_and_falls_back() -> None:
             assert _files.restore(PATH, use, disk=disk) == 1
     assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk, verify="lazy") == 2
     assert tried == [2, 2, 1]
+
+
+def test_a_save_after_falling_back_does_not_build_on_what_is_damaged() -> None:
+    """Nor does it keep that, and remove the generation that was whole."""
+    for read in (_files.read, lambda path, **how: _files.restore(path, lambda saved: saved.meta, **how)):
+        disk = Memory()
+        for k in (1, 2):
+            rows = np.full(40, k, np.uint8)
+            _files.write(PATH, {"a": Blocks(rows, 8, [f"{k}-{b}" for b in range(5)])}, {"k": k}, disk=disk)
+        disk.names["data-000000000002.safetensors"].data[-3] ^= 1
+        with pytest.warns(RuntimeWarning, match="not the newest"):
+            read(PATH, disk=disk)
+        _files.write(PATH, {"a": Blocks(rows, 8, [f"2-{b}" for b in range(5)])}, {"k": 3}, disk=disk)
+        assert np.array_equal(np.asarray(_files.read(PATH, disk=disk).arrays["a"]), rows)
+        assert sorted(n for n in disk.contents() if n[0] == "m") == [
+            "manifest-000000000001.json",
+            "manifest-000000000003.json",
+        ]
+
+
+class Made:
+    """64 MiB that are nowhere in memory."""
+
+    shape, dtype = (1 << 26,), np.dtype(np.uint8)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.arange(rows.start, rows.stop, dtype=np.int64).astype(np.uint8)
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """A first save, one that compares, one that is read and one that is verified: some megabytes for 64."""
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            _files.write(tmp_path, {"a": Made()}, {}, sync=False)
+        with _files.read(tmp_path) as saved:
+            for _ in saved.arrays["a"].blocks():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "long", "empty", "folder", "link", "pipe"])
@@ -622,12 +714,13 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
     assert "there is no checkpoint" in run("verify", path)[2]
     save(path, 1)
-    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000]})
+    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"})
     (tmp_path / "c" / "notes").touch()
     status, out, _ = run("inspect", path)
     assert status == 0
     for text in ("generation 2: 5 arrays", "generation 1:", "buffer: Buffer(capacity=9)", "... (1004 characters)"):
         assert text in out
+    assert "\x1b" not in out
     for text in ("table", "float32", "[40, 5]", "data-000000000001.safetensors", "%", "not looked at: notes"):
         assert text in out
     assert run("verify", path) == (0, "whole\n", "")

@@ -13,7 +13,9 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,16 @@ EXHAUSTIVE = os.environ.get("FBUF_EXHAUSTIVE", "") not in ("", "0")
 # ------------------------------------------------------------------------------------------------- kills and bad calls
 
 
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: what is asked of the disk is not what these tests are about."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        yield Path(path)
+
+
 def saver(mode: str, path: Path, count: int, seed: int) -> dict[str, int]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.saver", mode, str(path), str(count), str(seed)],
@@ -44,18 +56,18 @@ def saver(mode: str, path: Path, count: int, seed: int) -> dict[str, int]:
     return json.loads(done.stdout)
 
 
-def test_kills_at_random_moments(tmp_path: Path) -> None:
+def test_kills_at_random_moments(quick: Path) -> None:
     """Rows 1 and 2: 20 kills, 200 with FBUF_EXHAUSTIVE=1."""
     count = 200 if EXHAUSTIVE else 20
-    seen = saver("random", tmp_path / "c", count, 0)
+    seen = saver("random", quick / "c", count, 0)
     assert seen["kills"] == count
     assert not EXHAUSTIVE or min(seen["old"], seen["new"], seen["none"], seen["left behind"]) > 0, seen
 
 
-def test_kills_at_every_call(tmp_path: Path) -> None:
-    """Rows 1 to 3: before every single call to the system of a first save, a second, and one that removes old files."""
-    seen = saver("calls", tmp_path / "c", 0, 0)
-    assert seen["kills"] > 80 and min(seen["old"], seen["new"], seen["none"]) > 0
+def test_kills_at_every_call(quick: Path) -> None:
+    """Rows 1 to 3: before every single call to the system of a first save, and of one that removes old files."""
+    seen = saver("calls", quick / "c", 0, 0)
+    assert seen["kills"] > 60 and min(seen["old"], seen["new"], seen["none"]) > 0
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])

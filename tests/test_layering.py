@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ahead",),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
-    ("_presets", "_checkpoint"),
+    ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
     ("interop", "orbax"),
     ("demo",),

@@ -245,7 +245,18 @@ def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path)
     rows = other.storage.from_arrays(arrays, other.geometry, spec, structure)
     same(other.rows(dataclasses.replace(state, rows=rows)), buffer.rows(state))
     held = jax.device_get(buffer.rows(state))
+    # Where a store lies, open or closed, or anything else, nothing is touched.
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "diary").write_text("dear")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for taken in ("one", "two", "three"):
+        there = make(storage, tmp_path / taken, **PLAIN).storage
+        with pytest.raises((FileExistsError, BlockingIOError), match=f"{taken} is taken. What lies there stays"):
+            there.from_arrays(arrays, other.geometry, spec, structure)
     del rows, state
+    with pytest.raises(FileExistsError, match="one is taken"):
+        buffer.storage.from_arrays(arrays, other.geometry, spec, structure)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
     same(other.rows(other.resume(EXAMPLE)), held)
 
 

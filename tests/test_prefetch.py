@@ -751,7 +751,7 @@ def test_the_nth_decoding_fails() -> None:
     for n in range(5):
         s = store()
         tickets = write(s, 0, 12)
-        before = {name: array.tobytes() for name, array in s.to_arrays().items()}
+        before = {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
         for times in (1, 99):
             calls = iter(range(100))
             GATE.fails = lambda calls=calls, n=n, times=times: n <= next(calls) < n + times
@@ -765,7 +765,7 @@ def test_the_nth_decoding_fails() -> None:
                     s.collect(number, requests)
             GATE.fails = lambda: False
             check(requests, s.read(requests), 0)
-        assert before == {name: array.tobytes() for name, array in s.to_arrays().items()}
+        assert before == {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
         s.close()
 
 

@@ -7,6 +7,7 @@ then asks for the buffer itself.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from fbuf._config import COMPONENTS, from_config
 
 def describe(value: Any) -> Any:
     """The JSON form of a component: that of `to_config`, with names in place of what has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"own": f"float:{value}"}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):

@@ -56,7 +56,9 @@ def _sums(array: jax.Array, block: int) -> jax.Array:
     keys = [jax.random.bits(jax.random.fold_in(key, i), (min(block, rows), width), jnp.uint32) for i in range(_SUMS)]
 
     def of(part: jax.Array) -> jax.Array:
-        return jnp.stack([jnp.sum(part * k[: part.shape[1]], axis=(1, 2), dtype=jnp.uint32) for k in keys], axis=-1)
+        return jnp.stack(
+            [jnp.sum(part * k[None, : part.shape[1]], axis=(1, 2), dtype=jnp.uint32) for k in keys], axis=-1
+        )
 
     whole = rows // block * block
     out = [of(words[:whole].reshape(-1, block, width))] if whole else []

@@ -6,9 +6,11 @@ files, to read as it likes. Nothing is imported, evaluated or cast.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -65,7 +67,8 @@ def load(
       VersionError (a ValueError): a later release has saved it.
       FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with
         another.
-    Cost: each byte is read once, with "full" twice. Memory: the state, and a few blocks; twice the state where it is moved.
+    Cost: each byte is read once; twice with "full" where rows come to lie in files. Memory: the state, and a few blocks; twice
+      the state where it is moved.
 
     Example:
       >>> import fbuf, tempfile, jax, jax.numpy as jnp
@@ -78,26 +81,37 @@ def load(
       (100, [2, 3, 4])
     """
     call = "fbuf.load"
-    with opened(call, path, verify, progress) as saved:
-        loaded, state = restored(call, saved, buffer, example, resize)
+
+    def build(saved: _files.Saved) -> Any:
+        loaded, state = restored(call, saved, buffer, example, resize, verify)
         if extra is None:
             return loaded, state
         return loaded, state, _extra.unpack(call, saved.path, saved, saved.meta["extra"], extra)
 
+    return from_newest(call, path, verify, progress, build)
 
-def opened(call: str, path: Any, verify: Any, progress: Any) -> _files.Saved:
-    """The newest generation that is whole. Raises SchemaError: it is a checkpoint of something else."""
-    saved = _files.read(checked_path(call, path), verify=verify, progress=progress)
-    if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():
-        saved.close()
-        raise _files.SchemaError(
-            f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
-        )
-    return saved
+
+def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[_files.Saved], Any]) -> Any:
+    """What `build` makes of the newest generation that is whole. Raises SchemaError: it is a checkpoint of something else."""
+
+    def checked(saved: _files.Saved) -> Any:
+        if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():
+            raise _files.SchemaError(
+                f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
+            )
+        try:
+            return build(saved)
+        except (KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            raise _files.SchemaError(
+                f"{call}: what {saved.path} says of its buffer makes no sense ({error!r}); expected what fbuf.save wrote. Load "
+                f"another checkpoint."
+            ) from error
+
+    return _files.restore(checked_path(call, path), checked, verify=verify, progress=progress)
 
 
 def restored(
-    call: str, saved: _files.Saved, buffer: Buffer | None, example: Any, resize: Any
+    call: str, saved: _files.Saved, buffer: Buffer | None, example: Any, resize: Any, verify: Any
 ) -> tuple[Buffer, BufferState]:
     """The buffer and its state."""
     path, meta = saved.path, saved.meta
@@ -105,14 +119,32 @@ def restored(
     spec, structure = _match.rows_of(call, path, meta, reader, example)
     _checks.check_fields(call, target, spec)
     target.storage.host_keys(spec)
-    state = _read(call, saved, reader, spec, structure)
-    if (reader.storage, reader.capacity) != (target.storage, target.capacity):
-        state = _move.moved(f"{call}: {path}", reader, target, state)
+    if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
+        saved.verify()  # before files are made there, which a second try would find in its way
+    if (reader.storage, reader.capacity) == (target.storage, target.capacity):
+        state = _read(call, saved, reader, spec, structure)
+    else:
+        with _apart(reader, target) as reader:
+            state = _read(call, saved, reader, spec, structure)
+            state = _move.moved(f"{call}: {path}", reader, target, state)
     if not keeps_ahead:
         state = dataclasses.replace(state, ahead=None)
         state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
     target.check_state(state)
     return target, state
+
+
+@contextlib.contextmanager
+def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
+    """The reader, whose rows lie for a while in a folder of their own, if in any."""
+    storage: Any = reader.storage
+    if not isinstance(getattr(storage, "path", None), str):
+        yield reader
+        return
+    beside = getattr(target.storage, "path", None)
+    where = os.path.dirname(os.path.abspath(beside)) if isinstance(beside, str) else None
+    with tempfile.TemporaryDirectory(prefix="fbuf-", dir=where) as folder:
+        yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 
 
 def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any) -> BufferState:

@@ -40,7 +40,7 @@ def moved(call: str, reader: Buffer, target: Buffer, state: BufferState) -> Buff
     if reader.geometry == target.geometry:
         places = _places.same(state.ring, reader.geometry)
         return dataclasses.replace(state, rows=_rows(call, reader, target, state, places))
-    lost = np.asarray(_may_have_lost_rows(reader, state))
+    lost = np.asarray(_verbs._may_have_lost_rows(reader, state))
     size = np.asarray(state.ring.size)
     excess = np.maximum(size - target.geometry.length, 0)
     if excess.any():
@@ -50,10 +50,6 @@ def moved(call: str, reader: Buffer, target: Buffer, state: BufferState) -> Buff
     places = _places.packed(state.ring, reader.geometry, target.geometry, lost | (excess > 0))
     rows = _rows(call, reader, target, state, places)
     return _places.relocated(target, state, places, rows)
-
-
-def _may_have_lost_rows(buffer: Buffer, state: BufferState) -> jax.Array:
-    return _verbs._may_have_lost_rows(buffer, state)
 
 
 def _check(call: str, reader: Buffer, target: Buffer) -> None:

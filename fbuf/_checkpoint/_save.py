@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _files
@@ -168,6 +169,7 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
 
 def gathered(call: str, buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sources by name, and what the manifest says of them."""
+    state = jax.tree.map(jnp.asarray, state)  # one that was fetched has numpy's
     jax.block_until_ready(state)  # what is being written to a store is there then
     named = {f"rows/{name}": leaf for name, leaf in buffer.storage.to_arrays(state.rows).items()}
     named |= {f"state/{name}": leaf for name, leaf in _parts.packed(buffer, state).items()}
@@ -184,6 +186,8 @@ def gathered(call: str, buffer: Buffer, state: BufferState) -> tuple[dict[str, A
         if isinstance(source, DeviceLeaf):
             shape = list(leaf.shape) if isinstance(leaf, jax.Array) else [leaf.rows]
             placed[name] = [shape, source.fill.hex()]
+        elif leaf.shape == ():  # of a storage of the user's own
+            placed[name] = [[], ""]
     spec, structure = buffer.storage.spec(state.rows)
     anchors = state.anchors
     return arrays, {

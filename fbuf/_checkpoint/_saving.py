@@ -43,7 +43,10 @@ class Saving:
         self._seen = False
         self._thread: threading.Thread | None = None
         if wait:
-            self._written = work()
+            try:
+                self._written = work()
+            finally:
+                self._work = _nothing  # it holds the state's arrays
             return
         with _lock:
             _latest[_key(path)] = self

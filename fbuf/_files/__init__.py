@@ -3,6 +3,15 @@
 Knows nothing of JAX, buffers and stores: `write` takes what has a shape, a dtype and slices, `read` gives it back. The format
 is described in fbuf/FORMAT.md. Why not the safetensors library, zarr, HDF5 or a data base: none of them has a commit that
 survives a kill at any moment, a checksum for every byte, saves that cost what is new, and bounded memory at once.
+
+Example:
+  >>> import numpy as np, tempfile
+  >>> from fbuf import _files
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...     written = _files.write(folder, {"frames": np.arange(6).reshape(3, 2)}, {"step": 1})
+  ...     with _files.read(folder) as saved:
+  ...         saved.meta["step"], saved.arrays["frames"][1:].tolist()
+  (1, [[2, 3], [4, 5]])
 """
 
 from fbuf._files._disk import Disk

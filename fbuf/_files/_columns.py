@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fbuf._files._data import OpenFile
-from fbuf._files._folder import Folder
+from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._manifest import Manifest
 from fbuf._files._sources import Plan
 from fbuf._host.arrays import Array, StoreCorrupted
@@ -22,10 +22,12 @@ class Old:
         self.files: list[OpenFile | None] = []
         for generation in folder.generations():
             try:
-                self.manifest = folder.manifest(generation)
-                break
+                manifest = folder.manifest(generation)
             except StoreCorrupted:
                 continue
+            if manifest.save not in DAMAGED:
+                self.manifest = manifest
+                break
         if self.manifest is not None:
             for entry in self.manifest.files:
                 try:

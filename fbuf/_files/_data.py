@@ -8,6 +8,7 @@ safetensors file. Memory: one block.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -100,7 +101,7 @@ class OpenFile:
     """
 
     def __init__(self, disk: Disk, folder: str, entry: FileEntry) -> None:
-        self._disk, self._entry = disk, entry
+        self._disk, self.fd = disk, -1
         self.path = os.path.join(folder, entry.name)
         self.fd, size = open_plain(disk, self.path)
         try:
@@ -155,6 +156,10 @@ class OpenFile:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self._disk.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at exit the system does it
+            self.close()
 
 
 def open_plain(disk: Disk, path: str) -> tuple[int, int]:

@@ -22,6 +22,8 @@ from fbuf._host import locks
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.files import telling
 
+DAMAGED: set[str] = set()
+"""Ids of saves in which this process found a damaged block: no save builds on one, nor counts it among those it keeps."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -68,7 +70,9 @@ class Folder:
             self.disk.close(fd)
 
     def whole(self, manifest: Manifest) -> bool:
-        """Whether all files that a manifest names are there, and their sizes and headers as it says."""
+        """Whether all files that a manifest names are there, sizes and headers as it says, and no block known to be damaged."""
+        if manifest.save in DAMAGED:
+            return False
         try:
             for entry in manifest.files:
                 OpenFile(self.disk, self.path, entry).close()
@@ -99,6 +103,10 @@ class Folder:
             try:
                 locks.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
+                with contextlib.suppress(
+                    OSError
+                ):  # what killed saves left may fill the disk, and goes only under the lock
+                    locks.sign(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -156,14 +164,18 @@ class Folder:
         self._remove(left)
 
     def prune(self, latest: Manifest, keep: int) -> None:
-        """Removes all but the latest generation and the newest others that are whole, `keep` in all."""
+        """Removes all but the latest generation and the newest others that are whole, `keep` in all.
+
+        Raises:
+          OSError, VersionError: a generation cannot be looked at; nothing was removed.
+        """
         names = self.names()
         kept = [latest]
         for generation in generations(names):
             if len(kept) >= keep:
                 break
             if generation != latest.generation:
-                with contextlib.suppress(StoreCorrupted, VersionError, OSError):
+                with contextlib.suppress(StoreCorrupted):
                     manifest = self.manifest(generation)
                     if self.whole(manifest):
                         kept.append(manifest)

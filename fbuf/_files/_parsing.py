@@ -58,7 +58,7 @@ def decode(text: bytes, generation: int) -> Manifest:
         )
     try:
         check_text(body)
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body.decode("ascii"), parse_constant=_no_constant)  # of bytes it would guess the encoding
         del body
         return _manifest(value, version, generation)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:

@@ -14,16 +14,22 @@ from typing import Literal, NoReturn, TypeVar
 
 from fbuf._files._disk import DISK, Disk
 from fbuf._files._errors import CheckpointNotFound
-from fbuf._files._folder import Folder
+from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._progress import Progress
 from fbuf._files._saved import Saved
-from fbuf._host.arrays import StoreCorrupted
+from fbuf._host.arrays import StoreCorrupted, bare
 
 Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
 
 
-def read(path: str, *, verify: Verify = "full", progress: Progress | bool | None = None, disk: Disk = DISK) -> Saved:
+def read(
+    path: str | os.PathLike[str],
+    *,
+    verify: Verify = "full",
+    progress: Progress | bool | None = None,
+    disk: Disk = DISK,
+) -> Saved:
     """Opens the newest generation that is whole; if that is not the newest of all, a RuntimeWarning says why.
 
     Args:
@@ -49,7 +55,7 @@ def read(path: str, *, verify: Verify = "full", progress: Progress | bool | None
 
 
 def restore(
-    path: str,
+    path: str | os.PathLike[str],
     build: Callable[[Saved], Built],
     *,
     verify: Verify = "full",
@@ -80,14 +86,14 @@ def restore(
     return _newest(folder, built)
 
 
-def _folder(path: str, verify: str, disk: Disk) -> Folder:
+def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
     if verify not in ("full", "lazy"):
         raise ValueError(f"fbuf.load: verify is {verify!r}; expected 'full' or 'lazy'.")
     return Folder(path, disk)
 
 
 def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
-    wrong: dict[int, StoreCorrupted] = {}
+    wrong: dict[int, Exception] = {}
     while True:
         there = folder.generations()  # again each time: a save may have put another in place, and removed this one
         left = [generation for generation in there if generation not in wrong]
@@ -102,13 +108,15 @@ def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
                 saved.close()
             if not isinstance(error, StoreCorrupted):
                 raise
-            wrong[left[0]] = error.with_traceback(None)  # whose frames hold what was made so far
+            if saved is not None:
+                DAMAGED.add(saved.manifest.save)
+            wrong[left[0]] = bare(error)
             continue
         _warn(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made
 
 
-def _nothing(folder: Folder, there: list[int], wrong: dict[int, StoreCorrupted]) -> NoReturn:
+def _nothing(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
     if not there:
         raise CheckpointNotFound(
             errno.ENOENT,
@@ -121,7 +129,7 @@ def _nothing(folder: Folder, there: list[int], wrong: dict[int, StoreCorrupted])
     )
 
 
-def _warn(folder: Folder, saved: Saved, wrong: dict[int, StoreCorrupted]) -> None:
+def _warn(folder: Folder, saved: Saved, wrong: dict[int, Exception]) -> None:
     if wrong:
         what = "; ".join(f"generation {g}: {e}" for g, e in sorted(wrong.items(), reverse=True))
         warnings.warn(

@@ -11,6 +11,7 @@ there are many. Both cost, over many saves, no more than was written.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import zlib
@@ -46,7 +47,11 @@ class Save:
 
     def run(self, meta: dict[str, Any], progress: Progress | bool | None) -> Manifest:
         """Writes and publishes."""
-        bar = Bar(progress, "fbuf.save", sum(column.plan.layout.nbytes for column in self._columns))
+        total = sum(column.plan.layout.nbytes for column in self._columns)
+        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar:
+            return self._run(meta, bar)
+
+    def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         room = self._room()
         for column in self._columns:
             sizes = column.plan.layout.sizes()
@@ -63,7 +68,6 @@ class Save:
         text = encode(manifest)
         self._folder.publish(self._generation, text, self._sync)
         self.written += len(text)
-        bar.close()
         return manifest
 
     def undo(self) -> None:

@@ -5,6 +5,7 @@ Rejected: mapping the files (a file that becomes shorter would end the process).
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._files._data import OpenFile, bytes_of
-from fbuf._files._folder import Folder
+from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._manifest import ArrayEntry, Manifest
 from fbuf._files._progress import Bar, Progress
 from fbuf._host.arrays import Array, StoreCorrupted
@@ -26,8 +27,8 @@ class SavedArray:
     Cost: reading rows reads the blocks that they lie in, and checks each.
     """
 
-    def __init__(self, name: str, entry: ArrayEntry, files: list[OpenFile]) -> None:
-        self._name, self._entry, self._files = name, entry, files
+    def __init__(self, name: str, entry: ArrayEntry, files: list[OpenFile], save: str) -> None:
+        self._name, self._entry, self._files, self._save = name, entry, files, save
         self._layout = entry.layout
         self.shape, self.dtype = entry.layout.shape, entry.layout.dtype
         self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
@@ -129,6 +130,7 @@ class SavedArray:
         self.checked[i] = True
 
     def _damaged(self, i: int) -> StoreCorrupted:
+        DAMAGED.add(self._save)
         start, stop = self._layout.span(i)
         at, size = int(self._entry.offset[i]), int(self._layout.sizes()[i])
         return StoreCorrupted(
@@ -157,7 +159,8 @@ class Saved:
         except BaseException:
             self.close()
             raise
-        arrays = {name: SavedArray(name, entry, self._files) for name, entry in self.manifest.arrays.items()}
+        entries, save = self.manifest.arrays, self.manifest.save
+        arrays = {name: SavedArray(name, entry, self._files, save) for name, entry in entries.items()}
         self.arrays: Mapping[str, SavedArray] = arrays
 
     @property
@@ -167,11 +170,10 @@ class Saved:
 
     def verify(self, progress: Progress | bool | None = None) -> None:
         """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
-        bar = Bar(progress, "fbuf.load", self.nbytes)
-        for array in self.arrays.values():
-            for error in array.faults(bar):
-                raise error
-        bar.close()
+        with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
+            for array in self.arrays.values():
+                for error in array.faults(bar):
+                    raise error
 
     def close(self) -> None:
         """Closes the files; twice is fine."""

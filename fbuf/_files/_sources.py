@@ -21,7 +21,7 @@ MOST_TOTAL = 1 << 19
 
 
 class Source(Protocol):
-    """An array, or what reads like one. It may also have
+    """An array, or what reads like one; what it gives must not change while it is saved. It may also have
 
     - `block: int`, rows of axis 0 in one block;
     - `cuts: Sequence[int]` and `keys: Sequence[str]` in its place: where each block begins, and the end, and what blocks are

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fbuf._files._columns import Old
 from fbuf._files._disk import DISK, Disk
+from fbuf._files._errors import VersionError
 from fbuf._files._folder import Folder
 from fbuf._files._progress import Progress
 from fbuf._files._save import Save
 from fbuf._files._sources import Source, plan
+from fbuf._files._text import MOST_DEPTH
 
 
 class Written(NamedTuple):
@@ -23,7 +27,7 @@ class Written(NamedTuple):
 
 
 def write(
-    path: str,
+    path: str | os.PathLike[str],
     arrays: Mapping[str, Source],
     meta: dict[str, Any],
     *,
@@ -48,7 +52,7 @@ def write(
     Raises:
       TypeError, ValueError: an array or `meta` cannot be saved. Nothing was written.
       BlockingIOError: another save to `path` is at work.
-      FileExistsError: `path` is a file, or the folder of a live store.
+      NotADirectoryError: `path` is a file. FileExistsError: it is the folder of a live store.
       VersionError: a later release has saved there.
       OSError: the disk is full, or fails. What was there is as before.
     Cost: each block without a mark, or with a new one, is read once; what is new is written once. Memory: one block, some
@@ -73,20 +77,26 @@ def write(
             old.close()
         try:
             folder.prune(manifest, keep)
-        except OSError as error:
-            warnings.warn(f"{error} The checkpoint is saved.", RuntimeWarning, stacklevel=2)
+        except (OSError, VersionError) as error:
+            warnings.warn(
+                f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2
+            )
     return Written(manifest.generation, save.written, sum(p.layout.nbytes for p in plans))
 
 
-def check_meta(meta: Any, where: str = "meta") -> None:
-    """Raises TypeError if that is not JSON, or would not come back as it is."""
+def check_meta(meta: Any, where: str = "meta", depth: int = 2) -> None:
+    """Raises TypeError or ValueError if that is not JSON, or would not come back as it is."""
+    if depth > MOST_DEPTH:
+        raise ValueError(f"fbuf.save: meta is nested more than {MOST_DEPTH} deep; expected less.")
     if isinstance(meta, dict):
         for key, value in meta.items():
             if type(key) is not str:
                 raise TypeError(f"fbuf.save: {where} has the key {key!r}; expected text.")
-            check_meta(value, f"{where}[{key!r}]")
+            check_meta(value, f"{where}[{key!r}]", depth + 1)
     elif isinstance(meta, list | tuple):
         for i, value in enumerate(meta):
-            check_meta(value, f"{where}[{i}]")
+            check_meta(value, f"{where}[{i}]", depth + 1)
     elif type(meta) not in (str, int, float, bool, type(None)):
         raise TypeError(f"fbuf.save: {where} is {type(meta).__name__}; expected what JSON can say.")
+    elif isinstance(meta, float) and not math.isfinite(meta):
+        raise ValueError(f"fbuf.save: {where} is {meta}; expected a number that JSON can say.")

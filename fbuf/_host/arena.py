@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,20 +21,30 @@ _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
 _SMALL, _LARGE = 32 * 1024, 256 * 1024
 """Bytes of a segment; in between a 192nd of what is stored: small ones lose half a chunk each, large ones their tail."""
+_SLAB = 1 << 22  # bytes loaded at once, or a little more; from there on numpy asks for large pages
 _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
+
+
+@dataclass
+class Slab:
+    """Memory that several segments were loaded into at once: in 4 KB pages, touching it takes as long as reading."""
+
+    size: int
+    segments: int = 0  # that are there still
 
 
 class Segment:
     """A stretch of bytes, append-only."""
 
-    __slots__ = ("array", "view", "bytes", "chunks", "used")
+    __slots__ = ("array", "view", "bytes", "chunks", "used", "slab")
 
-    def __init__(self, array: Array) -> None:
+    def __init__(self, array: Array, slab: Slab | None = None) -> None:
         self.array = array
         self.view = flat(array)
         self.used = 0  # bytes, of chunks that are live or were
         self.bytes = 0  # of live chunks
         self.chunks = 0
+        self.slab = slab  # it is a part of that, which is freed as a whole
 
 
 class Arena:
@@ -91,8 +102,10 @@ class Arena:
     def _drop_if_empty(self, number: int) -> None:
         segment = self.segments.get(number)
         if segment is not None and segment.chunks == 0 and number not in self._tails:
-            self.capacity -= len(segment.array)
             del self.segments[number]
+            if segment.slab is not None:
+                segment.slab.segments -= 1
+            self.capacity -= _freed(segment)
 
     def view(self, address: int, length: int) -> memoryview:
         """A string, in place: it stays as it is for as long as the view lives."""
@@ -164,31 +177,48 @@ class Arena:
         Raises:
           ValueError: pieces of a segment are missing.
         """
-        for number, own in spans.segments():
-            end, size, place = own[-1]
-            if sum(size for _, size, _ in own) != end + size:
-                raise ValueError(
-                    f"Store.from_arrays: pieces of segment {number} are missing; expected all. Load another checkpoint."
-                )
-            array = np.asarray(payload[place : place + size]) if len(own) == 1 else np.empty(end + size, np.uint8)
-            if len(own) > 1:
-                for offset, size, place in own:
-                    array[offset : offset + size] = payload[place : place + size]
-            elif not (array.flags.owndata and array.flags.c_contiguous):
+        whole, start = list(spans.segments()), 0
+        sizes = [own[-1][0] + own[-1][1] for _, own in whole]
+        if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
+            raise ValueError(
+                "Store.from_arrays: pieces of segments are missing; expected all of each. Load another checkpoint."
+            )
+        while start < len(whole):
+            stop, size = start, 0
+            while stop < len(whole) and size < _SLAB:
+                size += sizes[stop]
+                stop += 1
+            first = whole[start][1][0][2]
+            array = np.asarray(payload[first : first + size])
+            slab = Slab(size)
+            if not (array.flags.owndata and array.flags.c_contiguous):
                 array = array.copy()
-            segment = self.segments[number] = Segment(array)
-            segment.used = len(array)
-            self.capacity += len(array)
-            self._next = number + 1
-        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
-        counts = np.bincount(inverse.reshape(-1)).tolist()
-        sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64).tolist()
-        for number, count, size in zip(numbers.tolist(), counts, sizes, strict=True):
+            at = 0
+            for number, total in zip([number for number, _ in whole[start:stop]], sizes[start:stop], strict=True):
+                segment = self.segments[number] = Segment(array[at : at + total], slab)
+                segment.used = total
+                slab.segments += 1
+                self._next, at = number + 1, at + total
+            self.capacity += size
+            start = stop
+        place = np.searchsorted(
+            np.array([n for n, _ in whole]), (addresses >> np.uint64(_OFFSET_BITS)).astype(np.int64)
+        )
+        counts = np.bincount(place, minlength=len(whole)).tolist()
+        live = np.bincount(place, lengths, len(whole)).astype(np.int64).tolist()
+        for (number, _), count, size in zip(whole, counts, live, strict=True):
             self.segments[number].chunks = count
             self.segments[number].bytes = size
             self.live += size
         for number in [n for n, s in self.segments.items() if not s.chunks]:
             self._drop_if_empty(number)
+
+
+def _freed(segment: Segment) -> int:
+    """Bytes of memory that went with a segment."""
+    if segment.slab is None:
+        return len(segment.array)
+    return 0 if segment.slab.segments else segment.slab.size
 
 
 def _bytes_of(array: Array, offset: int, size: int) -> Array:

@@ -18,7 +18,7 @@ def intact(damaged: Array | None, there: Array) -> None:
     """Raises StoreCorrupted if a row that is there is damaged."""
     if damaged is not None and (damaged & there).any():
         raise StoreCorrupted(
-            f"Store.read: {int((damaged & there).sum())} rows have blocks with other checksums than they were stored "
+            f"Store.read: {int((damaged & there).sum())} rows have other checksums than they were stored "
             f"with; expected the same. Their bytes were damaged: load the last checkpoint with fbuf.load(path)."
         )
 

@@ -28,6 +28,9 @@ class Batch:
     # and `before` and `after` only say how many there are), and those of them that hold a row until now.
     at: Array | None = None
     gone: Array | None = None
+    names: Array | None = (
+        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.sums`)
+    )
     _picks: dict[int, Array] = field(default_factory=dict)
     _places: tuple[Array, Array, Array] | None = None
 

@@ -27,7 +27,6 @@ from fbuf._host.filearena import FileArena
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan, plan
 from fbuf._host.repack import Lot, Packer, Piece
-from fbuf._host.tracked import Tracked
 from fbuf._host.zstd import Dictionary, checksum
 
 _INDEX_BYTES = 18  # a chunk
@@ -68,7 +67,6 @@ class Chunks:
         # Two tails: of chunks as they come, and of those compressed again.
         self.arena: Any = Arena(tails=2) if arena is None else arena
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
-        self.opened = Tracked(lanes, self.k * self.row)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
         self.address = np.zeros((self.ring, lanes), np.uint64)
@@ -236,11 +234,6 @@ class Chunks:
             self.slot[at] = [self.enter(d) for d in staged.dictionaries]
             self.closed += len(staged.blobs)
             self.encoded += sum(len(b) for b in staged.blobs)
-        if self.k > 1:
-            if batch.uniform:
-                self.opened.touch(0, self.lanes)
-            else:
-                self.opened.touch_at(np.flatnonzero(batch.after != batch.before))
         self._fill(batch, rows, new_head)
 
     def enter(self, dictionary: Dictionary | None) -> int:

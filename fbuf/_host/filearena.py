@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -68,12 +67,6 @@ class Segment:
         return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
 
 
-def header(lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
-    """What goes before a chunk."""
-    head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
-    return head + struct.pack("<I", zlib.crc32(head))
-
-
 class FileArena:
     """Chunks by address, in the files `<name>.segment-<number>` of a folder."""
 
@@ -92,6 +85,7 @@ class FileArena:
         self._offset = 0
         self._undo: tuple[int, int, int] | None = None
         self._identity = Identity()
+        self._crc = folder.crc
         if not folder.fresh:
             for file in folder.files(f"{name}.segment-"):
                 number = int(file.rpartition("-")[2])
@@ -100,6 +94,11 @@ class FileArena:
                 if found.size:
                     self._enter(number, found)
                 found.close()
+
+    def header(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
+        """What goes before a chunk."""
+        head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
+        return head + struct.pack("<I", self._crc(head))
 
     def _enter(self, number: int, file: File) -> Segment:
         segment = self.segments[number] = Segment(file)
@@ -261,7 +260,7 @@ class FileArena:
                 if len(head) < HEADER:
                     break
                 magic, lane, chunk, dictionary, length, checksum = _HEADER.unpack(head[:-4])
-                whole = magic == _MAGIC and struct.pack("<I", zlib.crc32(head[:-4])) == head[-4:]
+                whole = magic == _MAGIC and struct.pack("<I", self._crc(head[:-4])) == head[-4:]
                 if whole and at + HEADER + length <= file.size:
                     yield Entry(lane, chunk, dictionary, length, checksum, number << _OFFSET_BITS | at + HEADER)
                     at += HEADER + length
@@ -300,6 +299,16 @@ class FileArena:
                 read = functools.partial(once, segment.view, offset, size)
                 parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+
+    def forget(self, addresses: Sequence[int]) -> None:
+        """Unwrites headers, for good: of chunks that are not to be found again. Raises OSError."""
+        for number in sorted({address >> _OFFSET_BITS for address in addresses}):
+            file = File(f"{self._path}{number:08d}")
+            for address in addresses:
+                if address >> _OFFSET_BITS == number:
+                    file.write(bytes(HEADER), (address & _OFFSET) - HEADER)
+            file.sync()
+            file.close()
 
 
 def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:

@@ -21,12 +21,14 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.chunks import Chunks, Staged
 from fbuf._host.codec import Codec
 from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS
-from fbuf._host.filearena import NOWHERE, Entry, FileArena, header
-from fbuf._host.files import File, unlink
+from fbuf._host.filearena import NOWHERE, Entry, FileArena
+from fbuf._host.files import File, existing, unlink
 from fbuf._host.folder import Folder, replace
 from fbuf._host.part import Census
 from fbuf._host.plan import Plan
-from fbuf._host.zstd import Dictionary
+from fbuf._host.sums import Sums
+from fbuf._host.whole import Lost
+from fbuf._host.zstd import Dictionary, checksum
 
 
 @dataclass
@@ -68,8 +70,13 @@ class FileChunks:
         self._name = name
         self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
         self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
-        size = self._labels + 2 * lanes * self.chunks.k * self.chunks.row
-        self._open = File(folder.file(f"{name}.open"), size if fresh else None)
+        self._sums = Sums(folder.seed, self.chunks.row)
+        self._marks = self._labels + 2 * lanes * self.chunks.k * self.chunks.row  # then a sum for each row
+        size = self._marks + 2 * lanes * self.chunks.k * 8
+        path = folder.file(f"{name}.open")
+        self._open = File(path, size) if fresh else existing(path)
+        self._books: dict[int, Dictionary] = {}
+        self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:
             raise StoreCorrupted(
                 f"Buffer.resume: {self._open.path} has {self._open.size} bytes; expected {size}. Its bytes were damaged: "
@@ -106,7 +113,7 @@ class FileChunks:
         if inner.blobs:
             known = {d: self._save(d) for d in dict.fromkeys(inner.dictionaries)}
             entries = zip(inner.lanes, inner.chunks, inner.dictionaries, inner.blobs, inner.checksums, strict=True)
-            records = [header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
+            records = [self.arena.header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
             inner.addresses = self.arena.append(records)
         staged.half = self._write_open(staged.batch, staged.rows)
 
@@ -126,15 +133,25 @@ class FileChunks:
             stay = int(batch.after[0]) - begin
             part = rows[len(rows) - stay :]
             step, lane = np.divmod(np.arange(stay * lanes), lanes)
-            at = begin % k + step
+            count = begin + step
             values = part.reshape(-1, *part.shape[2:])
         else:
             step, lane, count = batch.places()
             stays = count >= new[lane] * k
-            lane, at, values = lane[stays], count[stays] % k, rows[step[stays], lane[stays]]
-        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
-        self._open.scatter(data, (half[lane] * k + at) * lanes + lane, self._labels)
+            lane, count, values = lane[stays], count[stays], rows[step[stays], lane[stays]]
+        self._put_open(half, lane, count, values)
         return half
+
+    def _put_open(self, half: Array, lane: Array, count: Array, values: Array) -> None:
+        """Rows `[M, *shape]` of open chunks, by lane and count, and their checksums."""
+        k, lanes = self.chunks.k, self.lanes
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
+        places = (half[lane] * k + count % k) * lanes + lane
+        sums = (
+            self._sums.of(data, self._sums.names(lane, count)).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+        )
+        self._open.scatter(data, places, self._labels)
+        self._open.scatter(sums, places, self._marks)
 
     def _save(self, dictionary: Dictionary | None) -> int:
         """Puts a dictionary on the disk, if it is not there; its number."""
@@ -186,7 +203,7 @@ class FileChunks:
         known = {slot: self._save(book) for slot, book in self.chunks.table.items()} | {0: 0}
 
         def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
-            return header(lane, chunk, known[slot], len(blob), crc) + blob
+            return self.arena.header(lane, chunk, known[slot], len(blob), crc) + blob
 
         return record
 
@@ -197,22 +214,54 @@ class FileChunks:
         here, number = ranges(first, count)
         labels = np.ascontiguousarray((count // mine.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
         self._open.scatter(labels, np.arange(self.lanes))
-        data = np.ascontiguousarray(mine.open[here, number % mine.k]).reshape(-1).view(np.uint8)
-        self._open.scatter(data.reshape(-1, mine.row), number % mine.k * self.lanes + here, self._labels)
+        self._put_open(self.half, here, number, mine.open[here, number % mine.k])
+
+    def damaged(self, low: Array, count: Array) -> Lost:
+        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+        mine, k = self.chunks, self.chunks.k
+        found, books = self._found(count), set[int]()
+        for number in {entry.dictionary for entry in found.values()} - {0}:
+            if self._read_dictionary(number) is not None:
+                books.add(number)
+        lane, chunk = mine.live(count, low)
+        whole = np.zeros(len(lane), bool)
+        for i, place in enumerate(zip(lane.tolist(), chunk.tolist(), strict=True)):
+            entry = found.get(place)
+            if entry is not None and entry.dictionary in books | {0}:
+                book = None if not entry.dictionary else self._read_dictionary(entry.dictionary)
+                data = self.arena.view(entry.address, entry.length)
+                whole[i] = checksum(data, book) == entry.checksum
+        gone, row = lane[~whole].repeat(k), (chunk[~whole][:, None] * k + np.arange(k)).reshape(-1)
+        held = row >= low[gone]
+        open_lane, open_row, right = self._look_open(count)[:3]
+        right |= open_row < low[open_lane]
+        return np.concatenate([gone[held], open_lane[~right]]), np.concatenate([row[held], open_row[~right]])
+
+    def _found(self, count: Array) -> dict[tuple[int, int], Entry]:
+        """Where the chunks of lanes with int64[E] `count` rows lie."""
+        if not self._entries:
+            self._entries = list(self.arena.scan())
+        tail, stop = self.chunks.span(count)
+        return {
+            (entry.lane, entry.chunk): entry
+            for entry in self._entries
+            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]
+        }
 
     def resume(self, count: Array) -> None:
         """Finds the chunks of lanes with int64[E] `count` rows; those that are not there are damaged when they are read.
+
+        What lies there of later rows is none of those to come, for good.
 
         Raises:
           StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
         """
         mine = self.chunks
-        k, tail = mine.k, mine.span(count)[0]
+        k = mine.k
         stop = count // k
-        found: dict[tuple[int, int], Entry] = {}
-        for entry in self.arena.scan():
-            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]:
-                found[entry.lane, entry.chunk] = entry
+        found = self._found(count)
+        self.arena.forget([e.address for e in self._entries if e.lane < self.lanes and e.chunk >= stop[e.lane]])
+        self._entries = []
         self._saved = self._read_dictionaries({e.dictionary for e in found.values()} - {0})
         books = {number: book for book, number in self._saved.items()}
         lane, chunk = mine.live(count)
@@ -243,39 +292,75 @@ class FileChunks:
         mine.address[at], mine.length[at], mine.slot[at] = NOWHERE, 0, 0
         mine.checksum[at] = 1 ^ zlib.crc32(b"")
 
+    def _read_dictionary(self, number: int) -> Dictionary | None:
+        """One from the disk; None if it is not what it was."""
+        known = self._books.get(number)
+        if known is None:
+            try:
+                file = File(self._dictionary(number))
+            except FileNotFoundError:
+                return None
+            content = file.read(0, file.size)
+            if _hash(content) != number:
+                return None
+            known = self._books[number] = Dictionary(content)
+        return known
+
     def _read_dictionaries(self, numbers: set[int]) -> dict[Dictionary, int]:
         books = {}
         for name in self._folder.files(f"{self._name}.dictionary-"):  # of chunks that came to nothing, or are gone
             if name.rpartition("-")[2] not in {f"{number:016x}" for number in numbers}:
                 unlink(self._folder.file(name))
         for number in sorted(numbers):
-            path = self._dictionary(number)
-            file = File(path)
-            content = file.read(0, file.size)
-            if _hash(content) != number:
+            book = self._read_dictionary(number)
+            if book is None:
+                if self._folder.verify:
+                    continue  # rows that need it were given up
                 raise StoreCorrupted(
-                    f"Buffer.resume: {path} is not what it was; expected a dictionary of that hash. Its bytes were damaged: "
-                    f"start a new store at another path."
+                    f"Buffer.resume: {self._dictionary(number)} is not what it was; expected a dictionary of that hash. Its "
+                    f'bytes were damaged: go on with the rows that do not need it, buffer.resume(example, verify="full").'
                 )
-            books[Dictionary(content)] = number
+            books[book] = number
+        self._books = {}
         return books
+
+    def _read(self, at: int, size: int) -> bytes:
+        return self._open.read(at, size).ljust(size, b"\0")  # it may have been cut short a moment ago
+
+    def _look_open(self, count: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Lane, count and wholeness of every open row; the half of each lane, and the rows, uint8[2, k, E, row]."""
+        mine, lanes = self.chunks, self.lanes
+        first = count // mine.k * mine.k
+        labels = np.frombuffer(self._read(0, self._labels), "<u8").astype(np.int64)
+        right = labels.reshape(2, lanes) == count // mine.k + 1
+        half = np.argmax(right, axis=0)
+        number = 2 * mine.k * lanes
+        table = np.frombuffer(self._read(self._labels, number * mine.row), np.uint8).reshape(2, mine.k, lanes, mine.row)
+        sums = np.frombuffer(self._read(self._marks, number * 8), "<u8").reshape(2, mine.k, lanes)
+        lane, row = ranges(first, count)
+        at = half[lane], row % mine.k, lane
+        same = self._sums.of(table[at].reshape(len(lane), mine.row), self._sums.names(lane, row)) == sums[at]
+        return lane, row, same & right.any(axis=0)[lane], half, table
 
     def _read_open(self, count: Array) -> None:
         mine, lanes = self.chunks, self.lanes
-        open_rows = count % mine.k
-        labels = np.frombuffer(self._open.read(0, self._labels), "<u8").astype(np.int64).reshape(2, lanes)
-        right = labels == count // mine.k + 1
-        lost = ~right.any(axis=0) & (open_rows > 0)
-        if lost.any():
+        lane, row, right, self.half, table = self._look_open(count)
+        if not right.all():
             raise StoreCorrupted(
-                f"Buffer.resume: {self._open.path} does not hold the newest rows of lane {int(np.flatnonzero(lost)[0])}; "
-                f"expected them. Its bytes were damaged: start a new store at another path."
+                f"Buffer.resume: {self._open.path} does not hold the newest rows of lane {int(lane[~right][0])}; expected "
+                f'them. Its bytes were damaged: go back to rows that are there, buffer.resume(example, verify="full").'
             )
-        self.half = np.argmax(right, axis=0)
-        table = np.frombuffer(self._open.read(self._labels, self._open.size), np.uint8)
-        rows = table.reshape(2, mine.k, lanes, mine.row)[self.half, :, np.arange(lanes)]
+        rows = table[self.half, :, np.arange(lanes)]
         if mine.open.nbytes:
             flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
+        # What else lies there is no row to come: another half, and rows beyond the count.
+        labels = np.zeros((2, lanes), "<u8")
+        labels[self.half, np.arange(lanes)] = count // mine.k + 1
+        kept = np.zeros((2, mine.k, lanes), "<u8")
+        kept[self.half[lane], row % mine.k, lane] = self._sums.of(rows[lane, row % mine.k], self._sums.names(lane, row))
+        self._open.write(flat(kept), self._marks)
+        self._open.write(flat(labels), 0)
+        self._open.sync()
 
 
 def _hash(content: bytes) -> int:

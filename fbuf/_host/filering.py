@@ -8,21 +8,30 @@ new ones meanwhile, and writing them back may fail too).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.arrays import Array, flat
+from fbuf._host.arrays import Array, StoreCorrupted, flat, intact
 from fbuf._host.batch import Batch
-from fbuf._host.files import File
+from fbuf._host.files import File, existing
+from fbuf._host.folder import Folder
 from fbuf._host.part import Census
 from fbuf._host.ring import Unstaged
 from fbuf._host.source import Lazy
+from fbuf._host.sums import Sums
 from fbuf._host.tracked import Tracked
+from fbuf._host.whole import Lost
 
+SUM = 8
+"""Bytes of a row's checksum."""
 _SPARE = 1024
+_PIECE = 1 << 20  # bytes looked at in one go
+_MAGIC = b"fbs1"
+_HEADER = struct.Struct("<4sQ")  # magic, places; then a crc of these, then 64 bits for each row
 
 
 def spare(depth: int) -> int:
@@ -31,20 +40,22 @@ def spare(depth: int) -> int:
 
 
 class FileRing:
-    """The newest `depth` rows of each lane, as they are, in a file.
+    """The newest `depth` rows of each lane, as they are, in a file, and their checksums in another.
 
     Args:
-      path: The file; a new one replaces what is there.
-      fresh: Whether to make a new one.
+      folder: The folder.
+      name: Of the column: its files are `<name>.rows` and `<name>.sums`; new ones replace what is there.
+      fresh: Whether to make new ones.
       batch: Rows a lane that a batch may have at the least.
     Raises:
-      OSError: it cannot be made or opened.
-      ValueError: what is there is too small.
+      OSError: they cannot be made or opened.
+      StoreCorrupted: what is there is missing, too small or too large.
     """
 
     def __init__(
         self,
-        path: str,
+        folder: Folder,
+        name: str,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         lanes: int,
@@ -56,16 +67,40 @@ class FileRing:
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        size = (depth + max(spare(depth), batch)) * lanes * self.row
-        self.file = File(path, size if fresh else None)
-        self.places = self.file.size // (lanes * self.row)
-        if self.places <= depth:
-            raise ValueError(
-                f"Buffer.resume: {path} has {self.file.size} bytes; expected more than {depth * lanes * self.row}. It was "
-                f"cut short: start a new store at another path."
-            )
-        self.table: Array = np.frombuffer(self.file.map(), np.uint8)[: self.places * lanes * self.row]
+        self._sums = Sums(folder.seed, self.row)
+        self.unchecked: Array | None = None  # bool[places * E], rows that lay there and that nobody has looked at yet
+        rows, sums = folder.file(f"{name}.rows"), folder.file(f"{name}.sums")
+        if fresh:
+            self.places = depth + max(spare(depth), batch)
+            self._marks = File(sums, _HEADER.size + 4 + self.places * lanes * SUM)
+            header = _HEADER.pack(_MAGIC, self.places)
+            self._marks.write(header + struct.pack("<I", folder.crc(header)), 0)
+            self.file = File(rows, self.places * lanes * self.row)
+        else:
+            self._marks, self.file = existing(sums), existing(rows)
+            self.places = self._read_header(folder)
+            for file, size in (
+                (self.file, self.places * lanes * self.row),
+                (self._marks, _HEADER.size + 4 + self.places * lanes * SUM),
+            ):
+                if file.size != size or self.places <= depth:
+                    raise StoreCorrupted(
+                        f"Buffer.resume: {file.path} has {file.size} bytes; expected {size}. It was cut short, or belongs to "
+                        f"another store: start a new store at another path."
+                    )
+        self.table: Array = np.frombuffer(self.file.map(), np.uint8)
         self._tracked = Tracked(self.places, lanes * self.row)
+
+    def _read_header(self, folder: Folder) -> int:
+        text = self._marks.read(0, _HEADER.size + 4)
+        if len(text) == _HEADER.size + 4 and struct.pack("<I", folder.crc(text[:-4])) == text[-4:]:
+            magic, places = _HEADER.unpack(text[:-4])
+            if magic == _MAGIC:
+                return int(places)
+        raise StoreCorrupted(
+            f"Buffer.resume: {self._marks.path} does not say how many rows there is room for; expected that of this store. "
+            f"Its bytes were damaged: start a new store at another path."
+        )
 
     def due(self, count: Array) -> bool:
         """Nothing is compressed."""
@@ -92,25 +127,107 @@ class FileRing:
         if batch.uniform:
             stop = int(batch.after[0])
             start = max(int(batch.before[0]), stop - self.depth)
-            data = flat(np.ascontiguousarray(rows[len(rows) - (stop - start) :]))
-            first, stride = start % self.places, self.lanes * self.row
-            number = min(self.places - first, stop - start)
-            self._tracked.touch(first, first + number)
-            self._tracked.touch(0, stop - start - number)
-            head = number * stride
-            self.file.write(data[:head], first * stride)
-            self.file.write(data[head:], 0)
+            new = np.ascontiguousarray(rows[len(rows) - (stop - start) :]).reshape(-1).view(np.uint8)
+            if batch.names is None or len(batch.names) * self.row != len(new):
+                batch.names = self._sums.names(np.arange(self.lanes), np.arange(start, stop)[:, None]).reshape(-1)
+            sums = self._sums.of(new.reshape(-1, self.row), batch.names)
+            first = start % self.places
+            head = min(self.places - first, stop - start)
+            self._tracked.touch(first, first + head)
+            self._tracked.touch(0, stop - start - head)
+            self._write(self.file, flat(new), first, head, self.lanes * self.row, 0)
+            self._write(self._marks, flat(_little(sums)), first, head, self.lanes * SUM, _HEADER.size + 4)
+            if self.unchecked is not None:
+                places = np.arange(start, stop) % self.places
+                self.unchecked.reshape(self.places, self.lanes)[places] = False
         else:
             step, lane, count = batch.places()
-            new = count >= batch.after[lane] - self.depth
-            self.put(lane[new], count[new], rows[step[new], lane[new]])
+            kept = count >= batch.after[lane] - self.depth
+            self.put(lane[kept], count[kept], rows[step[kept], lane[kept]])
         return Unstaged()
+
+    @staticmethod
+    def _write(file: File, data: memoryview, first: int, head: int, size: int, start: int) -> None:
+        """Rows of `size` bytes from place `first` on, and after `head` of them from the beginning."""
+        file.write(data[: head * size], start + first * size)
+        file.write(data[head * size :], start)
 
     def put(self, lane: Array, count: Array, values: Array) -> None:
         """Writes rows `[M, *shape]` of lanes and counts int64[M]."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
         self._tracked.touch_at(count % self.places)
-        self.file.scatter(data, count % self.places * self.lanes + lane)
+        places = count % self.places * self.lanes + lane
+        sums = _little(self._sums.of(data, self._sums.names(lane, count))).view(np.uint8).reshape(-1, SUM)
+        self.file.scatter(data, places)
+        self._marks.scatter(sums, places, _HEADER.size + 4)
+        if self.unchecked is not None:
+            self.unchecked[places] = False
+
+    # ---------------------------------------------------------------- resuming
+
+    def damaged(self, low: Array, count: Array) -> Lost:
+        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+        lanes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        stride = self.lanes * self.row
+        used = min(int(count.max(initial=0)), self.places)
+        step = max(_PIECE // stride, 1)
+        for first in range(0, used, step):
+            places = np.arange(first, min(first + step, used))
+            data = self.file.read(first * stride, len(places) * stride)
+            data = data.ljust(len(places) * stride, b"\0")  # it was cut short a moment ago
+            table = np.frombuffer(data, np.uint8).reshape(-1, self.row)
+            place, lane = np.divmod(np.arange(len(table)), self.lanes)
+            row = _newest(count[lane], places[place], self.places)
+            there = row >= low[lane]
+            wrong = self._sums.of(table, self._sums.names(lane, row)) != self._read_sums(first * self.lanes, len(table))
+            bad = there & wrong
+            lanes.append(lane[bad])
+            rows.append(row[bad])
+        return np.concatenate(lanes), np.concatenate(rows)
+
+    def _read_sums(self, first: int, number: int) -> Array:
+        text = self._marks.read(_HEADER.size + 4 + first * SUM, number * SUM)
+        return np.frombuffer(text.ljust(number * SUM, b"\0"), "<u8")
+
+    def resume(self, low: Array, count: Array, checked: bool) -> None:
+        """Goes on with rows int64[E] `low` to `count`: what lies where others go is none of these, for good.
+
+        Args:
+          checked: Every row was looked at (`damaged`); else each one is when it is read first.
+        """
+        step = max(_PIECE // (8 * self.lanes), 1)
+        self.unchecked = None if checked else np.zeros(self.places * self.lanes, bool)
+        stale = False
+        for first in range(0, self.places, step):
+            number = min(step, self.places - first) * self.lanes
+            place, lane = np.divmod(np.arange(number), self.lanes)
+            row = _newest(count[lane], first + place, self.places)
+            sums = self._read_sums(first * self.lanes, number)
+            gone = row < low[lane]
+            if self.unchecked is not None:
+                self.unchecked[first * self.lanes : first * self.lanes + number] = ~gone
+            gone &= sums != 0
+            if gone.any():
+                places = first * self.lanes + np.flatnonzero(gone)
+                self._marks.scatter(np.zeros((len(places), 8), np.uint8), places, _HEADER.size + 4)
+                stale = True
+        if stale:
+            self._marks.sync()
+
+    def check(self, table: Array, places: Array, lane: Array, count: Array) -> Array:
+        """bool[M], which rows uint8[M, row], just read from `places`, are not what was written."""
+        wrong = np.zeros(len(places), bool)
+        if self.unchecked is None:
+            return wrong
+        new = np.flatnonzero(self.unchecked[places])
+        if len(new):
+            at = places[new]
+            marks = np.frombuffer(
+                b"".join(self._marks.read(_HEADER.size + 4 + p * SUM, SUM) for p in at.tolist()), "<u8"
+            )
+            wrong[new] = self._sums.of(table[new], self._sums.names(lane[new], count[new])) != marks
+            self.unchecked[at[~wrong[new]]] = False
+        return wrong
 
     def reserve(self, staged: Unstaged) -> None:
         """Nothing to do: the rows are written."""
@@ -125,41 +242,67 @@ class FileRing:
         """Nothing to give back."""
 
     def saved(self, count: Array) -> Lazy:
-        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory."""
+        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory. Rows nobody has looked at yet are."""
+        count = count.copy()
         file, row, lanes = self.file, self.row, self.lanes
 
         def read(start: int, stop: int) -> Array:
             rows = np.empty((stop - start, lanes, row), np.uint8)
             file.fill(rows, start * lanes * row)
+            if self.unchecked is not None:
+                place, lane = np.divmod(np.arange(start * lanes, stop * lanes), lanes)
+                newest = _newest(count[lane], place, self.places)
+                bad = self.check(rows.reshape(-1, row), place * lanes + lane, lane, newest)
+                intact(bad, np.ones(len(bad), bool))
             return rows
 
         return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
         """How to fetch rows, as `Part.fetch` describes it."""
-        return FileGather(self.table, self.row, count % self.places * self.lanes + lane, there, starts)
+        return FileGather(self, count % self.places * self.lanes + lane, lane, count, there, starts)
 
 
 @dataclass
 class FileGather:
     """Rows to copy."""
 
-    table: Array
-    row: int
+    ring: FileRing
     at: Array  # int64[M], place of each row
+    lane: Array  # int64[M]
+    count: Array  # int64[M]
     there: Array
     starts: Array
 
     volatile = True  # the ring goes on
 
-    def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs."""
-        table = self.table.reshape(-1, self.row)
+    def run(self, outs: Sequence[memoryview]) -> Array | None:
+        """Fills the requests' outputs; bool[M] of rows that are damaged, if some were looked at for the first time."""
+        row = self.ring.row
+        table = self.ring.table.reshape(-1, row)
         some = np.flatnonzero(self.there)
         if not len(some):
-            return
+            return None
         # Holes of the file are left alone: a row that is not there is read as one that is.
         places = self.at if len(some) == len(self.at) else np.where(self.there, self.at, self.at[some[0]])
+        first = 0
+        wrong = None if self.ring.unchecked is None else np.zeros(len(places), bool)
         for at, out in zip(np.split(places, self.starts[1:]), outs, strict=True):
             if len(at):
-                np.take(table, at, axis=0, out=np.frombuffer(out, np.uint8).reshape(len(at), -1), mode="clip")
+                filled = np.frombuffer(out, np.uint8).reshape(len(at), -1)
+                np.take(table, at, axis=0, out=filled, mode="clip")
+                if wrong is not None:
+                    mine = first + np.flatnonzero(self.there[first : first + len(at)])
+                    read = filled[mine - first]
+                    wrong[mine] = self.ring.check(read, places[mine], self.lane[mine], self.count[mine])
+            first += len(at)
+        return wrong
+
+
+def _little(sums: Array) -> Array:
+    return sums.astype("<u8", copy=False)
+
+
+def _newest(count: Array, place: Array, places: int) -> Array:
+    """int64[M], the newest of `count` rows of a lane that goes to a place; negative: none does."""
+    return count - 1 - (count - 1 - place) % places

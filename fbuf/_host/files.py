@@ -14,7 +14,7 @@ import os
 
 import numpy as np
 
-from fbuf._host.arrays import Array, flat
+from fbuf._host.arrays import Array, StoreCorrupted, flat
 
 _READ = 1 << 20
 
@@ -93,6 +93,11 @@ class File:
             at, size = at + len(part), size - len(part)
         return b"".join(parts)
 
+    def sync(self) -> None:
+        """Waits until what was written is on the disk. Raises OSError."""
+        with telling("flush", self.path):
+            os.fsync(self.fd)
+
     def map(self) -> memoryview:
         """The whole file, read-only; it lives as long as something refers to it, even when the file is gone."""
         with telling("map", self.path):
@@ -117,6 +122,16 @@ class File:
 
     def __del__(self) -> None:
         self.close()
+
+
+def existing(path: str) -> File:
+    """A file of a store that is opened again. Raises StoreCorrupted: it is not there."""
+    if not os.path.exists(path):
+        raise StoreCorrupted(
+            f"Buffer.resume: {path} is missing; expected every file of the store. Put it back, or start a new store at "
+            f"another path."
+        )
+    return File(path)
 
 
 class telling:
@@ -162,11 +177,11 @@ class telling:
 
 
 def once(view: memoryview, at: int, size: int) -> Array:
-    """Bytes of a whole mapping, copied, of which this process then keeps no pages: `at` is a multiple of 4,096 or so."""
+    """Bytes of a whole mapping, copied; this process then keeps no page of it (more may have come than were asked for)."""
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
-    if isinstance(mapping, mmap.mmap) and at % mmap.PAGESIZE == 0:
-        mapping.madvise(mmap.MADV_DONTNEED, at, size)
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_DONTNEED)  # what others read meanwhile is mapped anew
     return out
 
 

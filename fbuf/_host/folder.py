@@ -6,7 +6,10 @@ sequence number and a checksum: whatever moment a process is killed at, one of t
 counts, so rows that it does not count may be half-written and rows that it counts are not. `lock` is held for as long as the
 store is open, by the system, so that no process that is gone can keep it.
 
-Nothing here waits for the disk (fsync): what was written outlives the process, not a failure of power.
+Each store has a random number of its own, which goes into every checksum of every file, so that files of two stores never pass
+for one. What was written outlives the process; a failure of power only if `flush` was called since, which waits for the
+disk. What a failure of power did not spare has other checksums than it should (`fbuf._host.sums`): whoever opens the store
+finds out (`fbuf._host.whole`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import struct
 import tempfile
@@ -31,12 +35,12 @@ from fbuf._host import locks
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.files import File, telling, unlink
 
-VERSION = 1
+VERSION = 2
 RING, CHUNKS, NOTHING = b"r", b"c", b"n"
 """How a column is kept: as it is, encoded, or not at all (rows of 0 bytes)."""
 _OURS = re.compile(
     r"lock|head|changes|changes\.new|manifest\.json|manifest\.json\.new|"
-    r"column\d+\.(rows|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
+    r"column\d+\.(rows|sums|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
 )
 _FOLDERS = "Give the store a folder of its own."
 
@@ -49,6 +53,9 @@ class Folder:
       path: The folder; None: a temporary one, removed when nothing refers to this any more, and at exit.
       identity: What the store is, as JSON: `lanes`, `length`, `slack`, and `columns` with `name`, `shape`, `dtype`, `codec`.
       resume: Open the store that lies there; otherwise there must be none.
+      verify: Look at every byte when a store is opened, and go on with what is whole; otherwise each row is looked at when it
+        is read first, and one that is damaged is an error.
+      sync: Seconds after which a write waits for the disk; None: only `flush` does.
     Raises:
       FileExistsError: there is a store already, or something else.
       FileNotFoundError: there is none to resume.
@@ -57,13 +64,27 @@ class Folder:
       OSError: the folder or a file cannot be made.
     """
 
-    def __init__(self, call: str, path: str | None, identity: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        call: str,
+        path: str | None,
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        verify: bool = True,
+        sync: float | None = None,
+    ) -> None:
         self.fresh = not resume
+        self.verify = verify
+        self.sync = sync
+        self.seed = 0  # 64 bits, the store's own
+        self.changes = 0  # changed rows, ever
         self.temporary = path is None
         self.identity = dict(identity)
         self._sequence = 0
         lanes, columns = int(identity["lanes"]), list(identity["columns"])
         self.count: Array = np.zeros(lanes, np.int64)
+        self.first: Array = np.zeros(lanes, np.int64)  # rows of each lane before this one are not there
         self.kinds = b"".join(_kind(column) for column in columns)
         if path is None:
             with telling("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
@@ -92,6 +113,7 @@ class Folder:
                 self._load()
             else:
                 self._clean(call)
+                self.seed = secrets.randbits(64)
                 stride = -(-len(self._encoded(self.kinds, self.count)) // 4096) * 4096
                 self._head = File(self.file("head"), 2 * stride)
                 self._head.write(bytes(2 * stride), 0)  # its blocks are there from now on
@@ -112,7 +134,7 @@ class Folder:
     def delete_chunks(self, name: str) -> None:
         """Deletes the files of an encoded column that is kept as it is now."""
         for file in self.files(f"{name}."):
-            if not file.endswith(".rows"):
+            if not file.endswith((".rows", ".sums")):
                 unlink(self.file(file))
 
     @property
@@ -126,22 +148,48 @@ class Folder:
 
     def publish(self) -> None:
         """Says that a new store is here: all of it, or nothing."""
-        text = json.dumps({"format": "fbuf store", "version": VERSION, **self.identity}, indent=1)
+        known = {"format": "fbuf store", "version": VERSION, "id": f"{self.seed:016x}"}
+        text = json.dumps({**known, **self.identity}, indent=1)
         replace(self.file("manifest.json"), lambda file: file.write(text.encode(), 0), len(text.encode()))
 
-    def save(self, kinds: bytes, count: Array) -> None:
-        """Counts the rows that were written. Raises OSError: it counts what it counted before."""
+    def save(self, kinds: bytes, count: Array, changes: int | None = None) -> None:
+        """Counts the rows that were written, and changed. Raises OSError: it counts what it counted before."""
         self._sequence += 1
+        before, self.changes = self.changes, self.changes if changes is None else changes
         try:
             self._head.write(self._encoded(kinds, count), self._sequence % 2 * self._head.size // 2)
         except BaseException:
             self._sequence -= 1
+            self.changes = before
             raise
-        self.kinds = kinds
+        self.kinds, self.count = kinds, count.copy()
 
     def _encoded(self, kinds: bytes, count: Array) -> bytes:
-        body = struct.pack("<Q", self._sequence) + kinds + np.asarray(count, "<i8").tobytes()
-        return body + struct.pack("<I", zlib.crc32(body))
+        body = struct.pack("<QQ", self._sequence, self.changes) + kinds
+        body += np.asarray(count, "<i8").tobytes() + np.asarray(self.first, "<i8").tobytes()
+        return body + struct.pack("<I", self.crc(body))
+
+    def crc(self, data: bytes) -> int:
+        """A checksum of bytes that belong to this store."""
+        return zlib.crc32(data, self.seed & 0xFFFFFFFF)
+
+    def flush(self) -> None:
+        """Waits until everything that was written is on the disk. Raises OSError."""
+        for name in self.files(""):
+            self._flush(self.file(name))
+        self._flush(self.path)
+
+    @staticmethod
+    def _flush(path: str) -> None:
+        with telling("flush", path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # given up in the meantime
+                return
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def _load(self) -> None:
         size, columns = len(self._encoded(self.kinds, self.count)), len(self.kinds)
@@ -149,16 +197,16 @@ class Folder:
         for place in range(2):
             text = self._head.read(place * self._head.size // 2, size)
             body = text[:-4]
-            if len(text) == size and struct.pack("<I", zlib.crc32(body)) == text[-4:] and any(body[:8]):
+            if len(text) == size and struct.pack("<I", self.crc(body)) == text[-4:] and any(body[:8]):
                 best = max(best, body, key=lambda b: int.from_bytes(b[:8], "little"))
         if not best:
             raise StoreCorrupted(
                 f"Buffer.resume: {self._head.path} does not say how many rows there are; expected one of its two places whole. "
                 f"Its bytes were damaged: start a new store at another path."
             )
-        self._sequence = int.from_bytes(best[:8], "little")
-        self.kinds = best[8 : 8 + columns]
-        self.count = np.frombuffer(best[8 + columns :], "<i8").astype(np.int64)
+        self._sequence, self.changes = struct.unpack_from("<QQ", best)
+        self.kinds = best[16 : 16 + columns]
+        self.count, self.first = np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(2, -1)
 
     def _check(self) -> None:
         """Refuses a store that is not the one expected."""
@@ -172,6 +220,7 @@ class Folder:
             columns = {column["name"]: column for column in found["columns"]}
             if there["format"] != "fbuf store":
                 raise ValueError("of another format")
+            self.seed = int(there["id"], 16) if version == VERSION else 0
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"Buffer.resume: {path} is damaged ({error}); expected what describes a store. Start a new store at another "
@@ -254,6 +303,7 @@ def _lock(call: str, path: str) -> int:
             fd,
             "Drop every state of it (or close it: fbuf.stores()), or give another path.",
         )
+        locks.sign(fd)
     except BaseException:
         os.close(fd)
         raise

@@ -5,7 +5,6 @@ The file says which process holds it, for the message to the next one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -27,9 +26,12 @@ def hold(what: str, fd: int, fix: str) -> None:
         holder = os.pread(fd, 32, 0).decode(errors="replace")
         who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
         raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected nobody. {fix}") from None
-    with contextlib.suppress(OSError):  # a full disk must not keep anyone from the lock
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def sign(fd: int) -> None:
+    """Writes down who holds it. Raises OSError: the disk may be full."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 
 def release(fd: int) -> None:

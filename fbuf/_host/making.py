@@ -63,8 +63,8 @@ class Making:
         settings = self._settings(column)
         if self.folder is None or column.nbytes == 0:
             return Ring(*settings)
-        path, fresh = self.folder.file(f"column{index}.rows"), self.folder.fresh or batch > 0
-        return FileRing(path, *settings, fresh=fresh, batch=batch)
+        fresh = self.folder.fresh or batch > 0
+        return FileRing(self.folder, f"column{index}", *settings, fresh=fresh, batch=batch)
 
     def _settings(self, column: Column) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
         return column.shape, column.dtype, self.lanes, self.depth

@@ -180,8 +180,8 @@ def find(id: int) -> Served:
     if store is None:
         raise RuntimeError(
             f"fbuf: this state's host store ({id:016x}) is not open in this process: it was freed with its last state, "
-            f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; for another "
-            f"process hand over the rows, jax.device_get(buffer.rows(state))."
+            f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
+            f"process loads what this one saves: fbuf.save(path, buffer, state)."
         )
     return cast(Served, store)
 

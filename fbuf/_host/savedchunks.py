@@ -8,18 +8,21 @@ loading puts bytes where they lay. Into files, which have a header before each c
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.arrays import Array
+from fbuf._host.arrays import Array, flat
 from fbuf._host.chunks import Chunks
 from fbuf._host.filearena import NOWHERE, FileArena
-from fbuf._host.source import Lazy, Source, expect, lazily, pieces, steps
+from fbuf._host.source import Source, expect, lazily, pieces
 from fbuf._host.spans import Spans, strings
-from fbuf._host.zstd import Dictionary
+from fbuf._host.zstd import Dictionary, compressor, damaged, unpacker
 
+_OPEN_BYTES = 1 << 20
+"""Of rows of chunks that are not full yet, compressed together: part of the format."""
 _INDEX = ("address", "length", "checksum", "dictionary")
 
 Record = Callable[[int, int, int, bytes, int], bytes]
@@ -30,7 +33,7 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
     """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
-    live = (np.arange(rows)[:, None] - tail) % part.ring < head - tail
+    live = _live(rows, part.ring, tail, head)
     index = {
         name: np.where(live, array[:rows], array.dtype.type(0))
         for name, array in zip(_INDEX, _index(part), strict=True)
@@ -46,7 +49,7 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
     return {
         "state": np.array(state, np.int64),
         "packed": part.packed.copy(),
-        "open": _opened(part, count),
+        **_save_open(part, count),
         **index,  # zeros for chunks that have expired
         "span": span,
         "payload": payload,
@@ -63,6 +66,11 @@ def _index(part: Chunks) -> tuple[Array, ...]:
     return part.address, part.length, part.checksum, part.slot
 
 
+def _live(rows: int, ring: int, tail: Array, head: Array) -> Array:
+    """bool[rows, E], where in an index chunks `tail` to `head` of each lane lie."""
+    return np.asarray((np.arange(rows)[:, None] - tail) % ring < head - tail)
+
+
 def _rows(part: Chunks, count: Array, ring: int) -> int:
     """Rows of the index that were ever written."""
     return min(int((count // part.k).max(initial=0)), ring)
@@ -72,20 +80,45 @@ def _content(dictionary: Dictionary) -> Array:
     return np.frombuffer(dictionary.data.as_bytes(), np.uint8)
 
 
-def _opened(part: Chunks, count: Array) -> Lazy:
-    """uint8[E, k, row], the chunks that are still filling; zeros for rows they do not have yet."""
-    array, k, row, left = part.open, part.k, part.row, count % part.k
+def _save_open(part: Chunks, count: Array) -> dict[str, Array]:
+    """Rows of the chunks that are still filling, lane by lane, compressed some lanes at a time: of many lanes they are many."""
+    frames, crcs = list[bytes](), list[int]()
+    step = _open_step(part)
+    packer = compressor(1, step * part.k * part.row, None)
+    left = count % part.k
+    for start in range(0, part.lanes, step):
+        there = np.arange(part.k) < left[start : start + step, None]
+        rows = part.open[start : start + step][there]
+        frames.append(packer.compress(flat(rows)) if rows.nbytes else b"")
+        crcs.append(zlib.crc32(frames[-1]))
+    return {
+        "open": np.frombuffer(b"".join(frames), np.uint8),
+        "open_length": np.array([len(frame) for frame in frames], np.int64),
+        "open_checksum": np.array(crcs, np.uint32),
+    }
 
-    def read(start: int, stop: int) -> Array:
-        return array[start:stop].reshape(-1).view(np.uint8).reshape(stop - start, k, row).copy()
 
-    def clean(start: int, stop: int) -> Array:
-        rows = np.asarray(held[start:stop])
-        rows[np.arange(k) >= left[start:stop, None]] = 0
-        return rows
+def _open_step(part: Chunks) -> int:
+    """Lanes compressed together: always the same, so that it can be known from the column."""
+    return max(_OPEN_BYTES // max(part.k * part.row, 1), 1)
 
-    held = part.opened.snapshot((part.lanes, k, row), np.uint8, read)
-    return Lazy(held.shape, held.dtype, clean, block=held.block, marks=held.marks)
+
+def _load_open(part: Chunks, arrays: Mapping[str, Source], count: Array) -> None:
+    step, left = _open_step(part), count % part.k
+    length = expect(arrays, "open_length", np.int64, (-(-part.lanes // step),))
+    crcs = expect(arrays, "open_checksum", np.uint32, length.shape)
+    if (length < 0).any():
+        raise ValueError("Store.from_arrays: open_length is negative; expected 0 or more. Load another checkpoint.")
+    data = flat(np.ascontiguousarray(expect(arrays, "open", np.uint8, (int(length.sum()),))))
+    stops = np.cumsum(length).tolist()
+    for i, (stop, size, crc) in enumerate(zip(stops, length.tolist(), crcs.tolist(), strict=True)):
+        frame, lanes = data[stop - size : stop], slice(i * step, (i + 1) * step)
+        if zlib.crc32(frame) != crc:
+            raise damaged("rows of chunks that were not full", zlib.crc32(frame), crc)
+        there = np.arange(part.k) < left[lanes, None]
+        number = int(np.count_nonzero(there)) * part.row
+        rows = np.frombuffer(unpacker(number)(frame) if number else b"", np.uint8)
+        part.open[lanes][there] = rows.view(part.open.dtype).reshape(-1, *part.open.shape[2:]) if number else 0
 
 
 def load_chunks(
@@ -113,13 +146,14 @@ def load_chunks(
         raise ValueError(
             f"Store.from_arrays: the index has {ring} rows; expected {int((head - tail).max())}. Load another checkpoint."
         )
-    for start, rows in steps(lazily(arrays, "open", np.uint8, (part.lanes, k, part.row))):
-        if rows.size:
-            part.open[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
-    lane, chunk = part.live(count, low)
-    number, old, new = _rows(part, count, ring), (chunk % ring, lane), (chunk % part.ring, lane)
+    _load_open(part, arrays, count)
+    rows = _rows(part, count, ring)
+    live = _live(rows, ring, tail, head)
+    row, lane = np.nonzero(live)
+    chunk = tail[lane] + (row - tail[lane]) % ring
+    new = chunk % part.ring, lane
     for name, mine in zip(_INDEX, _index(part), strict=True):
-        mine[new] = expect(arrays, name, mine.dtype, (number, part.lanes))[old]
+        mine[new] = expect(arrays, name, mine.dtype, (rows, part.lanes))[live]
     _load_dictionaries(part, arrays, part.slot[new], current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
     part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
@@ -157,7 +191,9 @@ def _load_dictionaries(part: Chunks, arrays: Mapping[str, Source], used: Array, 
     sizes = expect(arrays, "dictionary_length", np.int64, (None,))
     slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
     crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)
-    known, counts = np.unique(used, return_counts=True)
+    counts = np.bincount(used)
+    known = np.flatnonzero(counts)
+    counts = counts[known]
     named = slots[slots > 0]
     strange = np.setdiff1d(known, np.append(named, 0))
     if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):

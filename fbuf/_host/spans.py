@@ -8,6 +8,7 @@ changes).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,16 +69,13 @@ class Spans:
 
     def segments(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
         """Each segment with its pieces: offset, size, place."""
-        place, stop = 0, 0
-        numbers = self.table[:, 0].tolist()
-        while stop < len(numbers):
-            start = stop
-            stop = int(np.searchsorted(self.table[:, 0], numbers[start], side="right"))
+        place = 0
+        for number, rows in itertools.groupby(self.table.tolist(), key=lambda row: int(row[0])):
             own = []
-            for _, offset, size in self.table[start:stop].tolist():
+            for _, offset, size in rows:
                 own.append((offset, size, place))
                 place += size
-            yield numbers[start], own
+            yield number, own
 
 
 def strings(payload: Source, place: Array, length: Array) -> Iterator[tuple[Array, list[memoryview]]]:

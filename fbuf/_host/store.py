@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -54,6 +55,7 @@ from fbuf._host.repack import Lot
 from fbuf._host.ring import Ring
 from fbuf._host.source import Source, expect, within
 from fbuf._host.tickets import Tickets
+from fbuf._host.whole import longest
 
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
@@ -141,6 +143,9 @@ class Store:
         self._parts: list[Part] = [self._make.part(i) for i in range(len(self.columns))]
         self._patches = Patches([c.codec for c in self.columns], slack)
         self._log: ChangeLog | None = None
+        self.held: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
+        self.warning = ""  # what was wrong with the files then
+        self._flushed = time.monotonic()
         self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
@@ -157,14 +162,38 @@ class Store:
         self._log = ChangeLog(folder)
         if folder.fresh:
             return
-        self._count = folder.count.copy()
+        count, files = folder.count, [p for p in self._parts if isinstance(p, FileRing | FileChunks)]
+        low, changed = np.maximum(count - self.depth, folder.first), 0
+        self._count, self.held = count.copy(), np.minimum(count - low, self.length)
+        if folder.verify:
+            chunks = [part.chunks.k for part in files if isinstance(part, FileChunks)]
+            lost = [part.damaged(low, count) for part in files]
+            self._count, self.held = longest(low, count, self.length, lost, chunks)
+            if count.any() and not self.held.any():
+                raise StoreCorrupted(
+                    f"Buffer.resume: none of the rows at {folder.path} is what was written; expected some. Their files were "
+                    f"damaged, or put together from several moments: load the last checkpoint with fbuf.load(path)."
+                )
+            first, before = self._count - self.held, np.maximum(count - self.length, low)
+            changed = int((count - self._count + np.maximum(first - before, 0)).clip(max=count - before).sum())
+            cut = (self._count < count) | (first > before)
+            folder.first = np.where(cut, first, folder.first)
+            low = np.maximum(self._count - self.depth, folder.first)
         for i, part in enumerate(self._parts):
-            if isinstance(part, FileChunks | Ring):
+            if isinstance(part, FileRing):
+                part.resume(low, self._count, checked=folder.verify)
+            elif isinstance(part, FileChunks | Ring):
                 part.resume(self._count)
             if not isinstance(part, FileChunks):
                 folder.delete_chunks(f"column{i}")
-        low = np.maximum(self._count - self.depth, 0)
-        self._log.load(self._patches, low, self._count, len(self.columns))
+        lost_changes = self._log.load(self._patches, low, self._count, len(self.columns))
+        if changed or lost_changes:
+            folder.save(kinds(self._parts), self._count, self._patches.made)
+            self.warning = (
+                f"Buffer.resume: {changed} rows and {lost_changes} changes of rows at {folder.path} are not what was written "
+                f"(a failure of power, or damaged files), and were given up: the state goes on with the longest run of whole "
+                f"rows of each lane. What is needed of them is in the last checkpoint: fbuf.load(path)."
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -223,6 +252,8 @@ class Store:
                         error.strerror = f"{error.strerror} The first {done} of {n} rows were written before."
                     raise
                 done = piece.stop
+            if self._folder.sync is not None and time.monotonic() - self._flushed >= self._folder.sync:
+                self._flush()
         return np.concatenate(tickets)
 
     def _write(
@@ -283,6 +314,22 @@ class Store:
             if self._folder is not None:
                 self._folder.delete_chunks(f"column{i}")
         return tickets
+
+    def flush(self) -> None:
+        """Waits until every row written so far is on the disk; nothing to do without a folder.
+
+        Raises:
+          OSError: that cannot be done.
+          StoreClosed: the store is closed.
+        """
+        with self._writing:
+            self._check_open()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._folder is not None:
+            self._folder.flush()
+            self._flushed = time.monotonic()
 
     def _stream(self, rows: Sequence[Array], keep: Array | None) -> tuple[Batch, Array]:
         """Rows that follow those of their lane, and their tickets."""
@@ -449,7 +496,7 @@ class Store:
         with self._lock:
             self._check_open()
             tickets = np.zeros((self.length, self.lanes), np.uint64)
-            low = np.maximum(self._count - self.length, 0)
+            low = np.maximum(self._count - self.length, 0 if self._folder is None else self._folder.first)
             lane, count = ranges(low, self._count)
             tickets[count % self.length, lane] = self._tickets.of(lane, count)
             for ticket, patch in sorted(self._patches.held.items()):
@@ -544,8 +591,9 @@ class Store:
                 old = int(tickets[at])
                 values = {c: v[at] for c, v in fields.items()}
                 made.append((old, self._patches.prepare(old, int(lane[at]), int(count[at]), values)))
-            if self._log is not None and made:
-                self._log.append(self._patches.made + 1, [patch for _, patch in made])
+            if self._log is not None and self._folder is not None and made:
+                with self._log.appended(self._patches.made + 1, [patch for _, patch in made]):
+                    self._folder.save(kinds(self._parts), self._count, self._patches.made + len(made))
             with self._lock:
                 new[picks] = np.array(self._patches.add(made), np.uint64)
             if self._log is not None:
@@ -624,7 +672,7 @@ class Store:
         checkpoint.load_patches(store._patches, arrays, low, store._count, len(store.columns))
         if folder is not None and store._log is not None:
             store._log.write(store._patches)
-            folder.save(kinds(store._parts), store._count)
+            folder.save(kinds(store._parts), store._count, store._patches.made)
         return store
 
     # ---------------------------------------------------------------- size, end

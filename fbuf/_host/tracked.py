@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.arrays import Array
+from fbuf._host.arrays import Array, bare
 from fbuf._host.source import Identity, Lazy, block_rows
 
 
@@ -28,7 +28,7 @@ class _Snapshot:
         self._read, self._rows, self._block = read, rows, block
         self._kept: dict[int, Array] = {}  # blocks that were written since, as they were
         self._lock = threading.Lock()
-        self._failed: MemoryError | None = None
+        self._failed: Exception | None = None
 
     def keep(self, blocks: Sequence[int]) -> None:
         """Copies blocks that are about to be written."""
@@ -38,21 +38,23 @@ class _Snapshot:
                 if first < self._rows and at not in self._kept and self._failed is None:
                     try:
                         self._kept[at] = self._read(first, min(first + self._block, self._rows))
-                    except MemoryError as error:  # who writes need not hear of it
-                        self._failed = error
+                    except Exception as error:  # no memory, a broken disk, damaged rows: who writes need not hear of it
+                        self._failed = bare(error)
                         self._kept.clear()
 
     def read(self, start: int, stop: int) -> Array:
-        """Rows. Raises MemoryError: they were written over, and there was no memory to keep them."""
+        """Rows. Raises MemoryError, or what reading raises: some were written over, and could not be kept."""
         found: list[Array] = []
         while start < stop or not found:
             at = start // self._block
             first, end = at * self._block, min((at + 1) * self._block, stop)
             with self._lock:  # a write waits for as long as it takes to copy a block
-                if self._failed is not None:
+                if isinstance(self._failed, MemoryError):
                     raise MemoryError(
                         "fbuf: no memory to keep rows that were written over while they were saved; save again."
                     )
+                if self._failed is not None:
+                    raise self._failed
                 kept = self._kept.get(at)
                 found.append(self._read(start, end) if kept is None else kept[start - first : end - first].copy())
             start = max(end, start + 1)

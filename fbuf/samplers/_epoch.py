@@ -27,6 +27,7 @@ from fbuf._config import component, state
 from fbuf._pin import any_of
 from fbuf._population import Log
 from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._words import anew
 
 
 @state
@@ -153,6 +154,8 @@ class Epoch:
         least = jnp.int32(batch_size if self.drop_last else 1)  # fewer are no batch
         enough = jnp.sum(held, dtype=jnp.int32) >= least
 
+        own = anew(key)
+
         def ended(turn: Turn) -> jax.Array:
             return (turn.taken >= _size(turn)) | ~jnp.any(turn.closed < turn.start)
 
@@ -163,7 +166,7 @@ class Epoch:
         def fill(batch: _Batch) -> _Batch:
             wants = wanting(batch)
             begins = wants & ended(batch.turn)
-            turn = self._begin(batch.turn, begins, held, key)
+            turn = self._begin(batch.turn, begins, held, own())
             found = jnp.where(begins, jnp.int32(0), batch.found)
             return self._take(_Batch(turn, batch.chosen, found), wants, geometry)
 

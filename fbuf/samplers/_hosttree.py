@@ -53,8 +53,9 @@ class HostTree:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "fbuf: priorities on the host cannot be pickled, because they live in this process's store. Use "
-            'samplers.Prioritized(on="device"), or hand over the rows: jax.device_get(buffer.rows(state)).'
+            "fbuf: priorities on the host cannot be pickled, because they live in this process's store. Save the state, "
+            "fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or use "
+            'samplers.Prioritized(on="device").'
         )
 
     def __repr__(self) -> str:

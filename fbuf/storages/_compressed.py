@@ -52,6 +52,7 @@ class Compressed(Hosted):
         own: single frames and `Transition(stack=4)` store each frame once for both.
       path: A folder that the chunks are kept in, for data sets larger than memory; see `Memmap` for what holds of it.
         Memory then holds 18 bytes a chunk. Chunks in files are not compressed again. None: everything is in memory.
+      sync: With a path: seconds after which a write waits for the disk; see `Memmap`.
     Raises:
       ValueError: a setting is out of range, or `path` is given with a codec that keeps a table in memory (`Blocks`).
 
@@ -71,6 +72,7 @@ class Compressed(Hosted):
     cache: int = 0
     stacks: bool = True
     path: str | None = None
+    sync: float | None = None
 
     def __post_init__(self) -> None:
         self._check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from fbuf._config import to_config
 from fbuf._host import owner
 from fbuf._host.column import Column
 from fbuf._host.filearena import HEADER
-from fbuf._host.filering import spare
+from fbuf._host.filering import SUM, spare
 from fbuf._host.folder import Folder
 from fbuf._typing import Geometry
 from fbuf.storages import _side
@@ -31,9 +32,18 @@ def checked(call: str, path: Any) -> str:
 
 @contextlib.contextmanager
 def folder(
-    call: str, path: str | None, geometry: Geometry, slack: int, columns: Sequence[Column], resume: bool = False
+    call: str,
+    path: str | None,
+    geometry: Geometry,
+    slack: int,
+    columns: Sequence[Column],
+    sync: float | None = None,
+    resume: str = "",
 ) -> Iterator[Folder]:
-    """A folder to open a store in, which is there for others to see once that is done; given up if it fails."""
+    """A folder to open a store in, which is there for others to see once that is done; given up if it fails.
+
+    `resume`: "", for a new store; "full" or "lazy", to go on with the one that lies there.
+    """
     identity = {
         "lanes": geometry.lanes,
         "length": geometry.length,
@@ -42,13 +52,14 @@ def folder(
             {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": _codec(c)} for c in columns
         ],
     }
+    settings: dict[str, Any] = {"resume": bool(resume), "verify": resume != "lazy", "sync": sync}
     owner.sweep()
     try:
-        held = Folder(call, path, identity, resume=resume)
+        held = Folder(call, path, identity, **settings)
     except BlockingIOError:  # perhaps by states that nobody can reach any more
         gc.collect()
         owner.sweep()
-        held = Folder(call, path, identity, resume=resume)
+        held = Folder(call, path, identity, **settings)
     try:
         yield held
         if not resume:
@@ -56,6 +67,14 @@ def folder(
     except BaseException:
         held.close()
         raise
+
+
+def check_sync(call: str, sync: Any) -> None:
+    """Raises unless it is a number of seconds >= 0, or None."""
+    if sync is not None and (isinstance(sync, bool) or not isinstance(sync, (int, float)) or not 0 <= sync < math.inf):
+        raise ValueError(
+            f"{call}: sync is {sync!r}; expected seconds >= 0 after which a write waits for the disk, or None. Write sync=60."
+        )
 
 
 def _codec(column: Column) -> Any:
@@ -86,7 +105,9 @@ def plan_disk(
 ) -> int:
     """Bytes of files of a full store, as far as that can be known."""
     depth = geometry.length + slack
-    plain = sum(c.nbytes for c in columns if c.codec is None) * geometry.lanes * (depth + spare(depth))
+    plain = (
+        sum(c.nbytes + SUM for c in columns if c.codec is None and c.nbytes) * geometry.lanes * (depth + spare(depth))
+    )
     encoded = tuple(c for c in columns if c.codec is not None and c.nbytes)
     if not encoded:
         return plain

@@ -7,7 +7,7 @@ class for once, because a dozen methods that only hand on their arguments would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -37,6 +37,9 @@ class Hosted:
     path: str | None = None
     """Folder of the rows, of those kept in files."""
 
+    sync: float | None = None
+    """Seconds after which a write waits for the disk, of those kept in files."""
+
     @property
     def in_files(self) -> bool:
         """Whether the rows on the host are in files, not in memory."""
@@ -51,6 +54,7 @@ class Hosted:
         _side.check(name, self.slack, self.on_expired)
         if self.path is not None:
             object.__setattr__(self, "path", _filed.checked(name, self.path))
+        _filed.check_sync(name, self.sync)
 
     def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
         """How the rows of a leaf become bytes; None: as they are."""
@@ -67,7 +71,7 @@ class Hosted:
     def _slack(self, geometry: Geometry) -> int:
         return _side.default_slack(geometry, self.slack)
 
-    def _open(self, geometry: Geometry, spec: Spec, resume: bool = False) -> Store:
+    def _open(self, geometry: Geometry, spec: Spec, resume: str = "") -> Store:
         """A new store, or the one that lies in our folder."""
         lanes, length, streams = geometry
         columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
@@ -78,7 +82,8 @@ class Hosted:
                 f"{type(self).__name__}: rows in files are streams, but the writer replaces any row; expected one that "
                 f"replaces the oldest. Use writers.Ring(), or a storage without a path."
             )
-        with _filed.folder(type(self).__name__, self.path, geometry, slack, columns, resume) as folder:
+        name, sync = type(self).__name__, self.sync
+        with _filed.folder(name, self.path, geometry, slack, columns, sync, resume) as folder:
             return Store(columns, lanes=lanes, length=length, slack=slack, cache=cache, folder=folder)
 
     @property
@@ -158,10 +163,21 @@ class Hosted:
         columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
         if not self.in_files:
             return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache)
-        with _filed.folder(type(self).__name__, self.path, geometry, slack, columns) as folder:
-            return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+        name = type(self).__name__
+        try:
+            with _filed.folder(name, self.path, geometry, slack, columns, self.sync) as folder:
+                return _side.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+        except (FileExistsError, BlockingIOError) as error:
+            raise type(error)(
+                error.errno,
+                f"{name}: rows are loaded into a folder of their own, and {self.path} is taken. What lies there stays as it "
+                f"is. Load into another: dataclasses.replace(buffer, storage=dataclasses.replace(buffer.storage, "
+                f"path=...)); go on with the rows that are there: buffer.resume(example); or remove that folder.",
+            ) from error
 
-    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[SideRows, np.ndarray]:
+    def resume(
+        self, geometry: Geometry, spec: Spec, structure: Any, verify: str
+    ) -> tuple[SideRows, np.ndarray, np.ndarray]:
         name, keys = type(self).__name__, self.host_keys(spec)
         _side.refuse_tracing(name, "resume")
         if self.path is None:
@@ -176,4 +192,8 @@ class Hosted:
                 f"Buffer.resume: leaf '{missing[0]}' is kept on the device, not in the files of {self!r}; expected all leaves "
                 f"to be in files. Leave keys out, of the buffer that writes them too."
             )
-        return _side.resume(self._open(geometry, spec, resume=True), geometry, spec, structure, keys)
+        store = self._open(geometry, spec, resume=verify)
+        return *_side.resume(store, geometry, spec, structure, keys), store.held
+
+    def flush(self, rows: SideRows) -> None:
+        cast(Store, _side.store_of(rows)).flush()

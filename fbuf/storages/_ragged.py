@@ -264,11 +264,16 @@ class Ragged(Hosted):
 
     # ----------------------------------------------------------------------------------------------- files
 
-    def resume(self, geometry: Geometry, spec: Spec, structure: Any) -> tuple[SideRows, np.ndarray]:
+    def resume(
+        self, geometry: Geometry, spec: Spec, structure: Any, verify: str
+    ) -> tuple[SideRows, np.ndarray, np.ndarray]:
         raise TypeError(
             f"Buffer.resume: {self!r} keeps its rows in memory, and they are gone with its states; expected a storage with a "
             f'path. For arrays of one shape use storages.Memmap(path="/data/replay").'
         )
+
+    def flush(self, rows: SideRows) -> None:
+        """There are no files."""
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _side.to_arrays(rows)

@@ -10,6 +10,7 @@ Ownership, copying and the refusal to be pickled or traced at `init` are here to
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ class SideRows:
     def __reduce__(self) -> Any:
         raise TypeError(
             "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
-            "Hand over the rows: jax.device_get(buffer.rows(state)), and `extend` a new state with them."
+            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
+            "jax.device_get(buffer.rows(state))."
         )
 
     def __repr__(self) -> str:
@@ -134,7 +136,12 @@ def adopt(
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
 ) -> tuple[SideRows, np.ndarray]:
-    """The rows of a store that was there before, and how many each lane ever had, int64[E]."""
+    """The rows of a store that was there before, and how many each lane ever had, int64[E].
+
+    Warns of what was wrong with its files.
+    """
+    if store.warning:
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=5)
     count, tickets = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
