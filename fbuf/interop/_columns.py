@@ -99,6 +99,7 @@ def cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
 
 
 def block_of(call: str, name: str, column: Column, first: int, last: int, lanes: tuple[int, ...]) -> np.ndarray:
+    """Rows from the first to before the last, checked against what the column says of itself."""
     rows = column.read(first, last)
     expected = (last - first, *lanes, *column.shape)
     if rows.shape != expected or rows.dtype != column.dtype:

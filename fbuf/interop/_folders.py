@@ -50,6 +50,7 @@ def check_inside(root: Path, file: Path) -> None:
 
 
 def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, Leaf]]:
+    """Leaves by name, of rows that are a pytree of tensors, or one tensor (`row`)."""
     if not isinstance(entries, dict):
         raise ValueError(
             f"{described}: metadata is a {type(entries).__name__}; expected an object. The file is damaged."
@@ -97,6 +98,7 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
 
 
 def batch_of(storage: Path) -> tuple[int, ...]:
+    """The leading axes of all leaves of a tensordict."""
     described = storage / "meta.json"
     return check_shape(str(described), read_json(described).get("shape"))
 

@@ -29,6 +29,7 @@ class Plan(NamedTuple):
 def planned(
     reader: Reader, terminated: str, truncated: str | None, has_next: bool, has_final: bool, resets: bool
 ) -> Plan:
+    """What becomes of each row; `resets`: the row after an end holds the final observation and is no step itself."""
     there = reader.mask(0, reader.steps)
     over = reader.flag(terminated)
     cut = np.zeros_like(over)
