@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _fill, _read, _sink, _ted, _tedplan, from_arrays, from_file, to_file, to_ted
+from fbuf.interop import _fill, _h5, _load, _npz, _read, _sink, _ted, _tedplan, from_arrays, from_file, to_file, to_ted
+from fbuf.interop._source import DTYPES
 from fbuf.storages import Compressed, Device, Host, Memmap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,6 +221,31 @@ def test_rows_come_back(suffix, lanes, small_blocks, tmp_path):
     other, again = from_file(tmp_path / f"rows{suffix}", buffer=fbuf.Buffer(14, lanes=lanes))
     same(held(other, again), held(buffer, state))
     assert [p.name for p in tmp_path.iterdir()] == [f"rows{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_dtype_comes_back(suffix, tmp_path):
+    path, generator = tmp_path / f"all{suffix}", np.random.default_rng(0)
+    wanted = {}
+    for name, dtype in DTYPES.items():
+        values = generator.integers(0, 2 if name == "bool" else 8, (5, 3))
+        wanted[name] = values.astype(np.float32).astype(dtype)
+    with _sink.opened("test", path, False, False) as sink:
+        for name, leaf in wanted.items():
+            sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
+        sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})
+    reader = _npz.Reader(path) if suffix == ".npz" else _h5.Reader(path, "test")
+    source = _load._source(path, reader, None, None)
+    same({name: source.columns[name].read(0, 5) for name in wanted}, wanted)
+    reader.close()
+
+
+def test_arrays_of_any_strides_and_read_only_ones():
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    base.flags.writeable = False
+    for array in (base.T, base[::-1], base[:, ::-2], np.broadcast_to(base[:1], (4, 6)), np.asfortranarray(base)):
+        buffer, state = from_arrays({"x": array})
+        assert np.array_equal(buffer.rows(state).data["x"], array)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
