@@ -51,7 +51,12 @@ _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(
-    "storage", [None, Compressed(keys=("obs",)), Host(keys=("obs",))], ids=["Device", "Compressed", "Host"]
+    "storage",
+    [
+        pytest.param(None, id="Device"),
+        pytest.param(Compressed(keys=("obs",)), id="Compressed"),
+        pytest.param(Host(keys=("obs",)), id="Host", marks=pytest.mark.slow),
+    ],
 )
 def test_a_second_save_writes_what_is_new(storage: Any, wait: bool, tmp_path: Path) -> None:
     buffer = BUFFER if storage is None else fbuf.Buffer(20_000, sampler=Prioritized(), storage=storage)
@@ -147,7 +152,13 @@ def test_the_state_may_be_donated_at_once(tmp_path: Path) -> None:
     same(jax.device_get(fbuf.load(tmp_path / "saved")[1]), want)
 
 
-@pytest.mark.parametrize("storage", [Compressed(keys=("obs",)), Host(keys=("obs",))], ids=["Compressed", "Host"])
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pytest.param(Compressed(keys=("obs",)), id="Compressed"),
+        pytest.param(Host(keys=("obs",)), id="Host", marks=pytest.mark.slow),
+    ],
+)
 def test_a_host_store_goes_on_while_it_is_saved(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is overwritten before the thread comes to it is saved as it was."""
     buffer = fbuf.Buffer(500, storage=storage)
@@ -235,7 +246,7 @@ if sys.argv[2] == "fail":
 """
 
 
-@pytest.mark.parametrize("how", ["well", "fail"])
+@pytest.mark.parametrize("how", [pytest.param("well", marks=pytest.mark.slow), "fail"])
 def test_a_process_that_ends_waits_and_tells(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _EXITS, str(tmp_path / "saved"), how]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
