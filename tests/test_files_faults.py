@@ -338,6 +338,7 @@ class Machine(RuleBasedStateMachine):
         self.saved: list[tuple[int, dict[str, np.ndarray]]] = []  # newest last
         self.arrays: dict[str, np.ndarray] = {}
         self.version: dict[tuple[str, int], int] = {}
+        self.damaged: set[str] = set()  # manifests: a bit that is flipped twice is whole again
         self.counter = 0
 
     def source(self, name: str) -> Blocks:
@@ -386,8 +387,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 10**6))
     def damage_the_newest_manifest(self, at: int) -> None:
-        names = sorted(n for n in self.disk.contents() if n.startswith("manifest") and n.endswith("json"))
-        if len(names) > 1 and len(self.saved) > 1:
+        names = sorted(n for n in self.disk.contents() if n.endswith("json") and n not in self.damaged)
+        if len(names) > 1:
+            self.damaged.add(names[-1])
             data = self.disk.names[names[-1]].data
             data[at % len(data)] ^= 1
             with warnings.catch_warnings():
