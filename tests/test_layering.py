@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_buffer",),  # glue
     ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
+    ("interop", "orbax"),
     ("demo",),
     ("__main__", "__init__"),
 )
@@ -133,9 +134,9 @@ def test_what_runs_in_a_callback_knows_numpy_only(module: str) -> None:
     assert not [name for name in imports(module) if name.split(".")[0] == "jax"]
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) != "demo"])
+@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) not in ("demo", "orbax")])
 def test_only_the_core_dependencies_are_imported_at_the_top(module: str) -> None:
-    """All but the demo, which needs its extra."""
+    """All but the demo and the orbax handler, which need their extras and are imported by name."""
     names = {name.split(".")[0] for name in imports(module, functions=False)}
     assert names <= set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
 
@@ -243,8 +244,8 @@ def with_doctests() -> list[str]:
 
 @pytest.mark.parametrize("module", with_doctests())
 def test_doctests(module: str) -> None:
-    if module == "torch":
-        pytest.importorskip("torch")
+    if module in ("torch", "orbax"):
+        pytest.importorskip({"torch": "torch", "orbax": "orbax.checkpoint"}[module])
     name = f"fbuf.{module}".removesuffix(".__init__")
     failed, tried = doctest.testmod(importlib.import_module(name), verbose=False)
     assert tried and not failed

@@ -1,0 +1,94 @@
+"""Rows from arrays in memory, or from anything that slices like one (`numpy.memmap`, an h5py or zarr data set)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer import Buffer
+from fbuf._state import BufferState
+from fbuf._tree import named_leaves
+from fbuf.interop._columns import Fields
+from fbuf.interop._fill import fill
+from fbuf.interop._progress import Progress
+from fbuf.interop._source import Column, Source
+
+
+def from_arrays(
+    arrays: Any,
+    *,
+    buffer: Buffer | None = None,
+    capacity: int | None = None,
+    lanes: int | None = None,
+    priority: Any = None,
+    fields: Fields = None,
+    dtypes: Mapping[str, str] | None = None,
+    newest: int | None = None,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """A buffer with rows from arrays, oldest first.
+
+    Args:
+      arrays: A dict (or any pytree) of arrays `[N, ...]`, with lanes `[N, E, ...]`: numpy's, JAX's, or what slices like
+        them and has `shape` and `dtype`. Read block by block, so a `numpy.memmap` may be larger than memory.
+      buffer: The buffer to fill; None: one with room for just these rows, `Uniform`, or `Prioritized` if priorities come.
+      capacity: Of the buffer made where none is given; None: as many rows as there are.
+      lanes: E, where arrays are `[N, E, ...]`; None: `buffer.lanes`.
+      priority: |p| of each row, float `[N]`, with lanes `[N, E]`; None: rows are as new.
+      fields: Which leaves to take: `{name there: name here}`, or names; "ted": torchrl's layout, each observation once;
+        None: all, in the structure they are given in.
+      dtypes: `{name here: dtype}`, casts asked for. Nothing else is cast, but 64-bit integers that fit to 32 bits where
+        jax_enable_x64 is off.
+      newest: Take only so many rows (a lane), the last ones.
+      progress: True: a bar; or a function of `(done, total)`, in rows (a lane).
+    Returns:
+      The buffer, and its state.
+    Raises:
+      ValueError: leaves of different lengths; fewer places than rows; other lanes; a value that a dtype cannot hold.
+      TypeError: dtypes no buffer holds; 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
+    Cost: O(N), in blocks of some 8 MiB.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> buffer, state = fbuf.interop.from_arrays({"obs": np.zeros((5, 3), np.float32), "action": np.arange(5)})
+      >>> buffer.capacity, buffer.last(state, 2).data["action"].tolist()
+      (5, [3, 4])
+    """
+    call = "from_arrays"
+    if buffer is not None and lanes is None:
+        lanes = buffer.lanes
+    leaves = named_leaves(arrays)
+    lead = 1 if lanes is None else 2
+    columns: dict[str, Column] = {}
+    steps: int | None = None
+    for name, leaf in leaves.items():
+        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        shape = tuple(array.shape)
+        if len(shape) < lead or (lanes is not None and shape[1] != lanes):
+            axes = "[N, ...]" if lanes is None else f"[N, {lanes}, ...]"
+            raise ValueError(
+                f"{call}: leaf '{name}' has shape {list(shape)}; expected {axes}. Say lanes=E for [N, E, ...]."
+            )
+        if steps is not None and shape[0] != steps:
+            raise ValueError(
+                f"{call}: leaf '{name}' has {shape[0]} rows, but '{next(iter(leaves))}' has {steps}; expected as many. "
+                f"Cut them to the same length."
+            )
+        steps = shape[0]
+        columns[name] = Column(shape[lead:], np.dtype(array.dtype), _slices(array))
+    given = None if priority is None else np.abs(np.asarray(priority, np.float32))
+    if given is not None and steps is not None:
+        wanted = (steps,) if lanes is None else (steps, lanes)
+        if given.shape != wanted or not np.isfinite(given).all():
+            what = f"has shape {list(given.shape)}" if given.shape != wanted else "is not finite throughout"
+            raise ValueError(f"{call}: priority {what}; expected finite numbers of shape {list(wanted)}.")
+    structure = jax.tree.structure(arrays)
+    source = Source(columns, steps or 0, lanes, priority=given, structure=structure)
+    return fill(call, source, buffer, capacity=capacity, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+
+
+def _slices(array: Any) -> Any:
+    return lambda first, last: np.asarray(array[first:last])

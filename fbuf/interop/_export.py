@@ -1,0 +1,121 @@
+"""Rows of a buffer into one `.npz` or `.h5`, as they are: leaves `[T, ...]`, oldest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fbuf._buffer import Buffer
+from fbuf._state import BufferState
+from fbuf.interop import _sink
+from fbuf.interop._progress import Progress, reporter
+from fbuf.interop._read import Reader
+
+FORMAT, VERSION = "fbuf rows", 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+      path: Where.
+      rows: How many, over all lanes.
+      episodes: How many, parts of one included; None where nobody asked.
+      dropped: Rows that are not there because the layout could not hold them.
+      nbytes: Of the file.
+    """
+
+    path: Path
+    rows: int
+    episodes: int | None
+    dropped: int
+    nbytes: int
+
+
+def to_file(
+    path: str | os.PathLike[str],
+    buffer: Buffer,
+    state: BufferState,
+    *,
+    names: Mapping[str, str | None] | None = None,
+    episode: str | None = None,
+    compress: bool = False,
+    overwrite: bool = False,
+    progress: Progress = None,
+) -> Exported:
+    """Writes all rows, oldest first, into one `.npz` or `.h5`; `from_file` reads them back.
+
+    Leaves are arrays `[T, ...]`, with lanes `[T, E, ...]`, under their names (`"next/obs"`; groups in HDF5). Where lanes hold
+    different numbers of rows, `__mask__` bool `[T, E]` says which are there. Priorities, counters and the buffer's
+    configuration are not in the file: `fbuf.save` keeps them.
+
+    Args:
+      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file appears whole or not at all.
+      buffer, state: As always. The state is not changed.
+      names: `{leaf or subtree: name in the file}`; None as a name leaves it out.
+      episode: Name of one more column, int64: a number for each episode, the same in all of its rows. They grow along a
+        lane, and no two lanes share one.
+      compress: Deflate (npz) or gzip with checksums (h5): smaller, and much slower.
+      overwrite: A file that is there may be replaced.
+      progress: True: a bar; or a function of `(done, total)`, in leaves.
+    Returns:
+      What was written.
+    Raises:
+      FileExistsError: there is a file, and overwrite is False.
+      ImportError: h5py is missing.
+      RuntimeError: rows of this state have expired on the host.
+      TypeError: the storage is `Ragged`; the state is traced.
+      ValueError: another ending; names that no leaf has or that clash.
+    Cost: O(C) reads, one leaf after another in blocks of some 8 MiB; memory for a few of these.
+
+    Example:
+      >>> import fbuf, tempfile, jax.numpy as jnp
+      >>> buffer = fbuf.Buffer(100)
+      >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     done = fbuf.interop.to_file(f"{folder}/rows.npz", buffer, state, names={"t": "time"})
+      ...     buffer, state = fbuf.interop.from_file(done.path)
+      >>> buffer.rows(state).data["time"].tolist()
+      [0, 1, 2, 3, 4]
+    """
+    call = "to_file"
+    reader = Reader(call, buffer, state)
+    columns = _sink.renamed(call, reader.spec, names)
+    _sink.check_names(call, [*columns.values(), *([episode] if episode else [])])
+    if episode and not (buffer.ends and buffer.geometry.streams):
+        raise ValueError(
+            f"{call}: episode is '{episode}', but nothing says where episodes end. Use Buffer(episode_end=('terminated',))."
+        )
+    lanes = () if reader.lanes is None else (reader.lanes,)
+    steps, number = reader.steps, int(reader.sizes.sum())
+    episodes = None
+    report = reporter(progress, len(columns), call)
+    with _sink.opened(call, path := Path(path), compress, overwrite) as sink:
+        for done, (leaf, name) in enumerate(columns.items()):
+            spec = reader.spec[leaf]
+            shape = (steps, *lanes, *spec.shape)
+            sink.column(name, shape, np.dtype(spec.dtype), reader.steps_of(leaf))
+            report(done + 1)
+        if episode:
+            ids, episodes = _episodes(reader, buffer.ends)
+            sink.column(episode, (steps, *lanes), np.dtype(np.int64), [ids.reshape(steps, *lanes)])
+        if number != steps * len(reader.sizes):
+            sink.column("__mask__", (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
+        sink.finish({"format": FORMAT, "version": VERSION, "layout": "rows", "lanes": reader.lanes, "steps": steps})
+    return Exported(path, number, episodes, 0, path.stat().st_size)
+
+
+def _episodes(reader: Reader, ends: tuple[str, ...]) -> tuple[np.ndarray, int]:
+    """int64[T, E], and how many there are."""
+    end = np.zeros((reader.steps, len(reader.sizes)), bool)
+    for name in ends:
+        end |= reader.flag(name)
+    there = reader.mask(0, reader.steps)
+    before = np.cumsum(end, axis=0, dtype=np.int64) - end
+    ids = before * len(reader.sizes) + np.arange(len(reader.sizes))
+    return np.where(there, ids, -1), len(np.unique(ids[there]))

@@ -1,0 +1,183 @@
+r"""flashbax's buffers: states in memory, of every kind, with their priorities.
+
+A state is `experience` with leaves `[E, L, ...]`, lanes first, and an index where the next row goes; a prioritised one
+has a tree besides, whose leaf `e * (L / period) + i` is :math:`p^\alpha` of the window of lane e that begins at row
+`i * period`. None of this needs flashbax: states are read by their fields, so what another checkpointer restored as
+dicts will do. The source is flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.py`, `sum_tree.py`,
+`trajectory_queue.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer import Buffer
+from fbuf._state import BufferState
+from fbuf._tree import named_leaves
+from fbuf.interop._columns import Fields
+from fbuf.interop._fill import fill
+from fbuf.interop._progress import Progress
+from fbuf.interop._source import Column, Source
+
+_CALL = "from_flashbax"
+
+
+def from_flashbax(
+    state: Any,
+    *,
+    buffer: Buffer | None = None,
+    priority_exponent: float | None = None,
+    priorities: bool = True,
+    fields: Fields = None,
+    dtypes: Mapping[str, str] | None = None,
+    newest: int | None = None,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """A buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
+
+    Args:
+      state: Of any flashbax buffer, or dicts with its fields. Its `add_batch_size` becomes lanes if it is more than 1.
+      buffer: The buffer to fill; None: one with room for just these rows, `Uniform` or, for a prioritised state,
+        `Prioritized(alpha=priority_exponent)`.
+      priority_exponent: What flashbax raised priorities to (`make_prioritised_..._buffer(priority_exponent=0.6)`): the
+        state does not say it, and holds the powers only.
+      priorities: False: leave them.
+      fields: `{name there: name here}`, or names of leaves; None: all, in the structure of the experience.
+      dtypes, newest, progress: As for `from_arrays`.
+    Returns:
+      The buffer, and its state. A row's priority is that of the window that begins with it; a row that begins none (the
+      newest of a flat buffer) has the largest recorded, as flashbax gives to new windows.
+    Raises:
+      TypeError: this is no state of flashbax.
+      ValueError: priorities, but no exponent; a tree that is no tree of these rows; else as `from_arrays`.
+    Cost: O(N), in blocks of some 8 MiB; leaves on an accelerator are fetched block by block.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> experience = {"obs": np.array([[4, 5, 2, 3]])}  # lane 0, its ring
+      >>> state = {"experience": experience, "current_index": 2, "is_full": True}
+      >>> buffer, state = fbuf.interop.from_flashbax(state)
+      >>> buffer.rows(state).data["obs"].tolist()
+      [2, 3, 4, 5]
+    """
+    source = _source(state, priorities, priority_exponent)
+    if buffer is None and source.priority is not None:
+        from fbuf._presets import prioritized
+
+        assert priority_exponent is not None
+        rows = (source.steps if newest is None else min(newest, source.steps)) or 1
+        buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)
+    if buffer is not None and buffer.lanes == 1 and source.lanes is None:
+        source = _with_lane(source)
+    return fill(_CALL, source, buffer, capacity=None, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+
+
+def _field(state: Any, name: str) -> Any:
+    return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+
+
+def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
+    experience = _field(state, "experience")
+    leaves = {} if experience is None else named_leaves(experience)
+    shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves.items()}
+    lead = {shape[:2] for shape in shapes.values()}
+    if len(lead) != 1 or len(next(iter(lead))) != 2:
+        raise TypeError(
+            f"{_CALL}: state is a {type(state).__name__} with leaves {shapes or 'of no experience'}; expected a state of "
+            f"flashbax, whose experience has leaves [lanes, rows, ...]. Hand in what buffer.init or buffer.add returned."
+        )
+    lanes, length = next(iter(lead))
+    full = bool(np.asarray(_field(state, "is_full")))
+    if _field(state, "write_index") is not None:  # a queue
+        oldest, cursor = (int(np.asarray(_field(state, name))) for name in ("read_index", "write_index"))
+        steps = length if full else (cursor - oldest) % max(length, 1)
+    else:
+        cursor = int(np.asarray(_field(state, "current_index")))
+        oldest, steps = (cursor, length) if full else (0, cursor)
+    if not (0 <= cursor < max(length, 1) and 0 <= oldest < max(length, 1)):
+        raise ValueError(f"{_CALL}: the index is {cursor}; expected one below {length}, the rows of a lane.")
+    columns = {
+        name: Column(shapes[name][2:], np.dtype(leaf.dtype), _reader(leaf, oldest, length, lanes))
+        for name, leaf in leaves.items()
+    }
+    priority, largest = None, 1.0
+    tree = _field(state, "sum_tree_state")
+    if tree is not None and priorities:
+        priority, largest = _priorities(tree, lanes, length, exponent, (oldest + np.arange(steps)) % max(length, 1))
+        priority = priority[:, 0] if lanes == 1 else priority
+    structure = jax.tree.structure(experience)
+    return Source(columns, steps, None if lanes == 1 else lanes, None, priority, largest, structure)
+
+
+def _with_lane(source: Source) -> Source:
+    """The same rows as one lane, `[N, 1, ...]`."""
+
+    def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+        return lambda first, last: read(first, last)[:, None]
+
+    columns = {n: Column(c.shape, c.dtype, widened(c.read)) for n, c in source.columns.items()}
+    priority = None if source.priority is None else source.priority[:, None]
+    return dataclasses.replace(source, columns=columns, lanes=1, priority=priority)
+
+
+def _reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
+    """Rows by age from `[E, L, ...]`, `[n, E, ...]`; without the axis of lanes if there is one."""
+
+    def read(first: int, last: int) -> np.ndarray:
+        at = (oldest + np.arange(first, last)) % length
+        rows = _taken(leaf, at)
+        return rows[0] if lanes == 1 else rows.swapaxes(0, 1)
+
+    return read
+
+
+def _taken(leaf: Any, at: np.ndarray) -> np.ndarray:
+    """`leaf[:, at]`, fetching no more than that from an accelerator."""
+    if isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices()):
+        return np.asarray(_take(leaf, jnp.asarray(at, jnp.int32)))
+    return np.asarray(leaf)[:, at]
+
+
+_take = jax.jit(lambda leaf, at: leaf.at[:, at].get(mode="promise_in_bounds"))
+
+
+def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: np.ndarray) -> tuple[np.ndarray, float]:
+    """|p| float64[T, E] of the rows at these places, NaN where no window begins; and the largest recorded."""
+    if exponent is None or not 0 <= exponent < float("inf"):
+        raise ValueError(
+            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, and holds their powers only. Say what "
+            f"the buffer was made with, priority_exponent=0.6 if nothing else; or leave them: priorities=False."
+        )
+    nodes = np.asarray(_field(tree, "nodes")).reshape(-1)
+    depth = (nodes.size + 1).bit_length() - 2
+    capacity = _field(tree, "capacity")
+    number = 2**depth if capacity is None else int(capacity)
+    period = length * lanes // number if number else 0
+    if nodes.size != 2 ** (depth + 1) - 1 or number > 2**depth or period < 1 or number != lanes * (length // period):
+        raise ValueError(
+            f"{_CALL}: the tree has {nodes.size} nodes for {number} windows; expected those of {lanes} lanes of {length} rows. "
+            f"Leave them: priorities=False."
+        )
+    leaves = nodes[2**depth - 1 :][:number].astype(np.float64).reshape(lanes, length // period)
+    most = float(np.asarray(_field(tree, "max_recorded_priority")))
+    if not (np.isfinite(leaves).all() and (leaves >= 0).all() and np.isfinite(most) and most >= 0):
+        raise ValueError(
+            f"{_CALL}: the tree holds {nodes[~np.isfinite(nodes)][:3]} or numbers below 0: a TD error was NaN, and flashbax "
+            f"spread it. Leave them: priorities=False."
+        )
+    starts = np.zeros((lanes, length), bool)
+    starts[:, : number // lanes * period : period] = True
+    powers = np.full((lanes, length), np.nan)
+    powers[starts] = leaves.reshape(-1)
+    starts, powers = starts.T[at], powers.T[at]
+    # The newest windows are not whole yet, and have 0; elsewhere 0 is what somebody set.
+    newest = np.logical_and.accumulate((powers == 0)[::-1] | ~starts[::-1])[::-1]
+    powers = np.where(newest, np.nan, powers)
+    root = 1 / exponent if exponent else 0.0
+    return np.power(powers, root, where=~np.isnan(powers), out=np.full_like(powers, np.nan)), most**root

@@ -1,0 +1,145 @@
+"""`.h5` written and read in blocks, through h5py (`pip install "fbuf[h5]"`).
+
+A data set can point elsewhere (external links and files, virtual data sets) and reads as zeros where nothing was ever
+written; both are refused. HDF5 has no pickles, but its C library parses what it is given: files from strangers are safer as
+npz.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf.interop._source import DTYPES, check_name
+
+_ABOUT = "fbuf"  # the attribute that describes the file
+_LARGEST_CHUNK = 2**30  # bytes
+
+
+def library(call: str) -> Any:
+    """h5py.
+
+    Raises:
+      ImportError: it is missing.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(f'{call}: h5py is missing ({error}). Run pip install "fbuf[h5]", or write an .npz.') from None
+    return h5py
+
+
+class Writer:
+    """Data sets one after another; nested names are groups."""
+
+    def __init__(self, path: Path, compress: bool) -> None:
+        self._file = library("h5").File(path, "w", libver="v110", track_order=True)
+        self._compress = compress
+
+    def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
+        """One data set, from blocks of its first axis."""
+        settings: dict[str, Any] = {}
+        row = math.prod(shape[1:]) * dtype.itemsize
+        if self._compress and row * shape[0]:
+            settings = {"chunks": (max(1, min(shape[0], 2**18 // max(row, 1))), *shape[1:]), "compression": "gzip"}
+            settings |= {"compression_opts": 1, "fletcher32": True}
+        data = self._file.create_dataset(name, shape, dtype, **settings)
+        rows = 0
+        for block in blocks:
+            data[rows : rows + len(block)] = block
+            rows += len(block)
+        assert rows == shape[0], (name, rows, shape)
+
+    def close(self, about: bytes) -> None:
+        """The description, and the end."""
+        self._file.attrs[_ABOUT] = about.decode()
+        self._file.close()
+
+    def abort(self) -> None:
+        """Lets go of the file, which is of no use."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+
+
+class Reader:
+    """The data sets of a file: shape and dtype of each, and blocks."""
+
+    def __init__(self, path: Path, call: str) -> None:
+        self.path = path
+        self._h5 = library(call)
+        try:
+            self._file = self._h5.File(path, "r")
+        except OSError as error:
+            if not path.exists():
+                raise
+            raise ValueError(f"{path}: is no HDF5 file ({error}). It is damaged or cut off.") from None
+        self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self.refused: dict[str, str] = {}
+        self._data: dict[str, Any] = {}
+        self._walk(self._file, "", 0)
+
+    def _walk(self, group: Any, prefix: str, depth: int) -> None:
+        if depth > 64:
+            raise ValueError(f"{self.path}: groups are nested more than 64 deep. Do not load this file.")
+        for key in group:
+            name = check_name(str(self.path), prefix + key)
+            if not isinstance(group.get(key, getlink=True), self._h5.HardLink):
+                raise ValueError(
+                    f"{self.path}: '{name}' is a link to elsewhere; expected a data set. Do not load this file."
+                )
+            item = group[key]
+            if isinstance(item, self._h5.Group):
+                self._walk(item, name + "/", depth + 1)
+            elif isinstance(item, self._h5.Dataset):
+                self._describe(name, item)
+
+    def _describe(self, name: str, data: Any) -> None:
+        where = f"{self.path}: data set '{name}'"
+        if data.external or data.is_virtual:
+            raise ValueError(f"{where} lies in other files; expected one of this file. Do not load this file.")
+        dtype = DTYPES.get(data.dtype.name) if data.dtype.isnative else None
+        if dtype is None or dtype != data.dtype or data.shape is None:
+            self.refused[name] = f"{where} is {data.dtype}; expected plain little-endian numbers."
+            return
+        shape, size = tuple(data.shape), math.prod(data.shape) * dtype.itemsize
+        if data.chunks is None:
+            whole = data.id.get_storage_size() == size
+        else:
+            if math.prod(data.chunks) * dtype.itemsize > _LARGEST_CHUNK:
+                raise ValueError(
+                    f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes in one."
+                )
+            chunks = math.prod([-(-n // c) for n, c in zip(shape, data.chunks, strict=True)])
+            whole = data.id.get_num_chunks() == chunks
+        if size and not whole:
+            raise ValueError(
+                f"{where} has fewer bytes than {dtype.name}{list(shape)}, as it says; its writer did not finish."
+            )
+        self.arrays[name] = shape, dtype
+        self._data[name] = data
+
+    def read(self, name: str) -> Any:
+        """A function of rows from the first to before the second number."""
+        data = self._data[name]
+
+        def read(first: int, last: int) -> np.ndarray:
+            try:
+                return np.asarray(data[first:last])
+            except OSError as error:
+                raise ValueError(f"{self.path}: data set '{name}' is damaged ({error}).") from None
+
+        return read
+
+    def bytes_of(self, name: str) -> bytes | None:
+        """The description of the file; None if there is none."""
+        about = self._file.attrs.get(_ABOUT)
+        return about.encode() if isinstance(about, str) and name == "__fbuf__" else None
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()

@@ -1,0 +1,255 @@
+r"""Rows of a buffer as transitions in torchrl's layout ("TED"), in one `.npz` or `.h5`.
+
+TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and under `next` what came of it: `observation`
+:math:`o_{t+1}`, `reward`, `done`, `terminated`, `truncated`; scalars are `[N, 1]`. A buffer holds each observation once, so
+`next/observation` is that of the row after, in the same episode; or the true final one, if the row holds it. Where nobody
+knows it (the newest row of a lane; a truncated end without its final observation) the row is left out and the one
+before it is marked truncated, as its `next/observation` is the last there is: no invented successor reaches a bootstrap,
+and the slice samplers of torchrl, which go by `done`, never run from one episode into another. After termination it does
+not matter, and is the observation itself. The last row of a lane is truncated if nothing else ended its episode.
+
+Lanes lie one after another. Rejected: zeros for what is unknown (what torchrl's data sets have), which a value function
+bootstraps from without a word.
+
+Source: torchrl's documentation, "TED-format".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf._buffer import Buffer
+from fbuf._state import BufferState
+from fbuf.interop import _sink
+from fbuf.interop._export import FORMAT, VERSION, Exported
+from fbuf.interop._progress import Progress, reporter
+from fbuf.interop._read import Reader
+from fbuf.interop._tedplan import Plan, numbers, planned
+
+_CALL = "to_ted"
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def to_ted(
+    path: str | os.PathLike[str],
+    buffer: Buffer,
+    state: BufferState,
+    *,
+    observation: str | None = None,
+    action: str | None = None,
+    reward: str | None = None,
+    terminated: str | None = None,
+    truncated: str | None = None,
+    next_observation: str | None = None,
+    final_observation: str | None = None,
+    names: Mapping[str, str | None] | None = None,
+    episode: str | None = "collector/traj_ids",
+    compress: bool = False,
+    overwrite: bool = False,
+    progress: Progress = None,
+) -> Exported:
+    """Writes transitions in torchrl's layout, lane after lane, each in order of time.
+
+    Columns `[N, ...]`: `observation`, `action`, `next/observation`, `next/reward`, `next/done`, `next/terminated`,
+    `next/truncated`, `done`, `terminated`, `truncated` (of the step before: False), `collector/traj_ids`, and every other leaf
+    under its own name. torchrl reads it with `PersistentTensorDict.from_h5(path)`.
+
+    Args:
+      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file appears whole or not at all.
+      buffer, state: As always. The state is not changed. What else ends an episode, `Buffer(episode_end=)`, truncates it.
+      observation, action, reward, terminated, truncated: Names of leaves (of the first two: or subtrees); None: those of a
+        `Transition` view, else these words, `"obs"` for the first. Rows without `truncated` are never truncated.
+      next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row, where rows have one.
+      final_observation: Name of one that has it in an episode's last row; None: that of a `Transition` view.
+      names: `{leaf or subtree: name in the file}`; None as a name leaves it out. `{"obs": "pixels"}` names `next/pixels` too.
+      episode: Name of the column int64[N] with a number for each episode; None: none.
+      compress, overwrite, progress: As for `to_file`.
+    Returns:
+      What was written; `dropped` rows have no known successor (see the module).
+    Raises:
+      ValueError: a leaf that is not there, or is no flag; else as `to_file`.
+      TypeError: a writer that keeps rows in no order; else as `to_file`.
+    Cost: observations are read twice, all else once, in blocks of some 8 MiB; 7 bytes a row for flags.
+
+    Example:
+      >>> import fbuf, tempfile, numpy as np, jax.numpy as jnp
+      >>> buffer = fbuf.Buffer(100, view=fbuf.views.Transition(truncated=None))
+      >>> row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False}
+      >>> rows = {"obs": jnp.arange(4.0), "action": jnp.arange(4), "reward": jnp.ones(4)}
+      >>> state = buffer.extend(buffer.init(row), rows | {"terminated": jnp.array([False, True, False, False])})
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     done = fbuf.interop.to_ted(f"{folder}/ted.npz", buffer, state)
+      ...     file = np.load(f"{folder}/ted.npz")
+      ...     print(done.rows, done.dropped, file["observation"], file["next/observation"], file["collector/traj_ids"])
+      3 1 [0. 1. 2.] [1. 1. 3.] [0 0 1]
+    """
+    if not isinstance(buffer, Buffer) or not isinstance(state, BufferState):
+        Reader(_CALL, buffer, state)  # says so
+    view = buffer.view
+    roles = {
+        "observation": observation or getattr(view, "observation", None) or "obs",
+        "action": action or getattr(view, "action", None) or "action",
+        "reward": reward or getattr(view, "reward", None) or "reward",
+        "terminated": terminated or getattr(view, "terminated", None) or "terminated",
+    }
+    reader = Reader(_CALL, buffer, state)
+    spec = reader.spec
+    truncated = truncated or getattr(view, "truncated", None) or ("truncated" if "truncated" in spec else None)
+    final_observation = final_observation or getattr(view, "final_observation", None)
+    given = {
+        **roles,
+        "truncated": truncated,
+        "next_observation": next_observation,
+        "final_observation": final_observation,
+    }
+    leaves = {role: _under(role, name, spec) for role, name in given.items() if name is not None}
+    _check(reader, leaves, given)
+    resets = getattr(view, "autoreset", "same_step") == "next_step"
+    plan = planned(
+        reader, roles["terminated"], truncated, next_observation is not None, bool(final_observation), resets
+    )
+    rows = int(plan.keep.sum())
+    columns: list[_Column] = list(_columns(reader, plan, given, leaves, names))
+    if episode is not None:
+        columns.append((episode, (rows,), np.dtype(np.int64), lambda: numbers(plan)))
+    _sink.check_names(_CALL, [name for name, *_ in columns])
+    report = reporter(progress, len(columns), _CALL)
+    with _sink.opened(_CALL, path := Path(path), compress, overwrite) as sink:
+        for done, (name, shape, dtype, blocks) in enumerate(columns):
+            sink.column(name, shape, dtype, blocks())
+            report(done + 1)
+        sink.finish({"format": FORMAT, "version": VERSION, "layout": "ted", "lanes": None, "steps": rows})
+    episodes = sum(len(np.unique(part)) for part in numbers(plan)) if rows else 0
+    return Exported(path, rows, episodes, plan.dropped, path.stat().st_size)
+
+
+def _under(role: str, name: str, spec: Mapping[str, Any]) -> list[str]:
+    """The leaf of this name, or those of the subtree."""
+    found = [leaf for leaf in spec if leaf == name or leaf.startswith(name + "/")]
+    if not found:
+        raise ValueError(f"{_CALL}: {role} is '{name}', but rows have {', '.join(spec)}. Name the leaf: {role}='...'.")
+    return found
+
+
+def _check(reader: Reader, leaves: Mapping[str, list[str]], given: Mapping[str, str | None]) -> None:
+    """Raises unless flags are flags, and final and next observations are like observations."""
+    if not reader.buffer.geometry.streams:
+        raise TypeError(
+            f"{_CALL}: {reader.buffer.writer!r} keeps rows in no order, so none is the next of another; expected "
+            f"writers.Ring(). Use to_file."
+        )
+    for role in ("terminated", "truncated"):
+        for name in leaves.get(role, []):
+            leaf = reader.spec[name]
+            if leaf.dtype != np.bool_ or np.prod(leaf.shape, dtype=int) != 1:
+                raise ValueError(
+                    f"{_CALL}: {role} is '{name}', {leaf.dtype}{list(leaf.shape)}; expected one bool a row."
+                )
+    if len(leaves["reward"]) != 1:
+        raise ValueError(f"{_CALL}: reward is '{given['reward']}', a subtree; expected a leaf.")
+    for role in ("next_observation", "final_observation"):
+        if role in leaves:
+            one, other = (
+                {n.removeprefix(str(given[r])): (reader.spec[n].shape, reader.spec[n].dtype) for n in leaves[r]}
+                for r in ("observation", role)
+            )
+            if one != other:
+                raise ValueError(
+                    f"{_CALL}: {role} is '{given[role]}' with {other}; expected what observation has, {one}."
+                )
+
+
+_Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Callable[[], Iterator[np.ndarray]]]
+
+
+def _columns(
+    reader: Reader,
+    plan: Plan,
+    given: Mapping[str, str | None],
+    leaves: Mapping[str, list[str]],
+    names: Mapping[str, str | None] | None,
+) -> Iterator[_Column]:
+    """Name, shape, dtype and blocks of each column."""
+    rows = int(plan.keep.sum())
+    words = {"observation": "observation", "action": "action", "reward": "reward"}
+    usual = {str(given[role]): word for role, word in words.items() if given[role] is not None}
+    used = {
+        n for role in ("terminated", "truncated", "next_observation", "final_observation") for n in leaves.get(role, [])
+    }
+    asked = dict(names or {})
+    called = _sink.renamed(_CALL, [n for n in reader.spec if n not in used], {**usual, **asked})
+    for leaf, name in called.items():
+        spec = reader.spec[leaf]
+        shape, dtype = (rows, *spec.shape), np.dtype(spec.dtype)
+        if leaf in leaves["reward"]:
+            shape = shape if spec.shape else (rows, 1)
+            yield f"next/{name}", shape, dtype, _blocks(reader, plan, leaf, shape[1:])
+            continue
+        yield name, shape, dtype, _blocks(reader, plan, leaf, spec.shape)
+        if leaf in leaves["observation"]:
+            rest = leaf.removeprefix(str(given["observation"]))
+            successor = None if given["next_observation"] is None else given["next_observation"] + rest
+            final = None if given["final_observation"] is None else given["final_observation"] + rest
+            yield f"next/{name}", shape, dtype, _successors(reader, plan, leaf, successor, final)
+    flags = {"done": plan.terminated | plan.truncated, "terminated": plan.terminated, "truncated": plan.truncated}
+    for name in _FLAGS:
+        yield f"next/{name}", (rows, 1), np.dtype(bool), _flags(plan, flags[name])
+        yield name, (rows, 1), np.dtype(bool), _flags(plan, np.zeros_like(plan.keep))
+
+
+def _flags(plan: Plan, flag: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
+    lanes = range(plan.keep.shape[1])
+    return lambda: (flag[plan.keep[:, lane], lane][:, None] for lane in lanes)
+
+
+def _kept(reader: Reader, plan: Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Ages and lanes of the rows that are kept, in blocks, lane after lane; and the most rows of a block."""
+    block = reader.block(name)
+    ages, lanes, waiting = [], [], 0
+    for lane in range(plan.keep.shape[1]):
+        here = np.flatnonzero(plan.keep[:, lane])
+        while len(here):
+            part, here = here[: block - waiting], here[block - waiting :]
+            ages.append(part)
+            lanes.append(np.full_like(part, lane))
+            waiting += len(part)
+            if waiting == block:
+                yield np.concatenate(ages), np.concatenate(lanes), block
+                ages, lanes, waiting = [], [], 0
+    if waiting:
+        yield np.concatenate(ages), np.concatenate(lanes), block
+
+
+def _blocks(reader: Reader, plan: Plan, leaf: str, shape: tuple[int, ...]) -> Callable[[], Iterator[np.ndarray]]:
+    def blocks() -> Iterator[np.ndarray]:
+        for age, lane, block in _kept(reader, plan, leaf):
+            rows = reader.leaf(leaf, reader.slots(age, lane), block)
+            yield rows.reshape(len(rows), *shape)
+
+    return blocks
+
+
+def _successors(
+    reader: Reader, plan: Plan, leaf: str, successor: str | None, final: str | None
+) -> Callable[[], Iterator[np.ndarray]]:
+    """What was observed next."""
+    if successor is not None:
+        return _blocks(reader, plan, successor, reader.spec[successor].shape)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for age, lane, block in _kept(reader, plan, leaf):
+            here = reader.slots(age + plan.from_next[age, lane], lane)
+            rows = reader.leaf(leaf, here, block)
+            last = plan.from_final[age, lane]
+            if final is not None and last.any():
+                own = np.where(last, reader.slots(age, lane), reader.buffer.capacity)
+                expand = last.reshape(-1, *(1,) * (rows.ndim - 1))
+                rows = np.where(expand, reader.leaf(final, own, block), rows)
+            yield rows
+
+    return blocks
