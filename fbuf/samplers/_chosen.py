@@ -64,6 +64,8 @@ def with_replacement(
         each = share / jnp.maximum(number, jnp.float32(1))
         chance = (jnp.float32(1) - share) * chance + each
         least = (jnp.float32(1) - share) * least + each
+        # 0 if a leaf is 0 and none is drawn whatever it is: then the least that was.
+        least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return Chosen(slot, some, chance, least)
 
 

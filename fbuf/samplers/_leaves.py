@@ -25,12 +25,13 @@ from fbuf._config import state
 from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._typing import Geometry
-from fbuf._weights import unit
+from fbuf._weights import exponent, unit
 from fbuf.samplers import _hosttree
 from fbuf.samplers._hosttree import Drawn, HostTree
 
-LARGEST = 2.0**100  # 2^27 of them still have a finite float32 sum
+LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
 LEAST = 2.0**-100  # of a leaf that has decayed: it can still be drawn
+_LEAST_PRIORITY = 2.0**-96  # likewise; times the smallest unit it is no subnormal yet
 _SMALLEST_UNIT = 2.0**-30
 LEAST_DECAY = 0.001  # in one update
 
@@ -72,7 +73,7 @@ def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: i
 
 def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
     """(|p| + eps)^alpha as it is kept, finite and >= 0 whatever numbers were annealed to."""
-    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), sampler.alpha)
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), exponent(sampler.alpha))
     leaf = leaf if sampler.unit is None else leaf / sampler.unit[0]
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(LARGEST)), jnp.float32(0))
 
@@ -148,7 +149,7 @@ def update(
         old = _sumtree.get(sampler.tree, at, geometry.capacity)
         held = stored if sampler.top is None else _sumtree.get(sampler.top, at, geometry.capacity)
         token, (old, held) = pin(token, (old, held))
-        leaf = jnp.maximum(leaf, jnp.power(share, sampler.alpha) * old)
+        leaf = jnp.maximum(leaf, jnp.power(share, exponent(sampler.alpha)) * old)
         stored = jnp.maximum(stored, jnp.where(held >= jnp.float32(0), held, jnp.float32(0)) * share)
     sampler = write(sampler, slot, leaf, stored, geometry, token)
     if before.shape[1]:
@@ -164,7 +165,7 @@ def _raised(
     capacity, steps = geometry.capacity, jnp.arange(1, before.shape[1] + 1, dtype=jnp.int32).astype(jnp.float32)
     fall = jnp.power(unit(sampler.rho), steps)
     tree, low, top = sampler.tree, sampler.low, sampler.top
-    tree, token = _at_least(tree, slot, before, jnp.power(fall, sampler.alpha), capacity, token, "sum")
+    tree, token = _at_least(tree, slot, before, jnp.power(fall, exponent(sampler.alpha)), capacity, token, "sum")
     if low.shape[0]:
         flat = before.reshape(-1)
         inside = jnp.minimum(flat, jnp.int32(capacity - 1))
@@ -200,7 +201,7 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
     assert sampler.decay is not None and sampler.unit is not None
     given = jnp.where(sampler.decay >= jnp.float32(0), sampler.decay, jnp.float32(1))  # NaN as well
     decay = jnp.clip(given, jnp.float32(LEAST_DECAY), jnp.float32(1))
-    by_leaf = jnp.maximum(jnp.power(decay, sampler.alpha), jnp.float32(2.0**-40))
+    by_leaf = jnp.maximum(jnp.power(decay, exponent(sampler.alpha)), jnp.float32(2.0**-40))
     smaller = sampler.unit * jnp.stack([by_leaf, decay])
     due = jnp.any(smaller < jnp.float32(_SMALLEST_UNIT))
     power = lax.bitcast_convert_type(lax.bitcast_convert_type(smaller, jnp.int32) & jnp.int32(0x7F800000), jnp.float32)
@@ -217,7 +218,9 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
             is_anchor = jnp.isfinite(_sumtree.get(low, at, capacity))
             low = _sumtree.set(low, slot, _lowest(sampler, leaf, is_anchor), capacity, reduce="min")
         if top:
-            top = [_sumtree.set(top[0], slot, _sumtree.get(top[0], at, capacity) * power[1], capacity, reduce="max")]
+            held = _sumtree.get(top[0], at, capacity)
+            least = jnp.where(due & (held > jnp.float32(0)), jnp.float32(_LEAST_PRIORITY), jnp.float32(-jnp.inf))
+            top = [_sumtree.set(top[0], slot, jnp.maximum(held * power[1], least), capacity, reduce="max")]
         return (tree, low, *top)
 
     trees = (sampler.tree, sampler.low, *(() if sampler.top is None else (sampler.top,)))
@@ -228,7 +231,7 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
         low=low,
         top=top[0] if top else None,
         unit=smaller / power,
-        max_priority=sampler.max_priority * decay,
+        max_priority=jnp.maximum(sampler.max_priority * decay, jnp.float32(_LEAST_PRIORITY)),
     )
 
 

@@ -54,7 +54,7 @@ class Prioritized:
       largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or
         the largest now "held" (1.0 where there is none), for which the priorities themselves are kept in one more tree.
       decay: Every `update_priority` first multiplies all |p| + eps by this, 0.001 to 1 (and the largest seen), so that rows
-        that were not drawn for long give way to those that were. None: no.
+        that were not drawn for long give way to those that were (`rebuild` adds eps in full again). None: no.
       keep: A row's new priority is no less than this share of its old one, 0 to 1: one good prediction does not end it.
         None: 0.
       spread: An update also raises the priorities of so many rows before each of its rows in the same episode to

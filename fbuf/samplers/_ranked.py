@@ -26,7 +26,7 @@ from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._ranks import Ranks
 from fbuf._typing import Change, Draw, Geometry, Population
-from fbuf._weights import alike, ignoring, importance, unit
+from fbuf._weights import alike, exponent, ignoring, importance, unit
 
 
 @state
@@ -172,7 +172,7 @@ class Ranked:
         ranks, capacity = sampler.ranks, population.geometry.capacity
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        now = _ranks.table(ranks, jnp.maximum(sampler.alpha, jnp.float32(0)))
+        now = _ranks.table(ranks, exponent(sampler.alpha))
         slot, chance = _ranks.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
             order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
