@@ -14,8 +14,8 @@ from jax import lax
 
 from fbuf import _permutation, _race, _sumtree
 from fbuf._typing import Population
-from fbuf._weights import alike, ignoring, unit
-from fbuf.samplers import _leaves
+from fbuf._weights import alike, unit
+from fbuf.samplers import _by_priority, _leaves
 from fbuf.samplers._leaves import PrioritizedState
 
 
@@ -47,9 +47,7 @@ def with_replacement(
         slot, leaf = slot[order], leaf[order]
     if share is not None:
         share = unit(share)
-        ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
-        any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
-        slot = jnp.where(ignores, any_slot, slot)
+        slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=stratified)
         leaf = _sumtree.get(sampler.tree, slot, capacity)
 
     def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:

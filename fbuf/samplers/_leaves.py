@@ -26,7 +26,7 @@ from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._typing import Geometry
 from fbuf._weights import exponent, unit
-from fbuf.samplers import _hosttree
+from fbuf.samplers import _by_priority, _hosttree
 from fbuf.samplers._hosttree import Drawn, HostTree
 
 LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
@@ -162,8 +162,7 @@ def _raised(
 ) -> PrioritizedState:
     """Rows before others have at least `rho^k` of their priorities, k rows before."""
     assert sampler.rho is not None
-    capacity, steps = geometry.capacity, jnp.arange(1, before.shape[1] + 1, dtype=jnp.int32).astype(jnp.float32)
-    fall = jnp.power(unit(sampler.rho), steps)
+    capacity, fall = geometry.capacity, _by_priority.fall(sampler.rho, before.shape[1])
     tree, low, top = sampler.tree, sampler.low, sampler.top
     tree, token = _at_least(tree, slot, before, jnp.power(fall, exponent(sampler.alpha)), capacity, token, "sum")
     if low.shape[0]:
