@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _sumtree, _sweep
+from fbuf import _descent, _sumtree, _sweep
 from fbuf._config import state
 from fbuf._pin import pin
 from fbuf._population import Log
@@ -63,10 +63,10 @@ def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
 
 
 def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._sumtree.draw`."""
+    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._descent.draw`."""
     if isinstance(sampler.tree, HostTree):
         return _hosttree.draw(sampler.tree, key, batch_size, stratified)
-    slot, leaf = _sumtree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
+    slot, leaf = _descent.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = _sumtree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, _sumtree.root(sampler.tree), least)
 
