@@ -54,7 +54,7 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
     beam = batch_size + 1
     first = next(level for level, count in enumerate(counts) if count <= FAN_OUT * beam)
     times, order = jax.random.split(key)
-    width = offsets[first + 1] - offsets[first] if first + 1 < len(offsets) else tree.shape[0] - offsets[first]
+    width = offsets[first + 1] - offsets[first]
     bits = jax.random.bits(times, (width + first * beam * FAN_OUT,), jnp.uint32)
     waits = _exponential(bits)
     total = _sumtree.root(tree)
@@ -86,7 +86,7 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
         (node, time), _ = lax.scan(level, (node, time), (below, waits[width:].reshape(first, beam, FAN_OUT)))
     mask = jnp.isfinite(time[:batch_size])
     slot = jnp.where(mask, node[:batch_size], jnp.int32(capacity))
-    leaf = _sumtree.get(tree, jnp.where(mask, slot, jnp.int32(0)), capacity)
+    leaf = _sumtree.get(tree, jnp.where(mask, slot, jnp.int32(0)))
     chance = chance_of(leaf * scale, time[batch_size])
     found = jnp.sum(mask, dtype=jnp.int32)
     mixed = _permutation.shuffled(jax.random.bits(order, (batch_size,), jnp.uint32), found)

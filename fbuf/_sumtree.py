@@ -88,17 +88,15 @@ def init(capacity: int, fill: float = 0.0) -> jax.Array:
     return jnp.full((nodes(capacity),), fill, jnp.float32)
 
 
-def get(tree: jax.Array, index: jax.Array, capacity: int) -> jax.Array:
+def get(tree: jax.Array, index: jax.Array) -> jax.Array:
     """Reads leaves.
 
     Args:
       tree: float32[nodes(capacity)].
       index: int32[...], each in `[0, capacity)` (not checked).
-      capacity: `C`, static.
     Returns:
       float32[...] of the shape of `index`.
     """
-    del capacity  # leaves come first; other layouts would need it
     return tree.at[index].get(mode="promise_in_bounds")
 
 

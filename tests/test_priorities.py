@@ -334,7 +334,7 @@ def test_a_sweep_touches_every_leaf_once_or_none() -> None:
     tree = _sumtree.rebuild(jnp.arange(capacity, dtype=jnp.float32))
 
     def twice(tree: jax.Array, slot: jax.Array, at: jax.Array) -> jax.Array:
-        return _sumtree.set(tree, slot, _sumtree.get(tree, at, capacity) * jnp.float32(2), capacity)
+        return _sumtree.set(tree, slot, _sumtree.get(tree, at) * jnp.float32(2), capacity)
 
     sweep = jax.jit(lambda when: _sweep.every_leaf(tree, twice, capacity, when))
     assert np.array_equal(sweep(True), _sumtree.rebuild(2 * jnp.arange(capacity, dtype=jnp.float32)))

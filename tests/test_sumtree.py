@@ -106,7 +106,7 @@ def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -
         tree = update(tree, index, value)
         np.testing.assert_array_equal(np.asarray(tree), expected_tree(leaves, reduce))
     everywhere = jnp.arange(capacity, dtype=jnp.int32)
-    np.testing.assert_array_equal(st.get(tree, everywhere, capacity), leaves)
+    np.testing.assert_array_equal(st.get(tree, everywhere), leaves)
     assert st.root(tree) == expected_tree(leaves, reduce)[-8]
 
 

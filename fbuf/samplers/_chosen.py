@@ -48,7 +48,7 @@ def with_replacement(
     if share is not None:
         share = unit(share)
         slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=stratified)
-        leaf = _sumtree.get(sampler.tree, slot, capacity)
+        leaf = _sumtree.get(sampler.tree, slot)
 
     def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
         any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)

@@ -146,8 +146,8 @@ def update(
     largest = jnp.max(jnp.where(there, priority, jnp.float32(0)), initial=0.0)
     if sampler.keep is not None:
         share, at = unit(sampler.keep), jnp.where(there, slot, jnp.int32(0))
-        old = _sumtree.get(sampler.tree, at, geometry.capacity)
-        held = stored if sampler.top is None else _sumtree.get(sampler.top, at, geometry.capacity)
+        old = _sumtree.get(sampler.tree, at)
+        held = stored if sampler.top is None else _sumtree.get(sampler.top, at)
         token, (old, held) = pin(token, (old, held))
         leaf = jnp.maximum(leaf, jnp.power(share, exponent(sampler.alpha)) * old)
         stored = jnp.maximum(stored, jnp.where(held >= jnp.float32(0), held, jnp.float32(0)) * share)
@@ -168,7 +168,7 @@ def _raised(
     if low.shape[0]:
         flat = before.reshape(-1)
         inside = jnp.minimum(flat, jnp.int32(capacity - 1))
-        token, leaf = pin(token, _sumtree.get(tree, inside, capacity))
+        token, leaf = pin(token, _sumtree.get(tree, inside))
         low = _sumtree.set(low, flat + token, _lowest(sampler, leaf), capacity, reduce="min")
     if top is not None:
         top, token = _at_least(top, slot, before, fall, capacity, token, "max")
@@ -186,8 +186,8 @@ def _at_least(
 ) -> tuple[jax.Array, jax.Array]:
     """Leaves `before` int32[B, W] are no less than `factor` float32[W] of those at `slot` int32[B]; and the token."""
     last = jnp.int32(capacity - 1)
-    own = _sumtree.get(tree, jnp.minimum(slot, last), capacity)
-    theirs = _sumtree.get(tree, jnp.minimum(before, last), capacity)
+    own = _sumtree.get(tree, jnp.minimum(slot, last))
+    theirs = _sumtree.get(tree, jnp.minimum(before, last))
     token, (own, theirs) = pin(token, (own, theirs))
     least = jnp.maximum(theirs, jnp.maximum(own, jnp.float32(0))[:, None] * factor[None, :])
     # Of several for one row the largest counts: it comes last.
@@ -209,15 +209,15 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
 
     def rescale(trees: tuple[jax.Array, ...], slot: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
         tree, low, *top = trees
-        leaf = _sumtree.get(tree, at, capacity)
+        leaf = _sumtree.get(tree, at)
         leaf = jnp.where(due & (leaf > jnp.float32(0)), jnp.maximum(leaf * power[0], jnp.float32(LEAST)), leaf)
         slot = slot + token
         tree = _sumtree.set(tree, slot, leaf, capacity)
         if low.shape[0]:
-            is_anchor = jnp.isfinite(_sumtree.get(low, at, capacity))
+            is_anchor = jnp.isfinite(_sumtree.get(low, at))
             low = _sumtree.set(low, slot, _lowest(sampler, leaf, is_anchor), capacity, reduce="min")
         if top:
-            held = _sumtree.get(top[0], at, capacity)
+            held = _sumtree.get(top[0], at)
             least = jnp.where(due & (held > jnp.float32(0)), jnp.float32(_LEAST_PRIORITY), jnp.float32(-jnp.inf))
             top = [_sumtree.set(top[0], slot, jnp.maximum(held * power[1], least), capacity, reduce="max")]
         return (tree, low, *top)
@@ -241,7 +241,7 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
 
     def again(trees: tuple[jax.Array, jax.Array], slot: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
         tree, low = trees
-        stored = _sumtree.get(held, at, capacity)
+        stored = _sumtree.get(held, at)
         priority = stored if sampler.unit is None else stored * sampler.unit[1]
         some = priority >= jnp.float32(0)
         leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
