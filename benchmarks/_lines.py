@@ -188,7 +188,8 @@ LINES = (
             rf"N=(?P<rows>[\d,]+) B={batch}$",
             f"sample, weights and update of {batch} priorities of {{rows}} in a scan",
             "flashbax's tree",
-            "{ratio}x as fast ({spread})",
+            "{ratio}x as fast ({spread} by rows held)",
+            rf"N=[\d,]+ B={batch}$",
         )
         for batch in (32, 256, 4096)
     ),

@@ -4,8 +4,8 @@ In a scan (STEP): stratified draws, importance weights `(n P)^-beta` over the ba
 `(|p| + eps)^alpha`, the running maximum, the tree's update; on scalars alone, no rows. Both sides do the same work with
 the same `jnp` arithmetic around their trees. Ours refuses values that are not finite one by one; flashbax's tree is told
 to take a small priority instead, without which its own draws of zero leaves (from drift) turn it into NaN within seconds
-at ten million rows, and a dead tree is fast. flashbax runs its scan update, its faster one on CPU; its tree is called
-directly, so none of its buffer's overhead counts. GROWTH is the exponent of the same times from 10^4 to 10^7 rows.
+at ten million rows, and a dead tree is fast. flashbax runs the update that its buffers choose for the device, and its tree is
+called directly, so none of its buffer's overhead counts. GROWTH is the exponent of the same times from 10^4 to 10^7 rows.
 
 One call at a time (DISPATCHED): one jitted call for draw and weights, one for priorities, maximum and update, against
 the same two of flashbax, against torchrl's two C++ trees (sum and min, weights by torch as its sampler computes them; no
@@ -31,7 +31,7 @@ from jax import lax
 
 import fbuf
 from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
-from fbuf import _sumtree
+from fbuf import _descent, _sumtree
 
 STEP = "Prioritized step in a scan: time of flashbax's tree over ours"
 GROWTH = "Prioritized step in a scan, 10^4 to {:,} rows: growth exponent"
@@ -72,7 +72,7 @@ def ours(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[
 
     def step(carry: Any, item: Any) -> Any:
         ((tree, largest), seen), (key, now) = carry, item
-        index, leaf = _sumtree.draw(tree, key, batch, capacity, stratified=True)
+        index, leaf = _descent.draw(tree, key, batch, capacity, stratified=True)
         weight = _weight(leaf, _sumtree.root(tree), capacity)
         priority = jnp.abs(_error(index, now) * weight)
         finite = jnp.isfinite(priority)
@@ -94,10 +94,15 @@ def flashbax(peer: Any, capacity: int, batch: int, steps: int, leaves: np.ndarra
         index = peer.stratified_sample(tree, batch, key)
         weight = _weight(peer.get_batch(tree, index), tree.nodes[0], capacity)
         new = _finite((jnp.abs(_error(index, now) * weight) + EPS) ** ALPHA)
-        tree = peer.set_batch_scan(tree, index, new)
+        tree = _flashbax_set(peer)(tree, index, new)
         return (tree, seen + jnp.sum(weight)), None
 
     return _thunk(_scanned(step, steps), _flashbax_tree(peer, leaves))
+
+
+def _flashbax_set(peer: Any) -> Callable[..., Any]:
+    """Its update for the device that runs here, as its buffers choose it."""
+    return peer.set_batch_scan if jax.default_backend() == "cpu" else peer.set_batch_bincount
 
 
 def _flashbax_tree(peer: Any, leaves: np.ndarray) -> Any:
@@ -130,7 +135,7 @@ def drift(peer: Any, capacity: int) -> tuple[float, float]:
     order = np.random.default_rng(0).permutation(capacity).astype(np.int32).reshape(-1, 256)
     ours, theirs = _sumtree.init(capacity), peer.init(capacity)
     set_ours = jax.jit(lambda t, i, v: _sumtree.set(t, i, v, capacity))
-    set_theirs = jax.jit(peer.set_batch_scan)
+    set_theirs = jax.jit(_flashbax_set(peer))
     random = np.random.default_rng(1)
     for scale in (1e6, 1e-3):
         for index in order:
@@ -160,7 +165,7 @@ def dispatched_ours(capacity: int, batch: int, leaves: np.ndarray, error: np.nda
 
     @jax.jit
     def sample(tree: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index, leaf = _sumtree.draw(tree, key, batch, capacity, stratified=True)
+        index, leaf = _descent.draw(tree, key, batch, capacity, stratified=True)
         return index, _weight(leaf, _sumtree.root(tree), capacity)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -193,7 +198,7 @@ def dispatched_flashbax(
 
     @functools.partial(jax.jit, donate_argnums=0)
     def update(tree: Any, index: jax.Array, error: jax.Array) -> Any:
-        return peer.set_batch_scan(tree, index, _finite((jnp.abs(error) + EPS) ** ALPHA))
+        return _flashbax_set(peer)(tree, index, _finite((jnp.abs(error) + EPS) ** ALPHA))
 
     held, key = [_flashbax_tree(peer, leaves)], _keys()
 
@@ -341,6 +346,8 @@ def scanned(sizes: Sequence[int], batch: int, rounds: int, work: float, peer: An
     report = []
     for capacity in sizes:
         case, target = f"N={capacity:,} B={batch}", ">= 1.0" if capacity <= 10**4 else ">= 2.0"
+        if capacity == 10**6 and batch == 65_536 and jax.default_backend() != "cpu":
+            target = ">= 5.0"
         if isinstance(peer, Absent):
             report.append(absent_row(STEP, case, peer, target))
             continue

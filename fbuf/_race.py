@@ -30,8 +30,8 @@ import numpy as np
 from jax import lax
 
 from fbuf import _permutation, _sumtree
+from fbuf._sumtree import FAN_OUT
 
-_FAN_OUT = 8
 _LEAST_RATE = 1e-36  # of a leaf above zero, the total being 1: its time is still a finite float32
 
 
@@ -50,12 +50,12 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
     Cost: O(B log B log C); nothing is written.
     """
     tree = lax.stop_gradient(tree)
-    counts, offsets, _ = _sumtree.layout(capacity)
+    counts, offsets = _sumtree.layout(capacity)
     beam = batch_size + 1
-    first = next(level for level, count in enumerate(counts) if count <= _FAN_OUT * beam)
+    first = next(level for level, count in enumerate(counts) if count <= FAN_OUT * beam)
     times, order = jax.random.split(key)
-    width = offsets[first + 1] - offsets[first] if first + 1 < len(offsets) else tree.shape[0] - offsets[first]
-    bits = jax.random.bits(times, (width + first * beam * _FAN_OUT,), jnp.uint32)
+    width = offsets[first + 1] - offsets[first]
+    bits = jax.random.bits(times, (width + first * beam * FAN_OUT,), jnp.uint32)
     waits = _exponential(bits)
     total = _sumtree.root(tree)
     scale = jnp.float32(1) / jnp.where(total > jnp.float32(0), total, jnp.float32(1))
@@ -73,20 +73,20 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
     ) -> tuple[tuple[jax.Array, jax.Array], None]:
         node, time = carry
         offset, wait = item
-        start = node * jnp.int32(_FAN_OUT)
-        mass = jax.vmap(lambda at: lax.dynamic_slice(tree, (at,), (_FAN_OUT,)))(start + offset)
+        start = node * jnp.int32(FAN_OUT)
+        mass = jax.vmap(lambda at: lax.dynamic_slice(tree, (at,), (FAN_OUT,)))(start + offset)
         own = time_of(wait, mass)
         soonest = jnp.min(own, axis=1, keepdims=True)
         late = own - jnp.where(jnp.isfinite(soonest), soonest, jnp.float32(0))
-        child = start[:, None] + lax.iota(np.int32, _FAN_OUT)[None, :]
+        child = start[:, None] + lax.iota(np.int32, FAN_OUT)[None, :]
         return _earliest(child.reshape(-1), (time[:, None] + late).reshape(-1), beam), None
 
     if first:
         below = jnp.asarray([offsets[k] for k in range(first - 1, -1, -1)], jnp.int32)
-        (node, time), _ = lax.scan(level, (node, time), (below, waits[width:].reshape(first, beam, _FAN_OUT)))
+        (node, time), _ = lax.scan(level, (node, time), (below, waits[width:].reshape(first, beam, FAN_OUT)))
     mask = jnp.isfinite(time[:batch_size])
     slot = jnp.where(mask, node[:batch_size], jnp.int32(capacity))
-    leaf = _sumtree.get(tree, jnp.where(mask, slot, jnp.int32(0)), capacity)
+    leaf = _sumtree.get(tree, jnp.where(mask, slot, jnp.int32(0)))
     chance = chance_of(leaf * scale, time[batch_size])
     found = jnp.sum(mask, dtype=jnp.int32)
     mixed = _permutation.shuffled(jax.random.bits(order, (batch_size,), jnp.uint32), found)

@@ -25,24 +25,29 @@ def importance(
       number: float32[], anchors.
       chance: float32[B], of each row in one draw.
       mask: bool[B].
-      beta: float32[]; negative and NaN count as 0.
+      beta: float32[], as `exponent` has it.
       normalize: Divide by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
       least: float32[], the smallest chance there is; for "buffer".
     """
     weight = _power(number, jnp.where(mask, chance, jnp.float32(1)), beta)
-    if normalize == "batch":
-        top = jnp.max(jnp.where(mask, weight, jnp.float32(0)))
+    if normalize is not None:
+        if normalize == "batch":
+            top = jnp.max(jnp.where(mask, weight, jnp.float32(0)))
+        else:
+            top = _power(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
         weight = weight / jnp.where(top > jnp.float32(0), top, jnp.float32(1))
-    elif normalize == "buffer":
-        weight = weight / _power(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
     return jnp.where(mask, weight, jnp.float32(0))
 
 
 def _power(number: jax.Array, chance: jax.Array, beta: jax.Array) -> jax.Array:
     """(n P)^-beta, finite."""
     product = jnp.maximum(number * chance, jnp.float32(1e-30))
-    exponent = jnp.where(beta >= jnp.float32(0), beta, jnp.float32(0))  # NaN as well
-    return jnp.minimum(jnp.power(product, -exponent), jnp.float32(1e30))
+    return jnp.minimum(jnp.power(product, -exponent(beta)), jnp.float32(1e30))
+
+
+def exponent(number: jax.Array) -> jax.Array:
+    """An exponent that a user anneals, brought into [0, 1000]; NaN counts as 0."""
+    return jnp.where(number >= jnp.float32(0), jnp.minimum(number, jnp.float32(1000)), jnp.float32(0))
 
 
 def unit(share: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf import _sumtree
+from fbuf import _descent, _sumtree
 from fbuf._host import owner, priorities, sumtree
 from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout, Tree
@@ -40,7 +40,7 @@ EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 
 
 def layout_of(capacity: int) -> Layout:
-    return Layout(*_sumtree.layout(capacity))
+    return Layout(*_sumtree.layout(capacity), _descent.middle(capacity))
 
 
 # ------------------------------------------------------------------------------------------------- the numpy tree
@@ -94,8 +94,8 @@ def padding(tree: Tree) -> list[np.ndarray]:
 @functools.cache
 def device_draw(capacity: int, stratified: bool) -> Any:
     def draw(tree: jax.Array, key: jax.Array) -> Any:
-        top, bottom = _sumtree.uniforms(key, 300, stratified=stratified)
-        return top, bottom, _sumtree.draw(tree, key, 300, capacity, stratified=stratified)
+        top, bottom = _descent.uniforms(key, 300, stratified=stratified)
+        return top, bottom, _descent.draw(tree, key, 300, capacity, stratified=stratified)
 
     return jax.jit(draw)
 

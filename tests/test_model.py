@@ -456,7 +456,7 @@ def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority:
             assert (lows == low[low.size - lows.size :]).all()  # the host has no leaves of its own for these
         return
     every = jnp.arange(capacity, dtype=jnp.int32)
-    leaves = _sumtree.get(sampler.tree, every, capacity)
+    leaves = _sumtree.get(sampler.tree, every)
     unit = np.ones(2) if sampler.unit is None else np.asarray(sampler.unit)
     np.testing.assert_allclose(np.asarray(leaves) * unit[0], leaf, **near)
     assert (np.asarray(sampler.tree) == np.asarray(rebuilt(leaves, "sum"))).all()
@@ -465,7 +465,7 @@ def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority:
         low = jnp.where(drawn, leaves, jnp.float32(jnp.inf))
         assert (np.asarray(sampler.low) == np.asarray(rebuilt(low, "min"))).all()
     if sampler.top is not None:
-        held = _sumtree.get(sampler.top, every, capacity)
+        held = _sumtree.get(sampler.top, every)
         np.testing.assert_allclose(np.asarray(held) * unit[1], priority, **near)
         assert (np.asarray(sampler.top) == np.asarray(rebuilt(held, "max"))).all()
 

@@ -95,6 +95,15 @@ def test_weights_by_the_buffer_know_rows_that_only_chance_draws() -> None:
     assert set(batch.index.slot.tolist()) == {0, 1, 2}
 
 
+def test_weights_by_the_buffer_where_chance_has_ended() -> None:
+    """With a share of 0 a row of priority 0 is not drawn, so that it is not the least likely one."""
+    sampler = Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="buffer", uniform=0.0)
+    buffer, state = filled(sampler, [0.0, 1.0, 3.0])
+    batch = jax.device_get(buffer.peek(state, KEY, 64))
+    assert set(batch.index.slot.tolist()) == {1, 2}
+    np.testing.assert_allclose(batch.weight, np.array([0, 1, 1 / 3])[batch.index.slot], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "share", [0.1, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, 1e-3, 1 / 3, 0.999, 1.0))]
 )
@@ -254,15 +263,15 @@ def test_priorities_decay_for_ever_without_getting_lost() -> None:
     every = index_of(buffer, state, list(range(10)))
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def updates(state: Any, number: jax.Array) -> Any:
+    def updates(state: Any, number: jax.Array, error: jax.Array) -> Any:
         def step(_: jax.Array, carry: Any) -> Any:
             one = jax.tree.map(lambda x: x[:1], every)
-            state = buffer.update_priority(carry[0], one, jnp.ones(1, jnp.float32))
+            state = buffer.update_priority(carry[0], one, error[None])
             return state, jnp.minimum(carry[1], jnp.min(state.sampler.unit))
 
         return jax.lax.fori_loop(0, number, step, (state, jnp.float32(1)))
 
-    state, least = updates(state, jnp.int32(60))
+    state, least = updates(state, jnp.int32(60), jnp.float32(1))
     assert 2.0**-31 < least < 2.0**-29
     expected = np.array([1, *(np.arange(2.0, 11.0) * 2.0**-60), 0, 0])
     np.testing.assert_array_equal(leaves(buffer, state), expected)
@@ -270,11 +279,26 @@ def test_priorities_decay_for_ever_without_getting_lost() -> None:
     assert held.tolist() == [*expected[:10], -np.inf, -np.inf]
     again = _sumtree.rebuild(state.sampler.tree[:12])
     assert np.array_equal(again, state.sampler.tree)
-    state, _ = updates(state, jnp.int32(3000))
+    state, _ = updates(state, jnp.int32(3000), jnp.float32(1))
     kept = np.asarray(state.sampler.tree)[:10]
     assert (kept > 0).all() and np.isfinite(kept).all() and kept[0] / kept[1] > 2.0**90
     state = buffer.extend(state, jnp.int32([7]))
     assert leaves(buffer, state)[10] == 1.0  # as much as the largest held
+    state, _ = updates(state, jnp.int32(3000), jnp.float32(0))  # nothing to hold any more
+    state = buffer.extend(state, jnp.int32([8]))
+    kept = np.asarray(state.sampler.tree)[:12]
+    assert kept[0] == 0 and (kept[1:] > 0).all()
+
+
+@pytest.mark.slow
+def test_the_largest_seen_decays_but_not_to_0() -> None:
+    buffer, state = filled(Prioritized(1.0, eps=0.0, decay=0.5), [1.0, 2.0], capacity=3)
+    none = jax.tree.map(lambda x: x[:0], index_of(buffer, state, [0]))
+    run = jax.jit(
+        lambda state: jax.lax.fori_loop(0, 400, lambda _, s: buffer.update_priority(s, none, jnp.zeros(0)), state)
+    )
+    state = buffer.extend(run(state), jnp.int32([7]))
+    assert (np.asarray(state.sampler.tree)[:3] > 0).all()
 
 
 @pytest.mark.slow
@@ -310,7 +334,7 @@ def test_a_sweep_touches_every_leaf_once_or_none() -> None:
     tree = _sumtree.rebuild(jnp.arange(capacity, dtype=jnp.float32))
 
     def twice(tree: jax.Array, slot: jax.Array, at: jax.Array) -> jax.Array:
-        return _sumtree.set(tree, slot, _sumtree.get(tree, at, capacity) * jnp.float32(2), capacity)
+        return _sumtree.set(tree, slot, _sumtree.get(tree, at) * jnp.float32(2), capacity)
 
     sweep = jax.jit(lambda when: _sweep.every_leaf(tree, twice, capacity, when))
     assert np.array_equal(sweep(True), _sumtree.rebuild(2 * jnp.arange(capacity, dtype=jnp.float32)))
@@ -627,11 +651,37 @@ def test_numbers_beyond_their_range_are_refused_or_brought_back() -> None:
         buffer.sample(state, KEY, 2, uniform=7)
     with pytest.raises(ValueError, match="has no number 'rho'"):
         buffer.set(state, rho=0.5)
-    wild = jax.jit(lambda s, x: buffer.set(s, uniform=x, decay=x, keep=x))
-    for value in (-1.0, 5.0, float("nan"), float("inf"), 0.0):  # what is traced is brought into range
-        after = wild(state, jnp.float32(value))
-        for _ in range(3):
-            after, batch = buffer.sample(after, KEY, 4)
-            after = buffer.update_priority(after, batch.index, jnp.arange(4.0))
-        kept = np.asarray(after.sampler.tree)
-        assert np.isfinite(kept).all() and kept[-8] > 0 and np.isfinite(batch.weight).all() and batch.mask.all()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Prioritized(uniform=0.1, decay=0.5, keep=0.5, spread=1, normalize="buffer"),
+        pytest.param(Ranked(uniform=0.1, normalize="buffer"), marks=pytest.mark.slow),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_what_is_traced_is_brought_into_range(sampler: Any) -> None:
+    """Numbers gone wrong for one step: whatever is drawn then is a row, weights are finite, and the tree lives on."""
+    number = 20
+    buffer = fbuf.Buffer(65, sampler=sampler, episode_end=("end",))
+    rows = {"t": jnp.arange(number, dtype=jnp.int32), "end": jnp.zeros(number, bool)}
+    start = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+
+    @jax.jit
+    def step(state: Any, numbers: dict[str, jax.Array], beta: jax.Array) -> Any:
+        state, batch = buffer.sample(buffer.set(state, **numbers), KEY, 8, beta=beta)
+        return buffer.update_priority(state, batch.index, jnp.arange(8.0)), batch
+
+    usual = {name: jnp.float32(getattr(sampler, name)) for name in sampler.numbers}
+    for name in (*usual, ""):
+        for value in (-1.0, 5.0, 1e30, float("nan"), float("inf"), -float("inf"), 0.0):
+            beta = jnp.float32(0.4 if name else value)
+            state, _ = step(start, usual | ({name: jnp.float32(value)} if name else {}), beta)
+            for _ in range(2):
+                state, batch = jax.device_get(step(state, usual | ({name: jnp.float32(value)} if name else {}), beta))
+                assert batch.mask.all() and batch.index.slot.max() < number
+                assert np.isfinite(batch.weight).all() and np.isfinite(batch.probability).all()
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.sampler.max_priority, batch)))
+            state, batch = jax.device_get(step(state, usual, jnp.float32(0.4)))
+            assert (batch.weight > 0).all() and (batch.probability > 0).all()

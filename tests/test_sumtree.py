@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fbuf import _descent, _words
 from fbuf import _sumtree as st
-from fbuf import _words
 from fbuf._duplicates import keep_last
 from fbuf._pin import pin
 
@@ -27,7 +27,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Runs a test on the path of CPUs and on the path of everything else."""
     if request.param == "level":
         monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
-        monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
+        monkeypatch.setattr(_descent, "_descend_by_loop", _descent._descend_by_level)
     return str(request.param)
 
 
@@ -37,7 +37,7 @@ def setter(capacity: int, reduce: Any = "sum") -> Callable[..., jax.Array]:
 
 
 def drawer(capacity: int, batch: int, stratified: bool = False) -> Callable[..., Any]:
-    return jax.jit(lambda t, k: st.draw(t, k, batch, capacity, stratified=stratified))
+    return jax.jit(lambda t, k: _descent.draw(t, k, batch, capacity, stratified=stratified))
 
 
 def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
@@ -71,7 +71,7 @@ def count(tree: jax.Array, capacity: int, batch: int, batches: int, seed: int) -
     @jax.jit
     def run(tree: jax.Array, key: jax.Array) -> jax.Array:
         def step(counts: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
-            index, _ = st.draw(tree, key, batch, capacity, stratified=False)
+            index, _ = _descent.draw(tree, key, batch, capacity, stratified=False)
             return counts.at[index].add(np.int32(1)), None
 
         keys = jax.random.split(key, batches)
@@ -106,7 +106,7 @@ def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -
         tree = update(tree, index, value)
         np.testing.assert_array_equal(np.asarray(tree), expected_tree(leaves, reduce))
     everywhere = jnp.arange(capacity, dtype=jnp.int32)
-    np.testing.assert_array_equal(st.get(tree, everywhere, capacity), leaves)
+    np.testing.assert_array_equal(st.get(tree, everywhere), leaves)
     assert st.root(tree) == expected_tree(leaves, reduce)[-8]
 
 
@@ -246,9 +246,9 @@ def test_a_half_filled_tree(path: str, capacity: int) -> None:
 @pytest.mark.parametrize("capacity", [2**18, pytest.param(2**24, marks=pytest.mark.slow)])
 def test_every_row_can_be_drawn(capacity: int) -> None:
     """For each of 2^24 rows alike there are uniforms of 24 bits that draw it: its block's, and its own in the block."""
-    block, part = 8 ** st._middle(capacity), 2**18
+    block, part = 8 ** _descent.middle(capacity), 2**18
     tree = st.rebuild(jnp.ones((capacity,), jnp.float32))
-    draw = jax.jit(functools.partial(st._descend_by_loop, batch=part, capacity=capacity))
+    draw = jax.jit(functools.partial(_descent._descend_by_loop, batch=part, capacity=capacity))
     for first in range(0, capacity, part):
         row = np.arange(first, first + part)
         top, bottom = (row // block + 0.5) * (block / capacity), (row % block + 0.5) / block
@@ -276,7 +276,7 @@ def test_extreme_uniforms(path: str) -> None:
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
-    draw = functools.partial(st._descend_by_loop, batch=16, capacity=5000)
+    draw = functools.partial(_descent._descend_by_loop, batch=16, capacity=5000)
     index, leaf = jax.jit(draw)(
         st.rebuild(jnp.asarray(leaves)),
         jnp.asarray(top.ravel(), jnp.float32),
@@ -293,7 +293,7 @@ def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest
     tree = st.rebuild(jnp.asarray(leaves))
     draw = drawer(capacity, batch, stratified=capacity > 9)
     by_loop = [draw(tree, jax.random.key(s)) for s in range(4)]
-    monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
+    monkeypatch.setattr(_descent, "_descend_by_loop", _descent._descend_by_level)
     draw = drawer(capacity, batch, stratified=capacity > 9)
     by_level = [draw(tree, jax.random.key(s)) for s in range(4)]
     for one, other in zip(by_loop, by_level, strict=True):
@@ -340,7 +340,7 @@ def test_strata_bound_the_count_of_every_leaf(path: str, capacity: int) -> None:
 def test_strata_bound_the_count_of_every_block(path: str, capacity: int) -> None:
     leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
     index, _ = drawer(capacity, 1024, True)(st.rebuild(jnp.asarray(leaves)), jax.random.key(0))
-    block = 8 ** st._middle(capacity)
+    block = 8 ** _descent.middle(capacity)
     mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
     counts = np.bincount(np.asarray(index) // block, minlength=len(mass))
     assert np.all(np.abs(counts - 1024 * mass / mass.sum()) < 2 + 1e-3)
@@ -383,7 +383,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     tree = st.rebuild(jnp.asarray(leaves))
 
     def shares(top: float | None, bottom: float | None, block: int) -> np.ndarray:
-        draw = jax.jit(functools.partial(st._descend_by_loop, batch=2**20, capacity=capacity))
+        draw = jax.jit(functools.partial(_descent._descend_by_loop, batch=2**20, capacity=capacity))
         counts = np.zeros(-(-capacity // block), np.int64)
         for part in np.arange(2**24, dtype=np.int32).reshape(16, -1):
             grid = part.astype(np.float32) * np.float32(2**-24)
@@ -398,7 +398,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
         share, mass = share[mass > 0], mass[mass > 0]
         return float(draws * np.sum((share - mass) ** 2 / mass))
 
-    block = 8 ** st._middle(capacity)
+    block = 8 ** _descent.middle(capacity)
     mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
     assert added(shares(None, 0.5, block), mass) < 1  # 0.2
     below = shares(0.3, None, 1)
@@ -407,7 +407,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     assert below[within].sum() == 1
     assert added(below[within], leaves[within]) < 1  # 0.01
     # The test can fail: with one uniform for the whole descent the bias is far above the deviation.
-    monkeypatch.setattr(st, "_middle", lambda capacity: 0)
+    monkeypatch.setattr(_descent, "middle", lambda capacity: 0)
     assert added(shares(None, 0.5, 1), leaves) > 10_000
 
 
@@ -415,7 +415,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
 
 
 def _step(tree: jax.Array, key: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    index, leaf = st.draw(tree, key, 64, capacity, stratified=True)
+    index, leaf = _descent.draw(tree, key, 64, capacity, stratified=True)
     return st.set(tree, index, leaf * np.float32(0.5), capacity), index
 
 
@@ -441,21 +441,21 @@ def test_vmap_over_trees_and_over_keys(path: str) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     step = functools.partial(_step, capacity=600)
     many, indices = jax.jit(jax.vmap(step))(trees, keys)
-    over_keys = jax.vmap(lambda k: st.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
+    over_keys = jax.vmap(lambda k: _descent.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
     for lane in range(3):
         one, index = step(trees[lane], keys[lane])
         np.testing.assert_array_equal(many[lane], one)
         np.testing.assert_array_equal(indices[lane], index)
-        np.testing.assert_array_equal(over_keys[lane], st.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
+        np.testing.assert_array_equal(over_keys[lane], _descent.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
 
 
 def test_gradients_pass_by(path: str) -> None:
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
     def loss(x: jax.Array) -> jax.Array:
-        index, _ = st.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
+        index, _ = _descent.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
         new = st.set(tree, index, jnp.full((8,), x), 100)
-        _, leaf = st.draw(new, jax.random.key(1), 8, 100, stratified=False)
+        _, leaf = _descent.draw(new, jax.random.key(1), 8, 100, stratified=False)
         return jnp.sum(leaf) + x
 
     value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
@@ -464,8 +464,8 @@ def test_gradients_pass_by(path: str) -> None:
 
 def test_raw_and_typed_keys_agree() -> None:
     tree = st.rebuild(jnp.arange(50, dtype=jnp.float32))
-    typed, _ = st.draw(tree, jax.random.key(7), 16, 50, stratified=False)
-    raw, _ = st.draw(tree, jax.random.PRNGKey(7), 16, 50, stratified=False)
+    typed, _ = _descent.draw(tree, jax.random.key(7), 16, 50, stratified=False)
+    raw, _ = _descent.draw(tree, jax.random.PRNGKey(7), 16, 50, stratified=False)
     np.testing.assert_array_equal(typed, raw)
 
 
@@ -484,7 +484,7 @@ def test_clean_under_strict_jax(path: str, x64: bool) -> None:
         fresh = jax.jit(lambda t, k: step(t, k))
         with jax.transfer_guard("disallow"):
             strict = fresh(tree, key)
-        empty = jax.jit(lambda k: st.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
+        empty = jax.jit(lambda k: _descent.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
     assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])
@@ -512,7 +512,7 @@ def _check_in_place(batch: int) -> None:
     def loop(state: Any, keys: jax.Array) -> Any:
         def step(state: Any, key: jax.Array) -> Any:
             tree, token = state
-            drawn = st.draw(tree, key, batch, capacity, stratified=True)
+            drawn = _descent.draw(tree, key, batch, capacity, stratified=True)
             # As the buffer does: without it XLA may draw again after the write, from a copy.
             token, (index, leaf) = pin(token, drawn)
             tree = st.set(tree, index + token, leaf + np.float32(1), capacity)

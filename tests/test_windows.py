@@ -286,7 +286,7 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     assert want[3] == 0
     from fbuf import _sumtree
 
-    got = _sumtree.get(after.sampler.tree, jnp.arange(8), 20)
+    got = _sumtree.get(after.sampler.tree, jnp.arange(8))
     np.testing.assert_allclose(got, np.where(np.arange(8) == 4, 1, want), rtol=1e-6)
     assert int(buffer.stats(after)["refused_nonfinite"]) == 1
     plain = buffer.update_priority(state, index, np.abs(error[:, 1:2]))
@@ -312,7 +312,7 @@ def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() 
         for i in range(0, 10, 2):
             rows = jax.tree.map(lambda x, i=i: x[i : i + 2], rows_of([6, 4]))
             state = buffer.extend(state, rows, priority=given[i : i + 2])
-        leaves = np.asarray(_sumtree.get(state.sampler.tree, jnp.arange(10), 10))
+        leaves = np.asarray(_sumtree.get(state.sampler.tree, jnp.arange(10)))
         assert {int(i): float(leaves[i]) for i in np.flatnonzero(leaves)} == anchors, view
 
 

@@ -21,7 +21,7 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 class Layout(NamedTuple):
-    """Where the levels of a tree lie; see `fbuf._sumtree.layout`."""
+    """Where the levels of a tree lie; see `fbuf._sumtree.layout` and `fbuf._descent.middle`."""
 
     counts: tuple[int, ...]  # nodes of each level, leaves first
     offsets: tuple[int, ...]  # of each level, then the total
@@ -176,7 +176,7 @@ def _lows(children: Array, level: int) -> Array:
 
 
 def _scaled(uniform: Array, total: Array | np.float32) -> Array:
-    """`uniform * total` without its last bit, as `fbuf._sumtree` has it."""
+    """`uniform * total` without its last bit, as `fbuf._descent` has it."""
     product: Array = uniform * total
     bits = product.view(np.int32)
     bits &= np.int32(-2)

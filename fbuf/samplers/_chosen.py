@@ -14,8 +14,8 @@ from jax import lax
 
 from fbuf import _permutation, _race, _sumtree
 from fbuf._typing import Population
-from fbuf._weights import alike, ignoring, unit
-from fbuf.samplers import _leaves
+from fbuf._weights import alike, unit
+from fbuf.samplers import _by_priority, _leaves
 from fbuf.samplers._leaves import PrioritizedState
 
 
@@ -47,10 +47,8 @@ def with_replacement(
         slot, leaf = slot[order], leaf[order]
     if share is not None:
         share = unit(share)
-        ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
-        any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
-        slot = jnp.where(ignores, any_slot, slot)
-        leaf = _sumtree.get(sampler.tree, slot, capacity)
+        slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=stratified)
+        leaf = _sumtree.get(sampler.tree, slot)
 
     def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
         any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)
@@ -64,6 +62,8 @@ def with_replacement(
         each = share / jnp.maximum(number, jnp.float32(1))
         chance = (jnp.float32(1) - share) * chance + each
         least = (jnp.float32(1) - share) * least + each
+        # 0 if a leaf is 0 and none is drawn whatever it is: then the least that was.
+        least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return Chosen(slot, some, chance, least)
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _sumtree
+from fbuf import _descent, _sumtree
 from fbuf._host import owner, priorities, treecall
 from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout
@@ -85,7 +85,7 @@ def init() -> HostTree:
 
 
 def _layout(capacity: int) -> Layout:
-    return Layout(*_sumtree.layout(capacity))
+    return Layout(*_sumtree.layout(capacity), _descent.middle(capacity))
 
 
 def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None) -> HostTree:
@@ -115,7 +115,7 @@ def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> H
 
 def draw(tree: HostTree, key: jax.Array, batch_size: int, stratified: bool) -> Drawn:
     """Leaves in proportion. One callback."""
-    top, bottom = _sumtree.uniforms(key, batch_size, stratified=stratified)
+    top, bottom = _descent.uniforms(key, batch_size, stratified=stratified)
     return Drawn(*treecall.draw(tree.id, tree.version, top, bottom))
 
 

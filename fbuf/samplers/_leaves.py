@@ -20,17 +20,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _sumtree, _sweep
+from fbuf import _descent, _sumtree, _sweep
 from fbuf._config import state
 from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._typing import Geometry
-from fbuf._weights import unit
-from fbuf.samplers import _hosttree
+from fbuf._weights import exponent, unit
+from fbuf.samplers import _by_priority, _hosttree
 from fbuf.samplers._hosttree import Drawn, HostTree
 
-LARGEST = 2.0**100  # 2^27 of them still have a finite float32 sum
+LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
 LEAST = 2.0**-100  # of a leaf that has decayed: it can still be drawn
+_LEAST_PRIORITY = 2.0**-96  # likewise; times the smallest unit it is no subnormal yet
 _SMALLEST_UNIT = 2.0**-30
 LEAST_DECAY = 0.001  # in one update
 
@@ -62,17 +63,17 @@ def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
 
 
 def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._sumtree.draw`."""
+    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._descent.draw`."""
     if isinstance(sampler.tree, HostTree):
         return _hosttree.draw(sampler.tree, key, batch_size, stratified)
-    slot, leaf = _sumtree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
+    slot, leaf = _descent.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = _sumtree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, _sumtree.root(sampler.tree), least)
 
 
 def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
     """(|p| + eps)^alpha as it is kept, finite and >= 0 whatever numbers were annealed to."""
-    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), sampler.alpha)
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), exponent(sampler.alpha))
     leaf = leaf if sampler.unit is None else leaf / sampler.unit[0]
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(LARGEST)), jnp.float32(0))
 
@@ -145,10 +146,10 @@ def update(
     largest = jnp.max(jnp.where(there, priority, jnp.float32(0)), initial=0.0)
     if sampler.keep is not None:
         share, at = unit(sampler.keep), jnp.where(there, slot, jnp.int32(0))
-        old = _sumtree.get(sampler.tree, at, geometry.capacity)
-        held = stored if sampler.top is None else _sumtree.get(sampler.top, at, geometry.capacity)
+        old = _sumtree.get(sampler.tree, at)
+        held = stored if sampler.top is None else _sumtree.get(sampler.top, at)
         token, (old, held) = pin(token, (old, held))
-        leaf = jnp.maximum(leaf, jnp.power(share, sampler.alpha) * old)
+        leaf = jnp.maximum(leaf, jnp.power(share, exponent(sampler.alpha)) * old)
         stored = jnp.maximum(stored, jnp.where(held >= jnp.float32(0), held, jnp.float32(0)) * share)
     sampler = write(sampler, slot, leaf, stored, geometry, token)
     if before.shape[1]:
@@ -161,14 +162,13 @@ def _raised(
 ) -> PrioritizedState:
     """Rows before others have at least `rho^k` of their priorities, k rows before."""
     assert sampler.rho is not None
-    capacity, steps = geometry.capacity, jnp.arange(1, before.shape[1] + 1, dtype=jnp.int32).astype(jnp.float32)
-    fall = jnp.power(unit(sampler.rho), steps)
+    capacity, fall = geometry.capacity, _by_priority.fall(sampler.rho, before.shape[1])
     tree, low, top = sampler.tree, sampler.low, sampler.top
-    tree, token = _at_least(tree, slot, before, jnp.power(fall, sampler.alpha), capacity, token, "sum")
+    tree, token = _at_least(tree, slot, before, jnp.power(fall, exponent(sampler.alpha)), capacity, token, "sum")
     if low.shape[0]:
         flat = before.reshape(-1)
         inside = jnp.minimum(flat, jnp.int32(capacity - 1))
-        token, leaf = pin(token, _sumtree.get(tree, inside, capacity))
+        token, leaf = pin(token, _sumtree.get(tree, inside))
         low = _sumtree.set(low, flat + token, _lowest(sampler, leaf), capacity, reduce="min")
     if top is not None:
         top, token = _at_least(top, slot, before, fall, capacity, token, "max")
@@ -186,8 +186,8 @@ def _at_least(
 ) -> tuple[jax.Array, jax.Array]:
     """Leaves `before` int32[B, W] are no less than `factor` float32[W] of those at `slot` int32[B]; and the token."""
     last = jnp.int32(capacity - 1)
-    own = _sumtree.get(tree, jnp.minimum(slot, last), capacity)
-    theirs = _sumtree.get(tree, jnp.minimum(before, last), capacity)
+    own = _sumtree.get(tree, jnp.minimum(slot, last))
+    theirs = _sumtree.get(tree, jnp.minimum(before, last))
     token, (own, theirs) = pin(token, (own, theirs))
     least = jnp.maximum(theirs, jnp.maximum(own, jnp.float32(0))[:, None] * factor[None, :])
     # Of several for one row the largest counts: it comes last.
@@ -200,7 +200,7 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
     assert sampler.decay is not None and sampler.unit is not None
     given = jnp.where(sampler.decay >= jnp.float32(0), sampler.decay, jnp.float32(1))  # NaN as well
     decay = jnp.clip(given, jnp.float32(LEAST_DECAY), jnp.float32(1))
-    by_leaf = jnp.maximum(jnp.power(decay, sampler.alpha), jnp.float32(2.0**-40))
+    by_leaf = jnp.maximum(jnp.power(decay, exponent(sampler.alpha)), jnp.float32(2.0**-40))
     smaller = sampler.unit * jnp.stack([by_leaf, decay])
     due = jnp.any(smaller < jnp.float32(_SMALLEST_UNIT))
     power = lax.bitcast_convert_type(lax.bitcast_convert_type(smaller, jnp.int32) & jnp.int32(0x7F800000), jnp.float32)
@@ -209,15 +209,17 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
 
     def rescale(trees: tuple[jax.Array, ...], slot: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
         tree, low, *top = trees
-        leaf = _sumtree.get(tree, at, capacity)
+        leaf = _sumtree.get(tree, at)
         leaf = jnp.where(due & (leaf > jnp.float32(0)), jnp.maximum(leaf * power[0], jnp.float32(LEAST)), leaf)
         slot = slot + token
         tree = _sumtree.set(tree, slot, leaf, capacity)
         if low.shape[0]:
-            is_anchor = jnp.isfinite(_sumtree.get(low, at, capacity))
+            is_anchor = jnp.isfinite(_sumtree.get(low, at))
             low = _sumtree.set(low, slot, _lowest(sampler, leaf, is_anchor), capacity, reduce="min")
         if top:
-            top = [_sumtree.set(top[0], slot, _sumtree.get(top[0], at, capacity) * power[1], capacity, reduce="max")]
+            held = _sumtree.get(top[0], at)
+            least = jnp.where(due & (held > jnp.float32(0)), jnp.float32(_LEAST_PRIORITY), jnp.float32(-jnp.inf))
+            top = [_sumtree.set(top[0], slot, jnp.maximum(held * power[1], least), capacity, reduce="max")]
         return (tree, low, *top)
 
     trees = (sampler.tree, sampler.low, *(() if sampler.top is None else (sampler.top,)))
@@ -228,7 +230,7 @@ def _decayed(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) ->
         low=low,
         top=top[0] if top else None,
         unit=smaller / power,
-        max_priority=sampler.max_priority * decay,
+        max_priority=jnp.maximum(sampler.max_priority * decay, jnp.float32(_LEAST_PRIORITY)),
     )
 
 
@@ -239,7 +241,7 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
 
     def again(trees: tuple[jax.Array, jax.Array], slot: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
         tree, low = trees
-        stored = _sumtree.get(held, at, capacity)
+        stored = _sumtree.get(held, at)
         priority = stored if sampler.unit is None else stored * sampler.unit[1]
         some = priority >= jnp.float32(0)
         leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))

@@ -18,16 +18,16 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf import _population, _sumtree
 from fbuf._config import component
 from fbuf._typing import Change, Draw, Geometry, Population
 from fbuf._weights import importance
-from fbuf.samplers import _chosen, _hosttree, _leaves
+from fbuf.samplers import _by_priority, _chosen, _hosttree, _leaves
 from fbuf.samplers._leaves import PrioritizedState
 
-_UP_TO_ONE = ("uniform", "decay", "keep", "rho")  # numbers, where they are given
+_UP_TO_ONE = ("uniform", "decay", "keep", "rho")
+_NUMBERS = ("alpha", "beta", "eps", *_UP_TO_ONE)
 
 
 @component
@@ -54,7 +54,7 @@ class Prioritized:
       largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or
         the largest now "held" (1.0 where there is none), for which the priorities themselves are kept in one more tree.
       decay: Every `update_priority` first multiplies all |p| + eps by this, 0.001 to 1 (and the largest seen), so that rows
-        that were not drawn for long give way to those that were. None: no.
+        that were not drawn for long give way to those that were (`rebuild` adds eps in full again). None: no.
       keep: A row's new priority is no less than this share of its old one, 0 to 1: one good prediction does not end it.
         None: 0.
       spread: An update also raises the priorities of so many rows before each of its rows in the same episode to
@@ -112,27 +112,10 @@ class Prioritized:
 
     prioritized: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
+    most: ClassVar[Mapping[str, float]] = dict.fromkeys(_UP_TO_ONE, 1.0)
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "eps", *_UP_TO_ONE):
-            value, most = getattr(self, name), self.most.get(name, float("inf"))
-            if value is None and getattr(type(self), name) is None:
-                continue
-            least = _leaves.LEAST_DECAY if name == "decay" else 0
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (number and least <= value <= most and value < float("inf")):
-                what = "finite Python number >= 0" if most > 1 else f"Python number from {least} to 1"
-                raise ValueError(
-                    f"Prioritized: {name} is {value!r}; expected a {what}. Numbers that change go "
-                    f"through buffer.set(state, {name}=...) or sample(..., beta=...)."
-                )
-            object.__setattr__(self, name, float(value))
-        if self.normalize not in ("batch", "buffer", None):
-            raise ValueError(f'Prioritized: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
-        if self.largest not in ("seen", "held"):
-            raise ValueError(f'Prioritized: largest is {self.largest!r}; expected "seen" or "held".')
-        if not isinstance(self.spread, int) or isinstance(self.spread, bool) or not 0 <= self.spread <= 1024:
-            raise ValueError(f"Prioritized: spread is {self.spread!r}; expected an int from 0 to 1024, rows.")
+        _by_priority.check(self, _NUMBERS, {"decay": _leaves.LEAST_DECAY})
         if self.on not in ("device", "host"):
             raise ValueError(
                 f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
@@ -153,16 +136,11 @@ class Prioritized:
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        given = [name for name in ("uniform", "decay", "keep") if getattr(self, name) is not None]
-        return dict.fromkeys(("alpha", "beta", "eps", *given, *(("rho",) if self.spread else ())), np.float32)
+        return _by_priority.numbers(self, _NUMBERS)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return dict.fromkeys(("beta",) if self.uniform is None else ("beta", "uniform"), np.float32)
-
-    @property
-    def most(self) -> Mapping[str, float]:
-        return dict.fromkeys(_UP_TO_ONE, 1.0)
+        return _by_priority.options(self)
 
     @property
     def by_episode(self) -> bool:
@@ -188,8 +166,6 @@ class Prioritized:
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity
         tree, low = _leaves.init(capacity, self._least, self.on_host)
-        numbers: dict[str, Any] = {name: jnp.full((), getattr(self, name), jnp.float32) for name in self.numbers}
-        numbers |= {name: None for name in _UP_TO_ONE if name not in numbers}
         return PrioritizedState(
             tree=tree,
             low=low,
@@ -197,23 +173,15 @@ class Prioritized:
             max_priority=jnp.ones((), jnp.float32),
             unit=None if self.decay is None else jnp.ones((2,), jnp.float32),
             log=None if self.uniform is None or dense else _population.init(geometry, dense),
-            **numbers,
+            **_by_priority.initial(self, _NUMBERS),
         )
 
     def change(
         self, sampler: PrioritizedState, change: Change, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
         token = _leaves.after(sampler, token)
-        given = change.priority >= jnp.float32(0)
-        largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
-        priority = jnp.where(given, change.priority, sampler.max_priority).reshape(-1)
-        nowhere = jnp.int32(geometry.capacity)
-        slot = jnp.concatenate(
-            [
-                jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1),
-                jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1),
-            ]
-        )
+        slot, given, largest = _by_priority.written(change, geometry.capacity)
+        priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, _leaves.leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), _leaves.kept(sampler, priority)])

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fbuf import _permutation, _population, _ranks
@@ -26,7 +25,10 @@ from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._ranks import Ranks
 from fbuf._typing import Change, Draw, Geometry, Population
-from fbuf._weights import alike, ignoring, importance, unit
+from fbuf._weights import exponent, importance, unit
+from fbuf.samplers import _by_priority
+
+_NUMBERS = ("alpha", "beta", "uniform", "rho")
 
 
 @state
@@ -91,33 +93,15 @@ class Ranked:
     rebuilds: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "uniform", "rho"):
-            value, most = getattr(self, name), self.most.get(name, float("inf"))
-            if value is None and name == "uniform":
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (number and 0 <= value <= most and value < float("inf")):
-                what = "finite Python number >= 0" if most > 1 else "Python number from 0 to 1"
-                raise ValueError(
-                    f"Ranked: {name} is {value!r}; expected a {what}. Numbers that change go "
-                    f"through buffer.set(state, {name}=...) or sample(..., beta=...)."
-                )
-            object.__setattr__(self, name, float(value))
-        if self.normalize not in ("batch", "buffer", None):
-            raise ValueError(f'Ranked: normalize is {self.normalize!r}; expected "batch", "buffer" or None.')
-        if self.largest not in ("seen", "held"):
-            raise ValueError(f'Ranked: largest is {self.largest!r}; expected "seen" or "held".')
-        if not isinstance(self.spread, int) or isinstance(self.spread, bool) or not 0 <= self.spread <= 1024:
-            raise ValueError(f"Ranked: spread is {self.spread!r}; expected an int from 0 to 1024, rows.")
+        _by_priority.check(self, _NUMBERS, {})
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        given = (("uniform",) if self.uniform is not None else ()) + (("rho",) if self.spread else ())
-        return dict.fromkeys(("alpha", "beta", *given), np.float32)
+        return _by_priority.numbers(self, _NUMBERS)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return dict.fromkeys(("beta",) if self.uniform is None else ("beta", "uniform"), np.float32)
+        return _by_priority.options(self)
 
     @property
     def by_episode(self) -> bool:
@@ -128,29 +112,20 @@ class Ranked:
         return self.spread
 
     def init(self, geometry: Geometry, dense: bool) -> RankedState:
-        numbers: dict[str, Any] = {name: jnp.full((), getattr(self, name), jnp.float32) for name in self.numbers}
         return RankedState(
             ranks=_ranks.init(geometry.capacity),
             log=None if self.uniform is None or dense else _population.init(geometry, dense),
             max_priority=jnp.ones((), jnp.float32),
-            **({"uniform": None, "rho": None} | numbers),
+            **_by_priority.initial(self, _NUMBERS),
         )
 
     def change(self, sampler: RankedState, change: Change, geometry: Geometry, token: jax.Array) -> RankedState:
-        given = change.priority >= jnp.float32(0)
-        largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
+        slot, given, largest = _by_priority.written(change, geometry.capacity)
         first = _ranks.bucket_of(sampler.max_priority)
         if self.largest == "held":
             token, held = pin(token, _ranks.highest(sampler.ranks))
             first = jnp.where(held > jnp.int32(0), held, _ranks.bucket_of(jnp.ones((), jnp.float32)))
-        bucket = jnp.where(given, _ranks.bucket_of(change.priority), first).reshape(-1)
-        nowhere = jnp.int32(geometry.capacity)
-        slot = jnp.concatenate(
-            [
-                jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1),
-                jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1),
-            ]
-        )
+        bucket = jnp.where(given, _ranks.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         return dataclasses.replace(
             sampler,
@@ -172,7 +147,7 @@ class Ranked:
         ranks, capacity = sampler.ranks, population.geometry.capacity
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        now = _ranks.table(ranks, jnp.maximum(sampler.alpha, jnp.float32(0)))
+        now = _ranks.table(ranks, exponent(sampler.alpha))
         slot, chance = _ranks.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
             order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
@@ -180,9 +155,7 @@ class Ranked:
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:
             share = unit(options.get("uniform", sampler.uniform))
-            ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=self.stratified)
-            any_slot = alike(jax.random.fold_in(key, 4), population, sampler.log, batch_size, some)
-            slot = jnp.where(ignores, any_slot, slot)
+            slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=self.stratified)
             index = jnp.maximum(_ranks.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
             each = share / jnp.maximum(number, jnp.float32(1))
             chance = (jnp.float32(1) - share) * now.each[index] + each
@@ -212,8 +185,7 @@ class Ranked:
         capacity, priority = geometry.capacity, jnp.abs(error)
         ranks = _ranks.set(sampler.ranks, slot, _ranks.bucket_of(priority), capacity, token)
         if before.shape[1] and sampler.rho is not None:
-            steps = jnp.arange(1, before.shape[1] + 1, dtype=jnp.int32).astype(jnp.float32)
-            fall = jnp.power(unit(sampler.rho), steps)
+            fall = _by_priority.fall(sampler.rho, before.shape[1])
             last = jnp.int32(capacity - 1)
             token, theirs = pin(token, _ranks.get(ranks, jnp.minimum(before, last)))
             # Of several errors for one row the last counts, also for the rows before it.

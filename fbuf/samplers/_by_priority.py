@@ -1,0 +1,94 @@
+"""What `Prioritized` and `Ranked` have in common: what they take, what a write tells them, and draws that go by no priority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._population import Log
+from fbuf._typing import Change, Population
+from fbuf._weights import alike, ignoring, unit
+
+
+def check(sampler: Any, names: tuple[str, ...], least: Mapping[str, float]) -> None:
+    """Makes Python floats of numbers, where they are given: from `least` (0) to `sampler.most`.
+
+    Raises:
+      ValueError: one is none, or `normalize`, `largest` or `spread` is something else.
+    """
+    kind = type(sampler).__name__
+    for name in names:
+        value, low, most = getattr(sampler, name), least.get(name, 0), sampler.most.get(name, float("inf"))
+        if value is None and getattr(type(sampler), name) is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and low <= value <= most and value < float("inf")):
+            what = "finite Python number >= 0" if most > 1 else f"Python number from {low} to 1"
+            raise ValueError(
+                f"{kind}: {name} is {value!r}; expected a {what}. Numbers that change go "
+                f"through buffer.set(state, {name}=...) or sample(..., beta=...)."
+            )
+        object.__setattr__(sampler, name, float(value))
+    if sampler.normalize not in ("batch", "buffer", None):
+        raise ValueError(f'{kind}: normalize is {sampler.normalize!r}; expected "batch", "buffer" or None.')
+    if sampler.largest not in ("seen", "held"):
+        raise ValueError(f'{kind}: largest is {sampler.largest!r}; expected "seen" or "held".')
+    if not isinstance(sampler.spread, int) or isinstance(sampler.spread, bool) or not 0 <= sampler.spread <= 1024:
+        raise ValueError(f"{kind}: spread is {sampler.spread!r}; expected an int from 0 to 1024, rows.")
+
+
+def numbers(sampler: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
+    """Those that can be annealed: where there is one, and something that it is for."""
+    given = (name for name in names if getattr(sampler, name) is not None)
+    return dict.fromkeys((name for name in given if name != "rho" or sampler.spread), np.float32)
+
+
+def options(sampler: Any) -> Mapping[str, Any]:
+    """Those that can be given for one draw."""
+    return dict.fromkeys(("beta",) if sampler.uniform is None else ("beta", "uniform"), np.float32)
+
+
+def initial(sampler: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Numbers for the state, None for those that cannot be annealed."""
+    known = numbers(sampler, names)
+    return {name: jnp.full((), getattr(sampler, name), jnp.float32) if name in known else None for name in names}
+
+
+def written(change: Change, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Slots int32[K + A] that close, then those that open, C for none; bool[A], which of these were given a priority; and the
+    largest given, float32[]."""
+    nowhere = jnp.int32(capacity)
+    slot = jnp.concatenate(
+        [
+            jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1),
+            jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1),
+        ]
+    )
+    given = change.priority >= jnp.float32(0)
+    largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
+    return slot, given.reshape(-1), largest
+
+
+def sharing(
+    slot: jax.Array,
+    key: jax.Array,
+    share: jax.Array,
+    population: Population,
+    log: Log | None,
+    some: jax.Array,
+    *,
+    stratified: bool,
+) -> jax.Array:
+    """Slots int32[B], a `share` float32[] in [0, 1] of them replaced by any anchor's; `some` bool[B]: there are anchors."""
+    batch_size = slot.shape[0]
+    ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
+    return jnp.where(ignores, alike(jax.random.fold_in(key, 4), population, log, batch_size, some), slot)
+
+
+def fall(rho: jax.Array, reach: int) -> jax.Array:
+    """float32[W], the share of a row's priority that those 1, 2, .. W rows before it have at least."""
+    return jnp.power(unit(rho), jnp.arange(1, reach + 1, dtype=jnp.int32).astype(jnp.float32))
