@@ -193,4 +193,63 @@ LINES = (
         )
         for batch in (32, 256, 4096)
     ),
+    *(
+        Line("checkpoint", question, case, what, against, shows)
+        for question, case, what, against, shows in (
+            (
+                r"Seconds to save (?P<rows>[\d,]+) frames with",
+                "Compressed$",
+                "`fbuf.save` of {rows} compressed frames with priorities",
+                "writing the same bytes with fsync",
+                "{ratio}x the time ({spread})",
+            ),
+            (
+                r"Second save after 1% new rows",
+                "seconds$",
+                "saving again after 1 % new rows",
+                "the first save",
+                "{ratio} of the time",
+            ),
+            (
+                r"Second save after 1% new rows",
+                "bytes written$",
+                "the same",
+                "the first save",
+                "{ratio} of the bytes",
+            ),
+            (
+                r"Seconds to load (?P<rows>[\d,]+) frames, every",
+                "from the disk$",
+                "`fbuf.load` of {rows} frames, every byte checked",
+                "reading the files from the disk",
+                "{ratio}x the time ({spread})",
+            ),
+            (
+                r"Seconds to load (?P<rows>[\d,]+) frames, every",
+                "from the page cache$",
+                "the same",
+                "reading the files from the page cache",
+                "{ratio}x the time ({spread})",
+            ),
+        )
+    ),
+    *(
+        Line(
+            "checkpoint",
+            rf"{question}, (?P<rows>[\d,]+) frames: the peer",
+            f"{peer}$",
+            what,
+            against,
+            shows,
+        )
+        for peer, against in (
+            ("torchrl memmap", "torchrl's `rb.dumps` of `LazyMemmapStorage`"),
+            ("flashbax Vault", "flashbax's Vault"),
+        )
+        for question, what, shows in (
+            ("Seconds to save", "saving {rows} frames (theirs does not wait for the disk)", "{ratio}x as fast"),
+            ("Seconds to load", "loading them (theirs checks nothing)", "{ratio}x as fast"),
+            ("Bytes", "their bytes", "{ratio}x fewer"),
+        )
+    ),
 )
