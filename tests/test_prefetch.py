@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax import export, lax
 
@@ -854,6 +854,7 @@ PROGRAM = st.lists(st.tuples(st.sampled_from("wwrrcpd"), st.integers(0, 2**16)),
 
 
 @pytest.mark.parametrize("codec", [Zstd(chunk=4), Blocks(chunk=1), Gated()])
+@example(program=[("w", 0), ("r", 0), ("c", 0), ("w", 0), ("c", 0)])  # asked for again when the rows are gone
 @given(program=PROGRAM)
 def test_what_is_collected_is_what_was_there_when_it_was_asked_for(codec: Any, program: list[tuple[str, int]]) -> None:
     """Writes, requests, collections and changed rows in any order, against what `read` gave at the request."""

@@ -99,17 +99,15 @@ class Request:
         self.process = os.getpid()
         return True
 
-    def run(self, outs: Sequence[Array] | None) -> Array | None:
-        """Reads; None if it fails, for whatever reason: the error would keep alive what its frames refer to."""
+    def run(self) -> Array | None:
+        """Fills `outs`; None if that fails, for whatever reason: the error would keep alive what its frames refer to."""
         finish, reading = self.finish(), self.reading
         if finish is None or reading is None:
             return None
         try:
-            if outs is None:
-                if self.outs is None:
-                    self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
-                outs = self.outs
-            return finish(reading, outs)
+            if self.outs is None:
+                self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
+            return finish(reading, self.outs)
         except Exception:
             return None
         finally:
@@ -119,7 +117,7 @@ class Request:
         """Reads, unless somebody has begun to."""
         if self.begin():
             try:
-                self.ok = self.run(None)
+                self.ok = self.run()
             finally:
                 self.done.set()
 
@@ -198,16 +196,11 @@ class ReadAhead:
             if request is None or not request.asks(requests):
                 return None
             request.takers += 1
-        outs = [out for *_, out in requests]
         try:
-            if request.begin():
-                try:
-                    return request.run(outs)
-                finally:
-                    request.done.set()
+            request.work()  # its arrays are filled all the same: it may be asked for again, when the rows are gone
             if not request.wait() or request.ok is None or request.outs is None:
                 return None
-            for out, done in zip(outs, request.outs, strict=True):
+            for (*_, out), done in zip(requests, request.outs, strict=True):
                 out[...] = done
             return request.ok.copy()
         finally:
