@@ -21,6 +21,7 @@ from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import zero_unless
 from fbuf._typing import (
+    Change,
     Draw,
     Growable,
     Population,
@@ -193,6 +194,30 @@ def _extend_core(
     )
 
 
+def oldest(
+    buffer: Buffer, state: BufferState, count: jax.Array, most: int, token: jax.Array
+) -> tuple[jax.Array, jax.Array, Any, Change, jax.Array]:
+    """What becomes of anchors when the `count` int32[E] oldest rows of each lane go, at most `most`.
+
+    Returns:
+      slot: int32[most, E], of the rows that go; C elsewhere.
+      gone: bool[most, E], where there is one.
+      anchors, change, token: Anchors without them, what the sampler is to be told, and the token.
+    """
+    geometry = buffer.geometry
+    age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
+    gone = age < count[None, :]
+    slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+    if state.anchors is None:
+        change = _anchors.dense(slot[:0], gone[:0], None)
+        return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
+    none = jnp.zeros((0, geometry.lanes), bool)
+    anchors, change, token = _anchors.extend(
+        state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
+    )
+    return slot, gone, anchors, change, token
+
+
 def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
     """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
 
@@ -225,8 +250,8 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         spare = jnp.maximum(ring.size - stay, jnp.int32(0))
         count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
         count = jnp.where(crowded, count, jnp.int32(0))
-        oldest = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
-        return jnp.where((oldest == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
+        first = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
+        return jnp.where((first == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
 
     def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
         _, state = carry
@@ -234,18 +259,7 @@ def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: ja
         still = storage.crowded(rows, jnp.sum(brought, dtype=jnp.int32))
         assert still is not None
         count = given_up(still, state.ring)
-        age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
-        gone = age < count[None, :]
-        slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
-        anchors = None
-        if state.anchors is None:
-            change = _anchors.dense(slot[:0], gone[:0], None)
-            change = dataclasses.replace(change, close_slot=slot, close_mask=gone)
-        else:
-            none = jnp.zeros((0, geometry.lanes), bool)
-            anchors, change, token = _anchors.extend(
-                state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
-            )
+        slot, gone, anchors, change, token = oldest(buffer, state, count, most, token)
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _ring.retire(state.ring, count)

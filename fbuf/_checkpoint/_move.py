@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _anchors, _files, _ring, _verbs
+from fbuf import _files, _ring, _verbs
 from fbuf._buffer import Buffer
 from fbuf._checkpoint import _places
 from fbuf._checkpoint._places import Places
@@ -74,20 +74,8 @@ def _check(call: str, reader: Buffer, target: Buffer) -> None:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _given_up(buffer: Buffer, most: int, state: BufferState, count: jax.Array) -> Any:
     """Anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
-    geometry = buffer.geometry
-    age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
-    gone = age < count[None, :]
-    slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
-    anchors, token = None, state.token
-    if state.anchors is None:
-        change = _anchors.dense(slot[:0], gone[:0], None)
-        change = dataclasses.replace(change, close_slot=slot, close_mask=gone)
-    else:
-        none = jnp.zeros((0, geometry.lanes), bool)
-        anchors, change, token = _anchors.extend(
-            state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
-        )
-    sampler = buffer.sampler.change(state.sampler, change, geometry, token)
+    _, _, anchors, change, token = _verbs.oldest(buffer, state, count, most, state.token)
+    sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
     return anchors, sampler, _ring.retire(state.ring, count)
 
 

@@ -3,8 +3,9 @@
 A request is only a hint. `take` hands out rows if the request with this number asked for these very tickets and was done
 well; otherwise it says so, and the store reads as if there had been no request. So whatever becomes of one (dropped for
 newer ones, failed in its thread, never begun because there is no thread), a batch is right. One that nobody has begun
-yet is done by whoever wants it, into the arrays it was wanted in: no waiting, and no thread needed. Rows of a ring, which
-the next write may overwrite, are read before it does (`settle`): it is not a matter of luck which of them are there.
+yet is done by whoever wants it: no waiting, and no thread needed; its rows are kept all the same, for it may be wanted again.
+Rows of a ring, which the next write may overwrite, are read before it does (`settle`): it is not a matter of luck which of
+them are there.
 
 The thread knows its queue alone, and a request knows its store weakly: they keep no store alive. It ends with the store,
 or when the interpreter does; after a fork the child starts its own. Rejected: a thread for each request (60 us, and no end
