@@ -87,6 +87,17 @@ def test_priorities_reports_every_case(flashbax):
     assert all((r["peer"] == "absent") == isinstance(flashbax, Absent) for r in (*report[:2], *report[-2:]))
 
 
+def test_trees_on_a_gpu_have_their_row(monkeypatch):
+    """Where JAX runs on a GPU torchrl's trees there are asked for, and if they were not built, that is said."""
+    assert bench_priorities.ON_GPU not in bench_priorities.load_trees()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    trees = bench_priorities.load_trees()
+    assert isinstance(trees[bench_priorities.ON_GPU], Absent)
+    (line,) = bench_priorities.dispatched(100, 65_536, 2, {bench_priorities.ON_GPU: trees[bench_priorities.ON_GPU]})
+    assert line["case"] == "B=65536 against torchrl on the GPU" and line["target"] == ">= 5.0"
+    assert line["ratio"] is None and "torchrl" in line["note"], line
+
+
 # --------------------------------------------------------------------------------------- sample
 
 

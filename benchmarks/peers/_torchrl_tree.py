@@ -1,7 +1,8 @@
 """torchrl's C++ trees where its wheel's do not load: built from the sources that the same wheel carries.
 
 The extension of a wheel works with the torch it was compiled against (0.14.1's does not with 2.13.0: undefined symbol). Nothing
-is fetched: the wheel brings `csrc`, and torch compiles it, if a C++ compiler is there; about a minute, once.
+is fetched: the wheel brings `csrc`, and torch compiles it, if a C++ compiler is there; about a minute, once. Where torch sees a
+GPU and finds CUDA's compiler, the trees for it are built along (a wheel from the registry has none of them).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import warnings
 from pathlib import Path
 
 NAME = "torchrl._torchrl"
+CUDA = "CudaSumSegmentTreeFp32"  # there only if it was built for a GPU
+CUDA_SOURCE = "cuda_segment_tree.cu"
 
 
 def ensure(build: bool = True) -> str:
@@ -37,31 +40,45 @@ def ensure(build: bool = True) -> str:
 
     root = Path(found.submodule_search_locations[0])
     why = "the wheel has no extension"
+    cuda, module = _builds_cuda(root), None
     for path in sorted(root.glob("_torchrl*.so")):
         try:
-            _load(path)
-            return "the wheel's extension"
+            module = _load(path)
+            if not cuda or hasattr(module, CUDA):
+                return "the wheel's extension"
+            why = "the wheel's extension has no trees for a GPU"
         except ImportError as error:
             why = "the wheel's extension does not load: " + str(error).split(": ", 1)[-1][:60]
     try:
-        return _built(root, build, why)
-    except ImportError:
-        raise
+        return _built(root, build, why, cuda)
     except Exception as error:  # no compiler, no ninja, sources of another kind
+        if module is not None:
+            return f"{why}; building them failed: {type(error).__name__}: {error}"[:300]
+        if isinstance(error, ImportError):
+            raise
         raise ImportError(f"{why}; building it failed: {type(error).__name__}: {error}"[:300]) from error
 
 
-def _built(root: Path, build: bool, why: str) -> str:
+def _builds_cuda(root: Path) -> bool:
+    """Whether its trees for a GPU can be built and used here."""
+    import torch
+    from torch.utils import cpp_extension
+
+    compiler = Path(cpp_extension.CUDA_HOME or "") / "bin" / "nvcc"
+    return torch.cuda.is_available() and (root / "csrc" / CUDA_SOURCE).exists() and compiler.exists()
+
+
+def _built(root: Path, build: bool, why: str, cuda: bool) -> str:
     """Loads what was built before, or builds it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
         from torch.utils import cpp_extension
 
-    sources = [root / "csrc" / name for name in ("pybind.cpp", "utils.cpp")]
+    sources = [root / "csrc" / name for name in ("pybind.cpp", "utils.cpp", *([CUDA_SOURCE] if cuda else []))]
     if not all(source.exists() for source in sources):
         raise ImportError(f"{why}; its wheel brings no sources")
-    folder = _folder(torch.__version__)
+    folder = _folder(torch.__version__ + ("-cuda" if cuda else ""))
     library = folder / "_torchrl.so"
     if not library.exists():
         if not build:
@@ -73,7 +90,10 @@ def _built(root: Path, build: bool, why: str) -> str:
             name="_torchrl",
             sources=[str(source) for source in sources],
             extra_include_paths=[str(root / "csrc")],
-            extra_cflags=["-O3"],  # as torchrl's own build has it; the default is no optimisation at all
+            # As torchrl's own build has it; the default is no optimisation at all.
+            extra_cflags=["-O3", *(["-DWITH_CUDA"] if cuda else [])],
+            extra_cuda_cflags=["-O3", "-DWITH_CUDA"] if cuda else None,
+            with_cuda=cuda,
             build_directory=str(folder),
             is_python_module=False,
         )
