@@ -3,7 +3,10 @@
 The rows stay in the files, compressed, and are read inside jit; all views and samplers work on them.
 """
 
+from fbuf.datasets._arrays import from_arrays
 from fbuf.datasets._info import Info, delete, info, verify
+from fbuf.datasets._minari import minari
 from fbuf.datasets._open import open
+from fbuf.datasets._preprocess import preprocess
 
-__all__ = ["Info", "delete", "info", "open", "verify"]
+__all__ = ["Info", "delete", "from_arrays", "info", "minari", "open", "preprocess", "verify"]
