@@ -21,7 +21,7 @@ from fbuf import _pieces, _verbs
 from fbuf._anchors import OPEN
 from fbuf._buffer import Buffer
 from fbuf._state import BufferState
-from fbuf._tree import PyTree
+from fbuf._tree import PyTree, named_leaves
 from fbuf._typing import View
 from fbuf.datasets import _open
 from fbuf.datasets._program import Program
@@ -95,6 +95,7 @@ class Stored:
         self.rows, self.names = self._dataset.rows, self._dataset.schema.names
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
+        self._order = list(named_leaves(self.row))
         self.mark = f"rows {self._dataset.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
@@ -102,7 +103,7 @@ class Stored:
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
             rows = self._dataset.read_rows(start, stop)
-            padded = [_padded(rows[name], batch) for name in self.names]
+            padded = [_padded(rows[name], batch) for name in self._order]
             out = run(self._structure.unflatten(padded))
             return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
 

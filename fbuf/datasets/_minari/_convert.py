@@ -128,7 +128,7 @@ class Source:
         leaves = dict(stored)
         finals = {final_name(leaf.name): leaves[leaf.name] for leaf in self._observations}
         schema = _pieces.Schema(
-            leaves | finals, codec={name: final_codec(*leaves[name]) for name in finals} | dict(codec or {})
+            leaves | finals, codec={name: final_codec(*leaf) for name, leaf in finals.items()} | dict(codec or {})
         )
         size = rows_a_piece(self._call, piece_rows, schema)
         pieces = _whole_episodes(steps, size)
