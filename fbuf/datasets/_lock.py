@@ -1,0 +1,38 @@
+"""One process at a time makes a data set: a lock on a file beside its pieces, which the system gives back at a process's end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fbuf._host import locks
+
+_PATIENCE = 2.0  # seconds: workers of a process that was killed need some milliseconds to notice
+
+
+@contextlib.contextmanager
+def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
+    """Holds the lock of the data set at `path`, whose folder is made; gives the descriptor that holds it.
+
+    Raises:
+      BlockingIOError: another process makes this data set; the text names it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                locks.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        locks.sign(fd)
+        yield fd
+    finally:
+        os.close(fd)
