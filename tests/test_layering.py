@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner", "_files"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
+    ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
     ("_host.treecall",),
     ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep"),
@@ -36,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_buffer",),  # glue
     ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
-    ("interop", "orbax"),
+    ("interop", "orbax", "datasets"),
     ("demo",),
     ("__main__", "__init__"),
 )
