@@ -376,6 +376,8 @@ class _Handler(BaseHTTPRequestHandler):
                 server.replace(request.name, fault.data)
             time.sleep(0.02)  # what was sent arrives before the reset, which would throw it away
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.rfile.close()
+            self.connection.close()
             self.close_connection = True
         elif isinstance(fault, Stall):
             server.closing.wait(60)

@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
     ("interop", "orbax"),
+    ("datasets",),
     ("demo",),
     ("__main__", "__init__"),
 )
