@@ -37,7 +37,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_buffer",),  # glue
     ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
-    ("interop", "orbax", "datasets"),
+    ("interop", "orbax"),
+    ("datasets",),
     ("demo",),
     ("__main__", "__init__"),
 )
