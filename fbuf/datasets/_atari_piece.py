@@ -195,6 +195,7 @@ def describe(dump: Ring, made: list[Made]) -> list[dict[str, Any]]:
         if place not in leading:
             break
         run.add(place)
+    run |= {one.part.begin for one in made if not one.part.sure} & leading
     return [
         {
             "number": "main" if one.part is dump.main else "before",

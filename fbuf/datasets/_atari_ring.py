@@ -138,4 +138,8 @@ def blanks(
     if len(order) and (of.before or of.main).first != 0:  # type: ignore[union-attr]
         run = int(np.argmin(np.append(zero[:BLANKS], False)))
         leading = order[:run]
+    if of.before is not None and not of.before.sure:  # its one row comes first, or is not used
+        last = of.capacity - 1
+        if action[last] == 0 and reward[last] == 0 and terminal[last] == 0:
+            leading = np.append(leading, last)
     return Blanks(padded, place, leading)
