@@ -25,10 +25,11 @@ Example:
   (4, [1, 2])
 """
 
-from fbuf._pieces._dataset import DataSet, opened
+from fbuf._pieces._dataset import DataSet
 from fbuf._pieces._folder import PieceInfo, committed, discard
 from fbuf._pieces._manifest import Manifest, Part, Used, finish
 from fbuf._pieces._schema import Leaf, Schema
+from fbuf._pieces._store import is_open
 from fbuf._pieces._writer import PieceWriter
 
 __all__ = [
@@ -43,5 +44,5 @@ __all__ = [
     "committed",
     "discard",
     "finish",
-    "opened",
+    "is_open",
 ]

@@ -9,7 +9,6 @@ of neighbouring chunks costs little beside decoding them. The index is 18 bytes 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -93,7 +92,6 @@ class Books:
     def __init__(self) -> None:
         self._sources: list[Any] = []  # (array, start, stop, crc)
         self._held: dict[int, Dictionary] = {}
-        self._lock = threading.Lock()
 
     def add(self, array: Any, start: int, stop: int, crc: int) -> int:
         """A dictionary that lies in bytes `start` to `stop` of a saved array; its number."""
@@ -106,11 +104,8 @@ class Books:
             return None
         book = self._held.get(number)
         if book is None:
-            with self._lock:
-                book = self._held.get(number)
-                if book is None:
-                    array, start, stop, crc = self._sources[number - 1]
-                    book = self._held[number] = Dictionary(bytes(array[start:stop]), crc)
+            array, start, stop, crc = self._sources[number - 1]
+            book = self._held.setdefault(number, Dictionary(bytes(array[start:stop]), crc))
         return book
 
     def __len__(self) -> int:

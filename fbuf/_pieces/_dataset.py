@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,8 +22,6 @@ from fbuf._pieces._store import PieceStore
 
 MEMORY = 1 << 28
 """Bytes of memory granted to small leaves of many values."""
-_open: weakref.WeakSet[DataSet] = weakref.WeakSet()
-_lock = threading.Lock()
 
 
 class DataSet:
@@ -49,8 +45,6 @@ class DataSet:
         self.rows = manifest.rows
         self.identity = manifest.identity
         self._column = {name: i for i, name in enumerate(self.schema.names)}
-        with _lock:
-            _open.add(self)
 
     @classmethod
     def open(
@@ -107,8 +101,6 @@ class DataSet:
     def close(self) -> None:
         """Closes it; twice is fine."""
         self.store.close()
-        with _lock:
-            _open.discard(self)
 
     def __enter__(self) -> DataSet:
         return self
@@ -118,13 +110,6 @@ class DataSet:
 
     def __repr__(self) -> str:
         return f"DataSet({self.path!r}, {self.rows} rows, {len(self.pieces)} pieces)"
-
-
-def opened(path: str | os.PathLike[str]) -> list[DataSet]:
-    """Those of a path that are open in this process."""
-    base = _folder.root(path)
-    with _lock:
-        return [dataset for dataset in _open if dataset.path == base]
 
 
 def _store(base: str, manifest: Manifest, full: bool, memory: int, cache: int) -> PieceStore:
@@ -164,7 +149,7 @@ def _store(base: str, manifest: Manifest, full: bool, memory: int, cache: int) -
         if isinstance(chunked, ChunkedLeaf):
             chunked.seal()
             places[i] = np.array(chunked.first, np.int64) + begin
-    return PieceStore(columns, manifest.rows, first[:-1], places, disk)
+    return PieceStore(base, columns, manifest.rows, first[:-1], places, disk)
 
 
 def _piece(base: str, manifest: Manifest, part: Part) -> Saved:

@@ -21,11 +21,20 @@ from fbuf._host.store import StoreClosed
 from fbuf._pieces._chunked import ChunkedLeaf
 from fbuf._pieces._plainrows import PlainLeaf
 
+_alive: dict[int, weakref.ref[PieceStore]] = {}
+
+
+def is_open(path: str) -> bool:
+    """Whether a data set is open in this process, or some state of it can still be reached."""
+    stores = [ref() for ref in list(_alive.values())]
+    return any(store is not None and store.path == path and not store.closed for store in stores)
+
 
 class PieceStore:
     """Rows 0 to `rows` - 1 of some columns.
 
     Args:
+      path: The data set's folder.
       parts: By column.
       first: int64[P], row number of each piece's first row; and of each column in chunks, int64[P], the place of that row.
       disk: Bytes of the files.
@@ -33,6 +42,7 @@ class PieceStore:
 
     def __init__(
         self,
+        path: str,
         parts: Sequence[ChunkedLeaf | PlainLeaf],
         rows: int,
         first: Array,
@@ -40,6 +50,7 @@ class PieceStore:
         disk: int,
     ) -> None:
         self.columns = tuple(Column(part.leaf.name, part.leaf.shape, part.leaf.dtype, None) for part in parts)
+        self.path = path
         self.rows = rows
         self.disk = disk
         self.last_error: Exception | None = None
@@ -48,11 +59,13 @@ class PieceStore:
         self._shift = {column: place - first for column, place in places.items()}
         self._patches = Patches([], 0)
         self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
-        self._closed = False
+        self.closed = False
+        _alive[id(self)] = weakref.ref(self)
+        weakref.finalize(self, _alive.pop, id(self), None).atexit = False
 
     def _opened(self) -> list[ChunkedLeaf | PlainLeaf]:
         parts = self._parts
-        if self._closed:
+        if self.closed:
             raise StoreClosed("fbuf.datasets: the data set is closed; expected it open. Open it again.")
         return parts
 
@@ -170,5 +183,5 @@ class PieceStore:
     def close(self) -> None:
         """Reads under way finish, later ones raise StoreClosed; files are closed with the last of them. Twice is fine."""
         self._ahead.close()
-        self._closed = True
+        self.closed = True
         self._parts = []
