@@ -60,7 +60,10 @@ def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000, scale: i
     actions = np.random.default_rng(seed).integers(0, env.num_actions, steps // scale + 1).repeat(scale)[:steps]
     obs = env.reset()
     log = Log(
-        np.empty((steps, 84, 84), np.uint8), actions.astype(np.int32), np.empty(steps, np.float32), np.zeros(steps, bool)
+        np.empty((steps, 84, 84), np.uint8),
+        actions.astype(np.int32),
+        np.empty(steps, np.float32),
+        np.zeros(steps, bool),
     )
     for t in range(steps):
         log.obs[t] = obs[0]
@@ -102,7 +105,9 @@ class Piece:
     invalid_range: np.ndarray
     first: int  # rows added before the oldest row that the dump holds for sure ...
     last: int  # ... and with the newest
-    final: bool = False  # its counter tells nothing of earlier cycles, and its oldest row is known by its neighbours only
+    final: bool = (
+        False  # its counter tells nothing of earlier cycles, and its oldest row is known by its neighbours only
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,8 +110,8 @@ class _AtHand:
 
     def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> Array:
         with self._open(kind, dtype=dtype, item=None if shape == () else ()) as stream:
-            lengths = (len(stream.shape) == len(shape), *(want in (None, got) for want, got in zip(shape, stream.shape)))
-            if not all(lengths):
+            fits = (want in (None, got) for want, got in zip(shape, stream.shape, strict=False))
+            if len(stream.shape) != len(shape) or not all(fits):
                 raise Damaged(
                     f"{kind} has shape {list(stream.shape)}; expected {['rows' if n is None else n for n in shape]}"
                 )

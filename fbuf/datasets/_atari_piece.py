@@ -184,7 +184,7 @@ class _Tail:
     def take(self, at: int, frames: Array, action: Array, reward: Array, terminal: Array) -> None:
         for place in range(max(at, self._begin), min(at + len(frames), self._stop)):
             small = b"".join(array[place].tobytes() for array in (action, reward, terminal))
-            self.sums.append(zlib.crc32(small, zlib.crc32(np.ascontiguousarray(frames[place - at]))))
+            self.sums.append(zlib.crc32(small, zlib.crc32(frames[place - at].tobytes())))
 
 
 def describe(dump: Ring, made: list[Made]) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """The program of a worker process: makes what `_worker` needs importable without importing JAX, and starts it.
 
-`import fbuf.datasets...` runs `fbuf/__init__.py`, and that imports JAX: a second and 200 MB in each worker, for nothing. So the
-packages on the way are put in place as empty modules with a path; what is below them is found as usual. A process of `multiprocessing`
-was rejected because it imports the user's program again, which without a guard starts another one, or forks threads of JAX.
+`import fbuf.datasets...` runs `fbuf/__init__.py`, and that imports JAX: a second and 200 MB in each worker, for nothing. So
+the packages on the way are put in place as empty modules with a path; what is below them is found as usual. A process of
+`multiprocessing` was rejected because it imports the user's program again, which without a guard starts another one, or
+forks a process that has threads of JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> None:
         sys.modules[name] = module
     from fbuf.datasets._worker import serve
 
-    serve()
+    serve(int(sys.argv[1]))
 
 
 if __name__ == "__main__":

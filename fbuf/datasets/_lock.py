@@ -1,4 +1,4 @@
-"""One process at a time makes a data set: a lock on a file beside its pieces, which the system gives back at a process's end."""
+"""One process at a time makes a data set: a lock on a file beside its pieces, which ends with the process at the latest."""
 
 from __future__ import annotations
 

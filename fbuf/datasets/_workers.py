@@ -1,7 +1,7 @@
 """Processes that do jobs, one each at a time: what they tell arrives here, and nothing of them outlives an exception.
 
-Each is a program of its own (`_boot`), talked to in lines of JSON over pipes: it starts the same way from a script without a guard,
-a notebook or an interpreter, inherits no thread of JAX, and a damaged piece or a lack of memory ends a process that can be spared.
+Each is a program of its own (`_boot`), talked to in lines of JSON over pipes: it starts the same way from a script without
+a guard, a notebook or an interpreter, inherits no thread of JAX, and a lack of memory ends a process that can be spared.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
+import selectors
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fbuf.datasets import _boot
 from fbuf.datasets._source import FileCorrupted, SourceChanged, SourceError
@@ -39,7 +38,7 @@ class WorkerError(RuntimeError):
 
 
 def work(jobs: Sequence[Job], workers: int, tell: Tell, held: Sequence[int] = ()) -> Iterator[Outcome]:
-    """Does jobs, and gives each as it ends.
+    """Does jobs, and gives each as it ends. Closed early, it ends what is under way.
 
     Args:
       workers: Processes; 0: this one.
@@ -50,52 +49,67 @@ def work(jobs: Sequence[Job], workers: int, tell: Tell, held: Sequence[int] = ()
         for job in jobs:
             yield Outcome(job, do(job, tell), 0)
         return
-    waiting, events = list(jobs)[::-1], queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]]()
-    running: list[_Worker] = []
-    try:
+    waiting = list(jobs)[::-1]
+    with contextlib.ExitStack() as stack:
+        life, ours = os.pipe()  # what workers watch
+        stack.callback(os.close, ours)
+        stack.callback(os.close, life)
+        events = stack.enter_context(selectors.DefaultSelector())
         for _ in range(min(workers, len(waiting))):
-            running.append(_Worker(events, held))
-            running[-1].give(waiting.pop())
-        while running:
-            worker, message = events.get()
-            if message is None:
-                running.remove(worker)
-                if worker.job is None:
-                    continue
-                yield Outcome(worker.job, worker.ended(), 0)
-                if waiting:
-                    running.append(_Worker(events, held))
-                    running[-1].give(waiting.pop())
-            elif message.get("done"):
-                job, worker.job = worker.job, None
-                assert job is not None
-                yield Outcome(job, None if message["error"] is None else error_of(message["error"]), message["peak"])
-                if waiting:
-                    worker.give(waiting.pop())
-                else:
-                    worker.dismiss()
-            else:
-                tell(message)
-    finally:
-        for worker in running:
-            worker.end()
+            stack.enter_context(_Worker(events, life, held)).give(waiting.pop())
+        while events.get_map():
+            for key, _ in events.select():
+                worker: _Worker = key.data
+                for message in worker.read():
+                    if not message.get("done"):
+                        tell(message)
+                        continue
+                    assert worker.job is not None
+                    error = None if message["error"] is None else error_of(message["error"])
+                    yield Outcome(worker.job, error, message["peak"])
+                    worker.job = None
+                    if waiting:
+                        worker.give(waiting.pop())
+                    else:
+                        worker.dismiss()
+                if worker.gone and worker.job is not None:
+                    yield Outcome(worker.job, worker.ended(), 0)
+                    if waiting:
+                        stack.enter_context(_Worker(events, life, held)).give(waiting.pop())
 
 
 class _Worker:
     """One process."""
 
-    def __init__(self, events: queue.SimpleQueue[Any], held: Sequence[int]) -> None:
+    def __init__(self, events: selectors.BaseSelector, life: int, held: Sequence[int]) -> None:
         self.job: Job | None = None
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self.gone = False
+        self._begun = b""  # a line that has not ended yet
+        self._events = events
+        self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _boot.__file__],
+            [sys.executable, "-P", _boot.__file__, str(life)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            pass_fds=tuple(held),
+            pass_fds=(life, *held),
+            bufsize=0,
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._jobs, self._told = self._process.stdin, self._process.stdout
+        events.register(self._told, selectors.EVENT_READ, self)
         self._send(sys.path)
-        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it at once, whatever it does; a piece in work is lost."""
+        self._process.kill()
+        self.dismiss()
+        self._process.wait()
+        self._told.close()
+        self._errors.close()
 
     def give(self, job: Job) -> None:
         """A job to do."""
@@ -104,40 +118,33 @@ class _Worker:
 
     def dismiss(self) -> None:
         """There are no more."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._jobs.close()
 
-    def end(self) -> None:
-        """At once, whatever it does; a piece in work is lost."""
-        self._process.kill()
-        self.dismiss()
-        self._process.wait()
-        self._errors.close()
+    def read(self) -> list[dict[str, Any]]:
+        """What it said; after the last, `gone`."""
+        data = os.read(self._told.fileno(), 1 << 16)
+        if not data:
+            self.gone = True
+            self._events.unregister(self._told)
+            return []
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def ended(self) -> BaseException:
         """Why it ended in the middle of a job."""
         code = self._process.wait()
         self._errors.seek(max(0, os.fstat(self._errors.fileno()).st_size - 2000))
-        said = self._errors.read().decode(errors="replace").strip()
-        self._errors.close()
+        words = self._errors.read().decode(errors="replace").strip()
         memory = "; memory may have run out (fewer workers= need less)" if code == -9 else ""
         how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-        return WorkerError(f"its process {how}{memory}" + (f". It said: {said}" if said else ""))
+        return WorkerError(f"its process {how}{memory}" + (f". It said: {words}" if words else ""))
 
     def _send(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: `_listen` tells
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def _listen(self, events: queue.SimpleQueue[Any]) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    events.put((self, json.loads(line)))
-        events.put((self, None))
+        data = json.dumps(message).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `read` tells
+            while data:
+                data = data[os.write(self._jobs.fileno(), data) :]
 
 
 def error_of(said: dict[str, Any]) -> BaseException:
