@@ -80,6 +80,7 @@ def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ..
     number = np.stack([t >> 16 & 255, t >> 8 & 255, t & 255], axis=1)  # so that each says which it is
     obs[:, 0, :3] = number
     obs[t, 10 + t % 60, 10 + t // 60 % 60] = 255
+    obs[:, 1, 0] = (t - t // 256) % 2  # so that as many pixels change from any frame to the next
     terminal = rng.random(steps) < 1 / episode
     return Log(
         obs,
@@ -87,6 +88,12 @@ def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ..
         rng.choice(np.array([0, 0, 0, 1, -1, 0.5], np.float32), steps),
         terminal,
     )
+
+
+def swap(log: Log, at: int, other: Log) -> Log:
+    """`log` with what comes from row `at` on taken from another: a run whose counters go on where its steps do not."""
+    fields = [f.name for f in dataclasses.fields(log)]
+    return Log(*(np.concatenate([getattr(log, name)[:at], getattr(other, name)[at:]]) for name in fields))
 
 
 def number_of(obs: np.ndarray) -> np.ndarray:
