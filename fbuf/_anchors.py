@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
+from fbuf import _openrows, _ring
 from fbuf._config import state
 from fbuf._pin import pin
 from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, Sampler, Starts, View
@@ -29,7 +29,7 @@ from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, Sampler
 START = 1  # first row of an episode
 END = 2  # last row of an episode
 TERMINATED = 4  # ... which terminated: nothing is to be bootstrapped
-OPEN = 8  # an anchor
+OPEN = _openrows.OPEN  # an anchor
 RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 
 NO_PRIORITY = -1.0
@@ -50,6 +50,7 @@ class Anchors:
     starts: Starts | None  # None unless the view asks for them
     count: jax.Array  # int32[E], rows that are open
     rule: Rule  # static: what they were decided by
+    before: jax.Array | None = None  # int32[blocks], see `fbuf._openrows`; None where rows come and go
 
 
 _LONG = 2**30  # rows; an episode this long is counted by remainders
@@ -69,8 +70,8 @@ def width(rule: Rule) -> int:
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
-    """No rows; the next row of every lane begins an episode."""
+def init(geometry: Geometry, rule: Rule, sampler: Sampler, counted: bool = False) -> Anchors:
+    """No rows; the next row of every lane begins an episode. `counted`: in place of samplers' logs, once all rows are there."""
     shape = (width(rule), geometry.lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
     counts = rule.prompt or rule.stride > 1
@@ -85,6 +86,7 @@ def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
         starts=_no_starts(geometry) if rule.spans else None,
         count=jnp.zeros((geometry.lanes,), jnp.int32),
         rule=rule,
+        before=_openrows.init(geometry.capacity) if counted else None,
     )
 
 
@@ -241,6 +243,7 @@ def extend(
         starts=starts,
         count=anchors.count - closed + opening,
         rule=rule,
+        before=anchors.before,
     )
     return after, Change(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 

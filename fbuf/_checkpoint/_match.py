@@ -21,7 +21,7 @@ from fbuf._checkpoint._describe import shown
 from fbuf._tree import Spec, spec_of
 from fbuf.storages import Ragged
 
-_FREE_STORAGE = ("path", "cache", "on_expired", "on_full", "encode", "decode")
+_FREE_STORAGE = ("path", "memory", "cache", "on_expired", "on_full", "encode", "decode")
 """Settings of storages that their arrays do not depend on."""
 _FREE_SAMPLER: dict[str, tuple[str, ...] | None] = {
     "fbuf.samplers.Prioritized": None,  # all: what else the state depends on shows in its leaves

@@ -26,8 +26,8 @@ Example:
 """
 
 from fbuf._pieces._dataset import DataSet
-from fbuf._pieces._folder import PieceInfo, committed, discard
-from fbuf._pieces._manifest import Manifest, Part, Used, finish
+from fbuf._pieces._folder import PieceInfo, committed, discard, root
+from fbuf._pieces._manifest import Manifest, Part, Used, finish, is_dataset, load, remove
 from fbuf._pieces._schema import Leaf, Schema
 from fbuf._pieces._store import is_open
 from fbuf._pieces._writer import PieceWriter
@@ -44,5 +44,9 @@ __all__ = [
     "committed",
     "discard",
     "finish",
+    "is_dataset",
     "is_open",
+    "load",
+    "remove",
+    "root",
 ]

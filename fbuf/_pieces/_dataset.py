@@ -43,7 +43,7 @@ class DataSet:
         self.pieces: tuple[Part, ...] = manifest.parts
         self.meta: dict[str, Any] = manifest.meta
         self.rows = manifest.rows
-        self.identity = manifest.identity
+        self.identity = store.identity = manifest.identity
         self._column = {name: i for i, name in enumerate(self.schema.names)}
 
     @classmethod

@@ -114,13 +114,3 @@ def discard(path: str | os.PathLike[str], number: int) -> None:
                 os.unlink(os.path.join(where, name))
     with contextlib.suppress(OSError):  # something else lies there
         os.rmdir(where)
-
-
-def remove(path: str) -> None:
-    """Removes a data set: what says that it is one first."""
-    for number in numbers(path):
-        discard(path, number)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.join(path, PIECES))
-    with contextlib.suppress(OSError):
-        os.rmdir(path)

@@ -7,6 +7,7 @@ the save that wrote it: one that was written anew since makes the data set unfin
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -215,6 +216,27 @@ def load(path: str | os.PathLike[str], disk: Disk = DISK) -> Manifest:
             f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Its pieces may be whole: finish it again, or "
             f"copy the file from where it came."
         ) from None
+
+
+def is_dataset(path: str | os.PathLike[str]) -> bool:
+    """Whether a data set lies at a path, finished or not, whole or not."""
+    base = _folder.root(path)
+    return os.path.lexists(os.path.join(base, NAME)) or any(
+        _folder.is_committed(base, number) for number in _folder.numbers(base)
+    )
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Removes a data set: first what says that it is one, then its pieces; other files stay. Raises OSError."""
+    base = _folder.root(path)
+    for name in (NAME, NAME + ".new"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(base, name))
+    for number in _folder.numbers(base):
+        _folder.discard(base, number)
+    for where in (os.path.join(base, _folder.PIECES), base):
+        with contextlib.suppress(OSError):  # something else lies there
+            os.rmdir(where)
 
 
 def missing(base: str) -> str:

@@ -51,6 +51,7 @@ class PieceStore:
     ) -> None:
         self.columns = tuple(Column(part.leaf.name, part.leaf.shape, part.leaf.dtype, None) for part in parts)
         self.path = path
+        self.identity = ""
         self.rows = rows
         self.disk = disk
         self.last_error: Exception | None = None
