@@ -75,7 +75,8 @@ def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000, scale: i
 def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ...] = (84, 84)) -> Log:
     """A dot that moves over a still background; every frame is another. Episodes of about `episode` steps."""
     rng = np.random.default_rng(seed)
-    obs = np.broadcast_to(rng.integers(0, 8, shape).astype(np.uint8) * 16, (steps, *shape)).copy()
+    still = rng.integers(0, 8, (shape[0] // 12 + 1, shape[1])).astype(np.uint8) * 16
+    obs = np.broadcast_to(still.repeat(12, axis=0)[: shape[0]], (steps, *shape)).copy()
     t = np.arange(steps)
     number = np.stack([t >> 16 & 255, t >> 8 & 255, t & 255], axis=1)  # so that each says which it is
     obs[:, 0, :3] = number
@@ -251,7 +252,7 @@ def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
     with gzip.open(file, "wb", 9) as out:
         out.write(header.getvalue())
-        for _ in range(256):
+        for _ in range(64):
             out.write(bytes(1 << 20))
 
 

@@ -16,13 +16,18 @@ import types
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def main() -> None:
-    """Takes the search path from the first line of standard input, then jobs from the others."""
-    sys.path[:] = json.loads(sys.stdin.buffer.readline())
+def prepare() -> None:
+    """Makes modules below `fbuf.datasets` importable by themselves."""
     for name, folder in (("fbuf", ROOT), ("fbuf.datasets", os.path.join(ROOT, "datasets"))):
         module = types.ModuleType(name)
         module.__path__ = [folder]
         sys.modules[name] = module
+
+
+def main() -> None:
+    """Takes the search path from the first line of standard input, then jobs from the others."""
+    sys.path[:] = json.loads(sys.stdin.buffer.readline())
+    prepare()
     from fbuf.datasets._worker import serve
 
     serve(int(sys.argv[1]))

@@ -74,7 +74,9 @@ def seams(stretches: Sequence[Stretch]) -> tuple[list[Use], list[Seam]]:
     Args:
       stretches: By piece of the run, the older part of each first.
     """
-    padded = not any(stretch.padded is False for stretch in stretches)  # where no episode begins nothing tells otherwise
+    padded = not any(
+        stretch.padded is False for stretch in stretches
+    )  # where no episode begins nothing tells otherwise
     uses: list[Use] = []
     found: list[Seam] = []
     last: Stretch | None = None  # the newest of which a row is used
