@@ -16,6 +16,7 @@ from fbuf import datasets
 from fbuf._files._show import _table
 from fbuf._pieces._manifest import NAME
 from fbuf.datasets._root import root_of
+from fbuf.storages import DataSet
 
 MINARI = "minari:"
 _DEPTH = 8  # folders below the root that are looked through
@@ -50,8 +51,8 @@ def add_commands(commands: Any) -> None:
         if name == "list":
             action.add_argument("--available", action="store_true", help="ids that can be downloaded")
         else:
-            several = {"nargs": "+"} if name == "download" else {}
-            action.add_argument("id", metavar="ID", help="an id such as Pong/1 or minari:NAME, or a folder", **several)
+            several: dict[str, Any] = {"nargs": "+"} if name == "download" else {}
+            action.add_argument("id", metavar="ID", help="such as Pong/1 or minari:NAME; or a folder", **several)
         if name in ("list", "info"):
             action.add_argument("--json", action="store_true", help="print JSON")
         if name == "delete":
@@ -148,9 +149,9 @@ def _id_of(root: Path, folder: Path) -> str:
     return MINARI + "/".join(parts[1:]) if parts[:1] == ("minari",) else "/".join(parts) or str(root)
 
 
-def _folder(options: argparse.Namespace) -> Path:
+def _folder(name: str, given: Path | None) -> Path:
     """Where the data set of an id lies."""
-    root, name = root_of(options.root), options.id
+    root = root_of(given)
     if name.startswith(MINARI):
         return root / "minari" / name.removeprefix(MINARI)
     if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():
@@ -166,19 +167,19 @@ def _json(about: Any) -> dict[str, Any]:
 
 
 def _info(options: argparse.Namespace) -> int:
-    about = datasets.info(_folder(options))
+    about = datasets.info(_folder(options.id, options.root))
     print(json.dumps(_json(about), indent=1) if options.json else about)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    datasets.verify(_folder(options))
+    datasets.verify(_folder(options.id, options.root))
     print("whole")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
-    folder = _folder(options)
+    folder = _folder(options.id, options.root)
     about = datasets.info(folder)
     if not options.yes:
         if not sys.stdin.isatty():
@@ -216,4 +217,5 @@ def _download_one(name: str, options: argparse.Namespace) -> None:
         if options.skip:
             raise CommandError("--skip is for Minari's data sets. Leave it out")
         buffer, _ = datasets.atari_dqn(name, download=download, pieces=options.pieces, **settings)
+    assert isinstance(buffer.storage, DataSet)
     print(datasets.info(buffer.storage.path))

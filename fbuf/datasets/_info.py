@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf.datasets._atari_job import ARRIVALS
+from fbuf.datasets._lock import held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +124,8 @@ def delete(path: str | os.PathLike[str]) -> None:
 
     Raises:
       FileNotFoundError: there is no data set at `path`.
-      BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending.
+      BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending; or another process
+        is making it.
       OSError: a file cannot be removed.
     """
     base = _pieces.root(path)
@@ -133,7 +139,11 @@ def delete(path: str | os.PathLike[str]) -> None:
             f"fbuf.datasets.delete: {base} is open in this process; nothing was removed. Let go of its states first: "
             f"del buffer, state.",
         )
-    _pieces.remove(base)
+    with held("fbuf.datasets.delete", Path(base), patience=0):
+        shutil.rmtree(os.path.join(base, ARRIVALS), ignore_errors=True)
+        _pieces.remove(base)
+    with contextlib.suppress(OSError):  # something else lies there
+        os.rmdir(base)
 
 
 def _plain(text: str) -> str:

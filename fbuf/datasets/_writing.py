@@ -9,6 +9,7 @@ and what a user's function closes over need not be pickled.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from fbuf import _pieces
 from fbuf._host.together import together
 from fbuf._pieces._manifest import NAME
 from fbuf._pieces._writer import MOST_ROWS
+from fbuf.datasets._lock import NAME as LOCK
+from fbuf.datasets._lock import held
 from fbuf.interop._progress import Progress, reporter
 
 Block = Mapping[str, np.ndarray]
@@ -78,9 +81,10 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
         )
     if not path.exists():
         return
-    if not path.is_dir() or any(name.name not in ("pieces", NAME + ".new") for name in path.iterdir()):
+    names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
+    if names - {"pieces"}:
         raise FileExistsError(f"{call}: {path} holds something else; expected no such folder. Choose another path.")
-    if not unfinished and any(path.iterdir()):
+    if names and not unfinished:
         raise FileExistsError(
             f"{call}: {path} holds what unfinished work left, and rows that come as a stream cannot be resumed. "
             f"Make room: fbuf.datasets.delete({str(path)!r})."
@@ -92,8 +96,20 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
 
     Raises:
       FileExistsError: there is a data set, or pieces of other work.
+      BlockingIOError: another process is at it.
     """
     check_free(call, path, unfinished=True)
+    with held(call, path):
+        check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
+        try:
+            _write(call, path, work, workers, progress)
+        except BaseException:
+            if not _pieces.committed(path):  # nothing to go on with
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
     done = _committed(call, path, work)
     report, written = reporter(progress, sum(work.rows), call), 0
 
@@ -127,25 +143,38 @@ def write_stream(
 ) -> None:
     """Writes a data set from blocks that come once; if anything goes wrong, nothing is left."""
     check_free(call, path, unfinished=False)
-    rest = _Cut(blocks)
+    with held(call, path):
+        check_free(call, path, unfinished=False)
+        try:
+            _write_stream(call, path, schema, _Cut(blocks), piece_rows, meta, progress)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _write_stream(
+    call: str,
+    path: Path,
+    schema: _pieces.Schema,
+    rest: _Cut,
+    piece_rows: int,
+    meta: Callable[[], Mapping[str, Any]],
+    progress: Progress,
+) -> None:
     used: list[_pieces.Used] = []
     total = 0
     report = _counter(progress, call)
-    try:
-        while rest.more():
-            with _pieces.PieceWriter(path, len(used), schema) as piece:
-                rows = 0
-                for block in rest.take(piece_rows):
-                    piece.append(block)
-                    rows, total = rows + _length(block), total + _length(block)
-                    report(total, False)
-                piece.commit(meta={"mark": "stream"})
-            used.append(_pieces.Used(len(used), 0, rows))
-        report(total, True)
-        _pieces.finish(path, pieces=used, meta=dict(meta()))
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+    while rest.more():
+        with _pieces.PieceWriter(path, len(used), schema) as piece:
+            rows = 0
+            for block in rest.take(piece_rows):
+                piece.append(block)
+                rows, total = rows + _length(block), total + _length(block)
+                report(total, False)
+            piece.commit(meta={"mark": "stream"})
+        used.append(_pieces.Used(len(used), 0, rows))
+    report(total, True)
+    _pieces.finish(path, pieces=used, meta=dict(meta()))
 
 
 def _counter(progress: Progress, what: str) -> Callable[[int, bool], None]:
