@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf import _pieces
 
 
 @dataclasses.dataclass
@@ -105,6 +106,15 @@ def check_rows(buffer: fbuf.Buffer, state: Any, expected: dict[str, np.ndarray])
         found = leaf_of(data, name)
         assert np.array_equal(found, leaf.astype(found.dtype)), name
     assert len(jax.tree.leaves(data)) == len(expected)
+
+
+def check_files(path: Any, expected: dict[str, np.ndarray]) -> None:
+    """The same, read without JAX and without compiling anything."""
+    with _pieces.DataSet.open(path) as dataset:
+        found = dataset.read_rows(0, dataset.rows)
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert np.array_equal(found[name], leaf.astype(found[name].dtype)), name
 
 
 def check_transitions(

@@ -48,6 +48,7 @@ LEAVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 LENGTHS = (5, 1, 7, 2, 6)
+ROW = fbuf.views.Row()  # where the view is not what is looked at: it compiles nothing
 FORMATS = ("hdf5", "arrow", "parquet")
 TUPLES = ("obs/pair", "action")
 
@@ -158,23 +159,37 @@ def test_every_view_sees_the_episodes(tmp_path: Path, form: str) -> None:
     buffer, state = fbuf.datasets.minari("test/plain-v0", piece_rows=6, **where)
     assert buffer.view == fbuf.views.Transition(final_observation="final_obs")
     assert len(_pieces.committed(tmp_path / "ours/minari/test/plain-v0")) == 3  # whole episodes, 6 rows at least
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes))
-    oracle.check_transitions(buffer, state, episodes, n=3, final=True)
+    oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes))
     if form == "hdf5":
-        oracle.check_transitions(buffer, state, episodes, n=1, final=True)
-        oracle.check_transitions(buffer, state, episodes, n=3, final=False)
+        oracle.check_rows(buffer, state, oracle.rows_of(episodes))
+        oracle.check_transitions(buffer, state, episodes, n=3, final=True)
         oracle.check_sequences(buffer, state, episodes, 3)
         oracle.check_episodes(buffer, state, episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("final", [False, True])
+def test_every_horizon(tmp_path: Path, n: int, final: bool) -> None:
+    """Also without the final observations: then a truncated step is not drawn, and those before bootstrap earlier."""
+    episodes = made("plain", seed=n)
+    folder = write(tmp_path, "test/plain-v0", episodes, "plain", "hdf5")
+    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours")
+    oracle.check_transitions(buffer, state, episodes, n=n, final=final)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_dicts_and_tuples(tmp_path: Path, form: str) -> None:
     episodes = made("nested")
     folder = write(tmp_path, "test/nested-v0", episodes, "nested", form)
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours", workers=2, piece_rows=3)
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes))
+    settings = {"root": tmp_path / "ours", "workers": 2, "piece_rows": 3}
     if form == "hdf5":
+        buffer, state = fbuf.datasets.minari(folder, **settings)
+        oracle.check_rows(buffer, state, oracle.rows_of(episodes))
         oracle.check_transitions(buffer, state, episodes, n=2, final=True)
+    else:
+        fbuf.datasets.minari(folder, view=ROW, **settings)
+    oracle.check_files(tmp_path / "ours/minari/test/nested-v0", oracle.rows_of(episodes))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -191,8 +206,8 @@ def test_packed_images(tmp_path: Path, form: str) -> None:
     for e in episodes:  # what was packed is what is to come
         frames = [np.asarray(image.open(io.BytesIO(pack(frame)))) for frame in e.obs["obs/image"]]
         e.obs["obs/image"] = np.stack(frames)
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours")
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes))
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
+    oracle.check_files(tmp_path / "ours/minari/test/jpeg-v0", oracle.rows_of(episodes))
 
 
 def test_packed_images_of_one_length(tmp_path: Path) -> None:
@@ -212,15 +227,16 @@ def test_packed_images_of_one_length(tmp_path: Path) -> None:
             images = np.stack(group["observations/image"][:])
             del group["observations/image"]
             group["observations"].create_dataset("image", data=images)
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours")
-    assert buffer.rows(state).data["obs"]["image"].shape == (21, 40, 36, 3)
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
+    with _pieces.DataSet.open(tmp_path / "ours/minari/test/jpeg-v0") as dataset:
+        assert dataset.rows == 21 and dataset.schema["obs/image"].shape == (40, 36, 3)
 
 
 def test_packed_images_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, "test/jpeg-v0", made("nested"), "nested", "hdf5", lambda frame: b"\xff\xd8\xff")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"leaf 'obs/image' is packed as JPEG.*pip install \"fbuf\[minari\]\""):
-        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+        fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
@@ -229,7 +245,7 @@ def test_damaged_images(tmp_path: Path, packed: bytes) -> None:
     pytest.importorskip("PIL")
     folder = write(tmp_path, "test/jpeg-v0", made("nested"), "nested", "hdf5", lambda frame: packed)
     with pytest.raises(ValueError, match="leaf 'obs/image' (is no JPEG|has a damaged image)"):
-        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+        fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     with pytest.raises(FileNotFoundError):
         fbuf.datasets.open(tmp_path / "ours/minari/test/jpeg-v0")
 
@@ -241,21 +257,21 @@ def test_an_episode_that_just_stops_is_truncated(tmp_path: Path) -> None:
     with h5py.File(folder / "data/main_data.hdf5", "a") as file:
         for group in file.values():
             group["truncations"][:] = False
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours")
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes))
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
+    oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes))
 
 
 def test_dtypes(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     folder = write(tmp_path, "test/plain-v0", made("plain"), "plain", "hdf5")
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "a", dtypes={"obs": "float16"})
-    assert {n: leaf.dtype.name for n, leaf in buffer.rows(state).data.items()} == {
-        "obs": "float16",
-        "final_obs": "float16",
-        "action": "int32",
-        "reward": "float32",
-        "terminated": "bool",
-        "truncated": "bool",
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "a", dtypes={"obs": "float16"})
+    assert fbuf.datasets.info(tmp_path / "a/minari/test/plain-v0").leaves == {
+        "obs": "float16[4]",
+        "action": "int32[]",
+        "reward": "float32[]",
+        "terminated": "bool[]",
+        "truncated": "bool[]",
+        "final_obs": "float16[4]",
     }
     with h5py.File(folder / "data/main_data.hdf5", "a") as file:
         file["episode_3/actions"][1] = 2**40
@@ -276,13 +292,14 @@ def test_what_is_no_array_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     space["subspaces"]["stack"] = {"type": "Sequence"}
     (folder / "data/metadata.json").write_text(json.dumps(about | {"observation_space": json.dumps(space)}))
     with pytest.raises(ValueError, match=r"leaf 'obs/mission' is text.*skip=\('obs/mission', 'obs/stack'\)"):
-        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+        fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     with pytest.raises(ValueError, match="leaf 'obs/stack' is of the space 'Sequence', whose values have no one shape"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours", skip=("obs/mission",))
     skip = ("obs/mission", "obs/stack", "obs/pair")
-    buffer, state = fbuf.datasets.minari(folder, root=tmp_path / "ours", skip=skip)
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours", skip=skip)
     expected = oracle.rows_of(episodes)
-    oracle.check_rows(buffer, state, {n: x for n, x in expected.items() if "pair" not in n})
+    expected = {n: x for n, x in expected.items() if "pair" not in n}
+    oracle.check_files(tmp_path / "ours/minari/test/text-v0", expected)
     with pytest.raises(ValueError, match="was converted with"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours", skip=("obs/mission", "obs/stack"))
 
@@ -329,12 +346,12 @@ def test_damage(tmp_path: Path, form: str) -> None:
     ):
         (folder / "data/metadata.json").write_text(json.dumps(about | other))
         with pytest.raises(ValueError, match=words):
-            fbuf.datasets.minari(folder, root=tmp_path / "ours")
+            fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     (folder / "data/metadata.json").write_text(json.dumps(about))
     file = folder / "data" / ("main_data.hdf5" if form == "hdf5" else f"2/part-0.{form}")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match="is damaged or cut off|is no (arrow|parquet) file"):
-        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+        fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     with pytest.raises(FileNotFoundError):
         fbuf.datasets.open(tmp_path / "ours/minari/test/plain-v0")
 
@@ -346,20 +363,20 @@ def test_links_in_a_file_are_refused(tmp_path: Path) -> None:
         del file["episode_0/rewards"]
         file["episode_0/rewards"] = h5py.ExternalLink("/etc/other.hdf5", "/secret")
     with pytest.raises(ValueError, match="'episode_0/rewards' is a link to elsewhere"):
-        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+        fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
 
 
 def test_converted_once(tmp_path: Path) -> None:
     episodes = made("plain")
     folder = write(tmp_path / "minari", "test/plain-v0", episodes, "plain", "hdf5")
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
-    fbuf.datasets.minari("test/plain-v0", **where)
+    fbuf.datasets.minari("test/plain-v0", view=ROW, **where)
     file = tmp_path / "ours/minari/test/plain-v0/dataset.json"
     before = file.stat().st_mtime_ns
-    buffer, _ = fbuf.datasets.minari("test/plain-v0", **where)
+    buffer, _ = fbuf.datasets.minari("test/plain-v0", view=ROW, **where)
     assert file.stat().st_mtime_ns == before
     shutil.rmtree(folder)
-    assert fbuf.datasets.minari("test/plain-v0", **where)[0] == buffer  # what was converted is enough
+    assert fbuf.datasets.minari("test/plain-v0", view=ROW, **where)[0] == buffer  # what was converted is enough
     write(tmp_path / "minari", "test/plain-v0", made("plain", seed=1), "plain", "hdf5", dataset_size=7)
     with pytest.raises(ValueError, match="was converted from another state of the data set"):
         fbuf.datasets.minari("test/plain-v0", **where)
@@ -403,14 +420,13 @@ def test_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
     for _ in range(2):
-        buffer, state = fbuf.datasets.minari("test/plain-v0", download=True, **where)
+        fbuf.datasets.minari("test/plain-v0", view=ROW, download=True, **where)
     assert calls == [("test/plain-v0", False)]
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes[0]))
-    del state
+    oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
     episodes[0] = made("plain", seed=1)
-    buffer, state = fbuf.datasets.minari("test/plain-v0", download="force", **where)
+    fbuf.datasets.minari("test/plain-v0", view=ROW, download="force", **where)
     assert calls[1:] == [("test/plain-v0", True)]
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes[0]))
+    oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
 
 
 def test_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,11 +446,11 @@ def test_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours", piece_rows=6, dtypes={"obs": "float16"})
     seen: list[int] = []
-    buffer, state = fbuf.datasets.minari(
-        folder, root=tmp_path / "ours", piece_rows=6, progress=lambda done, total: seen.append(done)
+    fbuf.datasets.minari(
+        folder, view=ROW, root=tmp_path / "ours", piece_rows=6, progress=lambda done, total: seen.append(done)
     )
     assert seen[0] == 13 and seen[-1] == 21
-    oracle.check_rows(buffer, state, oracle.rows_of(episodes))
+    oracle.check_files(path, oracle.rows_of(episodes))
 
 
 def test_needs_no_package_but_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,4 +463,4 @@ def test_needs_no_package_but_the_reader(tmp_path: Path, monkeypatch: pytest.Mon
         return true_import(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    fbuf.datasets.minari(folder, root=tmp_path / "ours")
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
