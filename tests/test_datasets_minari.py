@@ -79,6 +79,7 @@ def write(
     kind: str,
     form: str,
     pack: Any = None,
+    infos: Any = None,
     **other: Any,
 ) -> Path:
     """A data set as Minari lays it out; `pack` makes bytes of an image."""
@@ -88,7 +89,7 @@ def write(
     about |= {"dataset_id": name, "total_episodes": len(episodes), "total_steps": sum(e.steps for e in episodes)}
     about |= {"data_format": form, "jpeg_encoding": pack is not None, "minari_version": "0.5.4", "author": ["me"]}
     (folder / "metadata.json").write_text(json.dumps(about | other))
-    (_write_hdf5 if form == "hdf5" else _write_arrow)(folder, episodes, form, pack)
+    (_write_hdf5 if form == "hdf5" else _write_arrow)(folder, episodes, form, pack, infos)
     return folder.parent
 
 
@@ -97,7 +98,7 @@ def _flags(e: oracle.Episode) -> dict[str, np.ndarray]:
     return {"rewards": e.reward, "terminations": last & e.terminated, "truncations": last & (not e.terminated)}
 
 
-def _write_hdf5(folder: Path, episodes: list[oracle.Episode], form: str, pack: Any) -> None:
+def _write_hdf5(folder: Path, episodes: list[oracle.Episode], form: str, pack: Any, infos: Any) -> None:
     h5py = pytest.importorskip("h5py")
 
     def put(group: Any, name: str, value: Any, path: str) -> None:
@@ -118,17 +119,22 @@ def _write_hdf5(folder: Path, episodes: list[oracle.Episode], form: str, pack: A
             group.attrs.update({"id": number, "total_steps": e.steps, "seed": number})
             put(group, "observations", tree(e.obs, "obs"), "obs")
             put(group, "actions", tree(e.action, "action"), "action")
+            if infos is not None:
+                put(group, "infos", infos[number], "infos")
             for name, value in _flags(e).items():
                 group.create_dataset(name, data=value, chunks=True, maxshape=(None,))
 
 
-def _write_arrow(folder: Path, episodes: list[oracle.Episode], form: str, pack: Any) -> None:
+def _write_arrow(folder: Path, episodes: list[oracle.Episode], form: str, pack: Any, infos: Any) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
 
     def column(value: Any, rows: int) -> Any:
         if isinstance(value, dict):
-            return pa.StructArray.from_arrays([column(child, rows) for child in value.values()], names=list(value))
+            columns = [column(child, rows) for child in value.values()]
+            notes = [{"shape": ",".join(map(str, np.shape(child)[1:]))} for child in value.values()]
+            fields = [pa.field(n, c.type, metadata=m) for n, c, m in zip(value, columns, notes, strict=True)]
+            return pa.StructArray.from_arrays(columns, fields=fields)
         if pack is not None and value.dtype == np.uint8:
             return pa.array([pack(image) for image in value], type=pa.binary())
         value = np.concatenate([value, np.zeros((rows - len(value), *value.shape[1:]), value.dtype)])
@@ -140,6 +146,8 @@ def _write_arrow(folder: Path, episodes: list[oracle.Episode], form: str, pack: 
 
     for number, e in enumerate(episodes):
         values = {"observations": tree(e.obs, "obs"), "actions": tree(e.action, "action")} | _flags(e)
+        if infos is not None:
+            values["infos"] = infos[number]
         batch = pa.RecordBatch.from_pydict({name: column(value, e.steps + 1) for name, value in values.items()})
         (folder / str(number)).mkdir()
         (folder / str(number) / "metadata.json").write_text(json.dumps({"id": number, "total_steps": e.steps}))
@@ -208,6 +216,43 @@ def test_packed_images(tmp_path: Path, form: str) -> None:
         e.obs["obs/image"] = np.stack(frames)
     fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours")
     oracle.check_files(tmp_path / "ours/minari/test/jpeg-v0", oracle.rows_of(episodes))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_infos(tmp_path: Path, form: str) -> None:
+    episodes = made("plain")
+    infos = [
+        {
+            "qpos": np.arange((e.steps + 1) * 6, dtype=np.float64).reshape(-1, 2, 3) + 100 * i,
+            "deep": {"success": np.arange(e.steps + 1) % 2 == 0, "other": np.zeros(e.steps + 1)},
+            "words": np.array([b"a"] * (e.steps + 1)),
+        }
+        for i, e in enumerate(episodes)
+    ]
+    folder = write(tmp_path, "test/infos-v0", episodes, "plain", form, infos=infos)
+    settings: dict[str, Any] = {"root": tmp_path / "ours", "view": ROW}
+    with pytest.raises(
+        ValueError, match="infos has 'speed', but episode 0 recorded deep/other, deep/success, qpos, words"
+    ):
+        fbuf.datasets.minari(folder, infos=("speed",), **settings)
+    with pytest.raises(ValueError, match="leaf 'infos/words' .*expected (plain numbers|numbers of one shape)"):
+        fbuf.datasets.minari(folder, infos=("words",), **settings)
+    with pytest.raises(TypeError, match=r"infos=\('qpos',\)"):
+        fbuf.datasets.minari(folder, infos="qpos", **settings)
+    fbuf.datasets.minari(folder, infos=("qpos", "deep/success"), piece_rows=3, **settings)
+    expected = oracle.rows_of(episodes)
+    expected["infos/qpos"] = np.concatenate([info["qpos"][:-1] for info in infos])
+    expected["infos/deep/success"] = np.concatenate([info["deep"]["success"][:-1] for info in infos])
+    oracle.check_files(tmp_path / "ours/minari/test/infos-v0", expected)
+
+
+def test_values_that_float32_cannot_hold(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    folder = write(tmp_path, "test/plain-v0", made("plain"), "plain", "hdf5")
+    with h5py.File(folder / "data/main_data.hdf5", "a") as file:
+        file["episode_3/observations"][1] = 1e300
+    with pytest.raises(ValueError, match=r"episode 3: leaf 'obs' is float64, and holds values that float32 cannot"):
+        fbuf.datasets.minari(folder, root=tmp_path / "ours")
 
 
 def test_packed_images_of_one_length(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fbuf._buffer import Buffer
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import NAME
 from fbuf._state import BufferState
-from fbuf._tree import PyTree
+from fbuf._tree import PyTree, tree_bytes
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _open
 from fbuf.datasets._names import default_view
@@ -30,7 +30,7 @@ from fbuf.views import Row
 
 _CALL = "preprocess"
 _ENDS = ("terminated", "truncated")
-_MOST_BATCH = 4096
+_MOST_BATCH, _MOST_WINDOWS = 4096, 256
 
 
 def preprocess(
@@ -61,7 +61,8 @@ def preprocess(
       keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
         such, so that episodes stay what they are; nothing with a view. () keeps none.
       limit: Only so many rows or windows, the first: to try a function.
-      batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; 256 with a view.
+      batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
+        view 256.
       piece_rows, codec, metadata, progress: As for `from_arrays`.
       sampler: Of the buffer; its view is `Transition` where the rows are steps, `Row` where they are not.
       resume: Go on with what an interrupted call with the same function and the same data left at `dest`. False: begin anew.
@@ -129,7 +130,8 @@ def _work(
     schema = program.schema
     batch = batch_size
     if batch is None:
-        batch = 256 if view is not None else max(1, min(_MOST_BATCH, BLOCK_BYTES // max(1, schema.row_bytes)))
+        most = _MOST_BATCH if view is None else _MOST_WINDOWS
+        batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
     batch = min(batch, rows)
     size = rows_a_piece(_CALL, piece_rows, schema)
     starts = range(0, rows, size)

@@ -6,6 +6,7 @@ file that is cut short ends the process.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.datasets._minari import _jpeg
-from fbuf.datasets._minari._space import Leaf
+from fbuf.datasets._minari._space import MOST_DEPTH, Leaf
 from fbuf.interop._source import DTYPES, Column, read_json
 
 _PART = re.compile(r"part-(\d+)\.(?:arrow|parquet)")
@@ -31,6 +32,7 @@ class Reader:
         except ImportError as error:
             raise ImportError(f'{call}: pyarrow is missing ({error}). Run pip install "fbuf[minari]".') from None
         self._pa: Any = pyarrow
+        self._last: tuple[int, Any] = (-1, None)
         there = sum(1 for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
         if there != episodes:
             raise ValueError(
@@ -56,6 +58,41 @@ class Reader:
             out[here] = self._column(episode, table, there, Leaf(here, (), (), np.dtype(bool))), rows - 1
         return out
 
+    def infos(self, episode: int) -> list[tuple[str, ...]]:
+        """Paths of what was recorded beside the steps of an episode."""
+        table = self._table(episode)
+        if "infos" not in table.column_names:
+            return []
+        found: list[tuple[str, ...]] = []
+        waiting: list[tuple[tuple[str, ...], Any]] = [((), table.column("infos").type)]
+        while waiting:
+            keys, kind = waiting.pop()
+            if self._pa.types.is_struct(kind) and len(keys) < MOST_DEPTH:
+                waiting += [((*keys, field.name), field.type) for field in kind]
+            elif keys:
+                found.append(keys)
+        return sorted(found)
+
+    def info(self, episode: int, keys: tuple[str, ...]) -> tuple[Column, int]:
+        """One of them, as `infos/...`; of its shape Minari keeps a note beside the flat numbers."""
+        table = self._table(episode)
+        if "infos" not in table.column_names:
+            raise ValueError(f"{self._call}: episode {episode} in {self._folder} has no infos.")
+        field = table.schema.field("infos")
+        for key in keys:
+            if not self._pa.types.is_struct(field.type) or field.type.get_field_index(key) < 0:
+                raise ValueError(
+                    f"{self._call}: 'infos/{'/'.join(keys)}' is not in episode {episode} in {self._folder}."
+                )
+            field = field.type.field(field.type.get_field_index(key))
+        noted = (field.metadata or {}).get(b"shape", b"").decode("ascii", "replace")
+        flat = (field.type.list_size,) if self._pa.types.is_fixed_size_list(field.type) else ()
+        shape = tuple(int(n) for n in noted.split(",") if n.isdigit()) or flat
+        leaf = Leaf(
+            "infos/" + "/".join(keys), keys, shape if math.prod(shape) == math.prod(flat) else flat, np.dtype(bool)
+        )
+        return self._column(episode, table, "infos", leaf), table.num_rows
+
     def _parts(self, episode: int) -> list[Path]:
         folder = self._folder / str(episode)
         found = {int(m[1]): p for p in (folder.iterdir() if folder.is_dir() else ()) if (m := _PART.fullmatch(p.name))}
@@ -64,6 +101,13 @@ class Reader:
         return [found[number] for number in sorted(found)]
 
     def _table(self, episode: int) -> Any:
+        number, table = self._last  # one tuple: threads may be at several episodes
+        if number != episode:
+            table = self._read(episode)
+            self._last = episode, table
+        return table
+
+    def _read(self, episode: int) -> Any:
         pa = self._pa
         tables = []
         for path in self._parts(episode):
@@ -90,7 +134,8 @@ class Reader:
             if not pa.types.is_struct(values.type) or values.type.get_field_index(str(key)) < 0:
                 raise ValueError(f"{self._call}: leaf '{leaf.name}' is not in episode {episode} in {self._folder}.")
             values = values.field(values.type.get_field_index(str(key)))
-        if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        images = leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3)
+        if images and (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
             image = _jpeg.decoder(self._call, leaf.name)
 
             def unpack(first: int, last: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.datasets._minari import _jpeg
-from fbuf.datasets._minari._space import Leaf
+from fbuf.datasets._minari._space import MOST_DEPTH, Leaf
 from fbuf.interop._h5 import library
 from fbuf.interop._source import DTYPES, Column
 
@@ -48,6 +48,24 @@ class Reader:
         for there, here in (("rewards", "reward"), ("terminations", "terminated"), ("truncations", "truncated")):
             out[here] = self._plain(episode, there, here)
         return out
+
+    def infos(self, episode: int) -> list[tuple[str, ...]]:
+        """Paths of what was recorded beside the steps of an episode."""
+        found: list[tuple[str, ...]] = []
+        waiting: list[tuple[str, ...]] = [()]
+        while waiting:
+            keys = waiting.pop()
+            group = self._file.get("/".join((f"episode_{episode}", "infos", *keys)))
+            if isinstance(group, self._h5.Group) and len(keys) < MOST_DEPTH:
+                waiting += [(*keys, key) for key in group]
+            elif keys:
+                found.append(keys)
+        return sorted(found)
+
+    def info(self, episode: int, keys: tuple[str, ...]) -> tuple[Column, int]:
+        """One of them, as `infos/...`."""
+        path = "/".join(("infos", *keys))
+        return self._plain(episode, path, path)
 
     def _item(self, episode: int, path: str) -> Any:
         group: Any = self._file

@@ -16,7 +16,8 @@ from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets._arrays import opened
 from fbuf.datasets._info import delete
-from fbuf.datasets._minari._convert import Source
+from fbuf.datasets._minari._convert import work_of
+from fbuf.datasets._minari._source import Source
 from fbuf.datasets._root import root_of
 from fbuf.datasets._writing import check_workers, write
 from fbuf.interop._progress import Progress
@@ -33,6 +34,7 @@ def minari(
     source: str | os.PathLike[str] | None = None,
     download: bool | str = False,
     skip: Sequence[str] = (),
+    infos: Sequence[str] = (),
     dtypes: Mapping[str, str] | None = None,
     codec: Mapping[str, Codec] | None = None,
     piece_rows: int | None = None,
@@ -54,6 +56,8 @@ def minari(
       download: False: what is not there is an error. True: it is downloaded first, by the `minari` package. "force": it is
         downloaded and converted again, whatever is there.
       skip: Leaves or subtrees to leave out, by their names here, such as text: ("obs/mission",).
+      infos: What else to take of what was recorded, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info that
+        came with its observation; where Minari has one for each step only, that of its step.
       dtypes: `{name: dtype}`, where another is wanted than what JAX holds by default: float64 becomes float32, 64-bit integers
         32-bit ones (an error where one does not fit).
       codec, piece_rows, workers, progress: As for `from_arrays`.
@@ -79,7 +83,7 @@ def minari(
     check_workers(_CALL, workers)
     name, folder = _found(id, source)
     path = root_of(root) / "minari" / name
-    settings = json.dumps({"skip": sorted(skip), "dtypes": dict(dtypes or {})}, sort_keys=True)
+    settings = json.dumps({"skip": sorted(skip), "infos": sorted(infos), "dtypes": dict(dtypes or {})}, sort_keys=True)
     there = (path / NAME).exists()
     if download == "force":
         _download(name, folder, source, force=True)
@@ -96,13 +100,13 @@ def minari(
                 f"download=True), or say where Minari keeps its own: source=."
             )
         _download(name, folder, source, force=False)
-    found = Source(_CALL, folder, skip)
+    found = Source(_CALL, folder, skip, infos)
     if there:
         _check_same(path, settings, found.mark)
         return opened(path, view, sampler)
     reader = found.open()
     try:
-        work = found.work(reader, dtypes, codec, piece_rows, settings)
+        work = work_of(found, reader, dtypes=dtypes, codec=codec, piece_rows=piece_rows, settings=settings)
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:
         reader.close()

@@ -15,7 +15,7 @@ import numpy as np
 
 from fbuf.interop._source import DTYPES, check_name, check_shape
 
-_MOST_DEPTH = 64
+MOST_DEPTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def leaves_of(where: str, name: str, space: Any) -> list[Leaf]:
 def _walk(where: str, name: str, keys: tuple[str | int, ...], space: Any) -> Iterator[Leaf]:
     kind = space.get("type") if isinstance(space, Mapping) else None
     parts = space.get("subspaces") if isinstance(space, Mapping) else None
-    if len(keys) > _MOST_DEPTH:
+    if len(keys) > MOST_DEPTH:
         raise ValueError(f"{where}: the space of '{name[:80]}' is nested too deep. Do not load this data set.")
     if kind == "Dict" and isinstance(parts, Mapping):
         for key in sorted(parts):
