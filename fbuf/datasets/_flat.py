@@ -24,6 +24,8 @@ Found = Mapping[str, tuple[Column, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
+    """What `from_arrays` was asked for."""
+
     fields: Names
     episode_end: tuple[str, ...] | None
     dtypes: Mapping[str, str] | None
@@ -41,6 +43,7 @@ class Plan:
 
     @property
     def block(self) -> int:
+        """Rows that make 8 MiB."""
         return max(1, BLOCK_BYTES // max(1, self.schema.row_bytes))
 
 
