@@ -296,7 +296,7 @@ def test_a_wrong_hash_is_told_and_left_out_on_request(files, drawn_run, tmp_path
 
 HARMS = {
     "cut short": lambda file: made.cut_short(file),
-    "a bit": lambda file: made.damage(file),
+    "some bits": lambda file: made.damage(file),
     "a header that lies of rows": lambda file: made.lie(file, (10**9, 84, 84)),
     "a header of other frames": lambda file: made.lie(file, (250, 42, 168)),
     "objects": lambda file: made.lie(file, (250, 84, 84), "|O"),

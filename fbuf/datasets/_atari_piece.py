@@ -29,8 +29,7 @@ BEFORE = 1_000_000  # added to a piece's number: its rows of the cycle before
 MOST_ROWS = 1 << 24
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
-_FEW = 100_000  # rows; in larger pieces changes are counted between one pair of frames in so many
-_EVERY = 16
+_PAIRS = 4096  # of frames in a row, at least, between which changes are counted, if there are so many
 
 
 class Damaged(ValueError):
@@ -129,7 +128,7 @@ class Made:
         self._cut = np.zeros(len(action), bool)
         self._cut[sorted(dump.cuts)] = True
         self._cut &= ~self._ended
-        self._every = 1 if len(action) < _FEW else _EVERY
+        self._every = max(1, len(action) // _PAIRS)
 
     def take(self, at: int, frames: Array) -> None:
         """The rows of a block that are in this part."""
@@ -168,9 +167,9 @@ class Made:
 
     def _compare(self, frames: Array, ended: Array) -> None:
         """Counts what changes from one frame of an episode to the next."""
-        first = np.flatnonzero(~ended[:-1])[:: self._every]
-        if len(first):
-            changed = (frames[first] != frames[first + 1]).sum(axis=(1, 2))
+        first, second = frames[: -1 : self._every], frames[1 :: self._every]
+        changed = np.count_nonzero(first != second, axis=(1, 2))[~ended[: -1 : self._every]]
+        if len(changed):
             self.change = max(self.change, int(changed.max()))
 
 
