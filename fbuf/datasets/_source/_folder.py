@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fbuf.datasets._source._entry import Entry
-from fbuf.datasets._source._errors import SourceError
+from fbuf.datasets._source._errors import SourceChanged, SourceError
 from fbuf.datasets._source._names import check_name
 
 _MOST_DEPTH = 16
@@ -81,7 +81,11 @@ class Folder:
 
     def stream(self, entry: Entry, start: int = 0, validator: str | None = None) -> FileStream:
         """The bytes of a file from `start` on."""
-        return FileStream(entry.address, start)
+        stream = FileStream(entry.address, start)
+        if validator is not None and stream.validator != validator:
+            stream.close()
+            raise SourceChanged(f"{entry.address}: was written again since its first {start} bytes were read.")
+        return stream
 
     def _below(self, folder: str, depth: int, passed: frozenset[tuple[int, int]]) -> Iterator[Entry]:
         path = os.path.join(self.root, folder)

@@ -70,11 +70,11 @@ class Tries:
             raise SourceError(
                 f"{self._what}: failed {times}; the last time: {error}. Try again later (what is on the disk is kept), or "
                 f"name another mirror with source=."
-            ) from error
+            ) from None
         if error.wait is not None and error.wait > retry.most:
             raise SourceError(
                 f"{self._what}: {error}; the server asks to come back in {error.wait:.0f} s, waits are at most "
                 f"{retry.most:.0f} s. Try again then."
-            ) from error
+            ) from None
         wait = min(retry.most, retry.first * 2.0 ** (self._failed - 1)) * _chance.uniform(0.5, 1.0)
         time.sleep(max(wait, error.wait or 0.0))

@@ -106,7 +106,7 @@ def get(url: str, timeout: float, start: int = 0, validator: str | None = None, 
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _status(url, error, start) from error
+            raise _status(url, error, start) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
