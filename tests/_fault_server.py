@@ -193,7 +193,9 @@ class FaultServer:
       listings: Those that there are: "gcs", "index" (`/index.json`), "html".
       validators: ETag, Last-Modified and generation headers; without them no answer says which file it is of.
       ranges: Whether parts of files can be asked for at all.
+    Attributes:
       log: Requests for files, oldest first. `listed`: those for listings.
+      pages: What is answered for a kind of listing whatever was asked: `{"gcs": b"..."}`.
     """
 
     def __init__(
@@ -211,6 +213,7 @@ class FaultServer:
         self.validators, self.ranges = validators, ranges
         self.log: list[Request] = []
         self.listed: list[Request] = []
+        self.pages: dict[str, bytes] = {}
         self.closing = threading.Event()
         self._faults: dict[str, list[Fault]] = {}
         self._lock = threading.Lock()
@@ -218,7 +221,7 @@ class FaultServer:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
         self.base = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True)
         self._thread.start()
 
     @classmethod
@@ -404,7 +407,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(request, fault.code, b"not now", headers)
         if kind not in server.listings:
             return self._say(request, 404, b"no listing")
-        body = {"gcs": self._gcs, "index": self._index, "html": self._html}[kind](query, folder)
+        body = server.pages.get(kind)
+        if body is None:
+            body = {"gcs": self._gcs, "index": self._index, "html": self._html}[kind](query, folder)
         if body is None:
             return self._say(request, 404, b"no such folder")
         if isinstance(fault, Truncate):

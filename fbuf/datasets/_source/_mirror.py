@@ -29,6 +29,7 @@ from fbuf.datasets._source._webstream import WebStream
 
 _NOT_HERE = frozenset((400, 403, 404, 405, 406, 410, 501))
 _MOST_DEPTH, _MOST_FOLDERS = 8, 4096
+_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|[/#]|\.\.?(/|$)")
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -139,11 +140,8 @@ def _links(text: bytes, url: str) -> list[str]:
         raise NoListing(f"{url}: {text[:40]!r} has no links.")
     below = []
     for link in parser.found:
-        name = unquote(link.removeprefix("./"))
-        if (
-            not re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|[/?#]|\.\.?(/|$)", link)
-            and "/" not in name[:-1]
-            and "?" not in link
-        ):
+        link = link.removeprefix("./")
+        name = unquote(link)
+        if link and not _ELSEWHERE.match(link) and "?" not in link and "/" not in name[:-1]:
             below.append(name)
     return below

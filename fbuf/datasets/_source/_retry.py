@@ -66,7 +66,9 @@ class Tries:
         retry, self._gained = self._retry, 0
         self._failed += 1
         if self._failed >= retry.attempts:
-            times = "once" if self._failed == 1 else f"{self._failed} times in a row"
+            times = {1: "once", 2: "twice"}.get(self._failed, f"{self._failed} times") + " in a row" * (
+                self._failed > 1
+            )
             raise SourceError(
                 f"{self._what}: failed {times}; the last time: {error}. Try again later (what is on the disk is kept), or "
                 f"name another mirror with source=."

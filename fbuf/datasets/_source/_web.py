@@ -160,6 +160,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if new not in ("http", "https") or (old == "https" and new != "https"):
+            fp.close()
             raise Refused(
                 f"{req.full_url}: the server redirects to {newurl[:200]!r}; expected an address as safe.", code
             )
