@@ -53,6 +53,7 @@ from tests._fault_server import (
     Fault,
     FaultServer,
     IgnoreRange,
+    NoLength,
     Redirect,
     Replace,
     Short,
@@ -125,13 +126,22 @@ def test_files_are_listed_page_by_page(server: FaultServer) -> None:
         assert entry.size == len(DATA) and entry.md5 == hashlib.md5(DATA).digest()
     if server.listings == {"gcs"}:
         assert len(server.listed) >= 4 and entry.generation == "1"
-    if server.listings != {"html"}:
-        assert source.files("dqn/Nothing/") == []
+    assert source.files("dqn/Nothing/") == []
 
 
-def test_a_folder_that_a_mirror_does_not_have_is_an_error_where_only_folders_are_listed() -> None:
-    with FaultServer(FILES, listings=("html",)) as server, pytest.raises(SourceError, match="404.*index.json"):
+def test_an_address_that_lists_nothing_is_an_error() -> None:
+    with FaultServer(FILES, listings=()) as server, pytest.raises(SourceError, match="no listing.*404.*index.json"):
         connect(server.base, retry=RETRY).files("dqn/Nothing/")
+    with FaultServer({"a/b/c/d": b"1", "a/b/c/e": b"2", "a/f": b"3"}, listings=("html",)) as server:
+        source = connect(server.base, retry=RETRY)
+        assert [e.name for e in source.files()] == ["a/b/c/d", "a/b/c/e", "a/f"]
+        assert [e.name for e in source.files("a/b")] == ["a/b/c/d", "a/b/c/e"]
+        server.pages["html"] = b"<html>hello</html>"
+        with pytest.raises(SourceError, match="has no links"):
+            source.files("a/")
+        server.pages["html"] = b"\xff\xfe"
+        with pytest.raises(SourceError, match="is no page of a folder"):
+            source.files("a/")
 
 
 def test_the_bucket_is_listed_as_the_public_one(bucket: FaultServer) -> None:
@@ -336,6 +346,10 @@ FORGIVEN: dict[str, list[Fault]] = {
     "another range": [Drop(100_000), WrongRange()],
     "redirected": [Redirect()],
     "redirected after a drop": [Drop(100_000), Redirect(code=307)],
+    "no length": [NoLength()],
+    "in chunks": [NoLength(chunked=True)],
+    "in chunks, cut short": [NoLength(chunked=True, after=150_000)],
+    "no length after a drop": [Drop(100_000), NoLength()],
     "502, 504": [Status(502), Status(504)],
 }
 
@@ -516,6 +530,7 @@ some_faults = st.lists(
         st.builds(WrongLength, st.integers(-1000, 1000)),
         st.builds(WrongRange, st.integers(0, 1000)),
         st.builds(Damage, st.integers(0, 300_000)),
+        st.builds(NoLength, st.booleans(), st.none() | st.integers(0, 300_000)),
         st.builds(Status, st.sampled_from([404, 429, 500, 503])),
         st.builds(Replace, st.integers(0, 300_000), st.sampled_from([DATA[:1000], bytes(len(DATA))])),
         st.just(Redirect()),
@@ -734,6 +749,7 @@ def test_a_folder_is_a_source(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     (tmp_path / "dqn/half.gz.part").write_bytes(b"x")
+    (tmp_path / "dqn/notes: mine").write_bytes(b"x")
     for where in (tmp_path, str(tmp_path), tmp_path.as_uri()):
         source = connect(where)
         assert [e.name for e in source.files("dqn/")] == sorted(FILES)

@@ -1,6 +1,7 @@
 """A folder on this machine, or on a disk that it mounts, as a source: names are paths below it.
 
-Links are followed: the folder is the user's own, and large files often lie on another disk. Only plain files are listed.
+Links are followed: the folder is the user's own, and large files often lie on another disk. Only plain files are
+listed, and of those only what can be a name: the others are not of a data set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from fbuf.datasets._source._entry import Entry
 from fbuf.datasets._source._errors import SourceChanged, SourceError
-from fbuf.datasets._source._names import check_name
+from fbuf.datasets._source._names import check_name, is_name
 
 _MOST_DEPTH = 16
 
@@ -102,4 +103,5 @@ class Folder:
             if item.is_dir():
                 yield from self._below(name + "/", depth + 1, passed | {here})
             elif item.is_file() and not item.name.endswith((".part", ".part.json")):
-                yield Entry(check_name(name, self.root), item.path, item.stat().st_size)
+                if is_name(name):
+                    yield Entry(name, item.path, item.stat().st_size)

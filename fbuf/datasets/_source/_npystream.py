@@ -91,7 +91,7 @@ class NpyStream:
         self._fill(memoryview(flat(out[:rows])))
         if self._header.dtype != self.dtype:
             out[:rows].byteswap(inplace=True)
-        if self.dtype == bool and rows and out[:rows].view(np.uint8).max() > 1:
+        if self.dtype == bool and (out[:rows].view(np.uint8) > 1).any():
             raise self._error("has a byte above 1 among booleans; expected 0 or 1")
         self.done += rows
         if self.done == self.rows:
