@@ -28,8 +28,8 @@ class InMemory:
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.arrays = arrays
 
-    def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> np.ndarray:
-        assert self.arrays[kind].dtype == dtype
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> np.ndarray:
+        assert self.arrays[kind].dtype.name in dtypes
         return self.arrays[kind]
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -95,9 +95,11 @@ def atari_dqn(
     Cost: some 15,000 frames/s a worker; 40 to 100 bytes a frame on the disk.
     Example:
       >>> import fbuf.datasets
-      >>> fbuf.datasets.atari_dqn("Pnog/1")
-      Traceback (most recent call last):
-      ValueError: fbuf.datasets.atari_dqn: id is 'Pnog/1'; expected '<Game>/<run>' with a run from 1 to 5. Near: Pong/1...
+      >>> try:
+      ...     fbuf.datasets.atari_dqn("Breakuot/1")
+      ... except ValueError as error:
+      ...     print(str(error).partition("Near: ")[2])
+      Breakout/1. All: fbuf.datasets.available().
     """
     from fbuf.datasets._open import open as open_dataset
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 from fbuf import _pieces
 from fbuf.datasets import _atari_plan as plan
-from fbuf.datasets._atari_job import ARRIVALS, by_piece, job_of
+from fbuf.datasets._atari_job import by_piece, job_of
 from fbuf.datasets._atari_piece import Damaged, schema
 from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
-from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, connect
+from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, SpaceError, connect
 from fbuf.datasets._workers import WorkerError, work
 
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
@@ -41,17 +40,24 @@ def get(
     if download is False and not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, pieces or []))
     with held(call, path) as lock:
-        if download == "force":
-            for number in plan.there(call, path).pieces if pieces is None else pieces:
-                plan.discard(path, number)
-            shutil.rmtree(path / ARRIVALS, ignore_errors=True)
         now = plan.there(call, path)
         about = now.about or {}
         known = about.get("listed", [])
         wanted = known if pieces is None else pieces
-        if download is not False and (not wanted or [number for number in wanted if number not in now.pieces]):
+        lacking = [number for number in wanted if number not in now.pieces]
+        if download is not False and (not wanted or lacking or download == "force"):
             known, wanted, skipped, where = _bring(
-                call, dataset_id, path, now, lock, source, pieces, workers, progress, codec, on_corrupt
+                call,
+                dataset_id,
+                path,
+                now if download is True else plan.There({}, None, None),
+                lock,
+                source,
+                pieces,
+                workers,
+                progress,
+                codec,
+                on_corrupt,
             )
             now = plan.there(call, path)
         else:
@@ -60,8 +66,8 @@ def get(
             _check_codec(call, path, now.schema, codec)
             if download is False and pieces is None:
                 wanted = [number for number in known or now.pieces if number in now.pieces]
-            if lacking := [number for number in wanted if number not in now.pieces] or ([] if wanted else [0]):
-                raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking if wanted else []))
+            if pieces is not None and lacking or not wanted:
+                raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking))
         plan.finish(
             call,
             path,
@@ -99,8 +105,8 @@ def _listing(call: str, dataset_id: str, source: Source) -> dict[int, dict[str, 
         if found := by_piece(source.files(folder.format(id=dataset_id))):
             return found
     raise SourceError(
-        f"{call}: no file of {dataset_id} is at {source}; expected {FOLDERS[0].format(id=dataset_id)}add_count_ckpt.0.gz and "
-        f"others. Name the folder or address above 'dqn' as source=."
+        f"{call}: no file of {dataset_id} is at {_named(source)}; expected {FOLDERS[0].format(id=dataset_id)}"
+        f"add_count_ckpt.0.gz and others. Name the folder or address above 'dqn' as source=."
     )
 
 
@@ -124,8 +130,8 @@ def _bring(
     wanted = sorted(listing) if pieces is None else pieces
     if unlisted := [number for number in wanted if number not in listing]:
         raise SourceError(
-            f"{call}: {dataset_id} has no piece {unlisted[0]} at {origin}; it has {_spans(sorted(listing))}. Ask for these: "
-            f"pieces=..."
+            f"{call}: {dataset_id} has no piece {unlisted[0]} at {_named(origin)}; it has {_spans(sorted(listing))}. Ask for "
+            f"these: pieces=..."
         )
     for number in wanted:
         if number in now.pieces:
@@ -135,7 +141,7 @@ def _bring(
         workers = max(1, min(MOST_WORKERS, os.cpu_count() or 1))
     plan.check_disk(dataset_id, path, missing, isinstance(origin, Folder), workers)
     for number in missing:
-        plan.discard(path, number)  # what a killed process left of it
+        plan.discard(path, number)  # what a killed process left of it, or what is to be made anew
     jobs = [_job(origin, path, number, files, rows, workers) for number, files in missing.items()]
     bars = Bars(progress, dataset_id, sum(e.size or 0 for files in missing.values() for e in files.values()))
     skipped: dict[int, str] = {}
@@ -153,7 +159,12 @@ def _bring(
     finally:
         outcomes.close()  # type: ignore[attr-defined]
         bars.close()
-    return sorted(listing), wanted, skipped, str(origin)
+    return sorted(listing), wanted, skipped, _named(origin)
+
+
+def _named(origin: Source) -> str:
+    """Where a source is."""
+    return str(getattr(origin, "root", None) or getattr(origin, "base", None) or origin)
 
 
 def _job(
@@ -184,10 +195,11 @@ def _told(call: str, dataset_id: str, path: Path, number: int, error: BaseExcept
         file = getattr(error, "file", "")
         return _from(FileCorrupted(text, file=file, at=getattr(error, "at", None)), error)
     if isinstance(error, OSError):
-        said = error.strerror or str(error)
-        kind = type(error) if isinstance(error, SourceError) else OSError
-        text = f"{what}: {said} {kept} Call again to go on."
-        return _from(kind(text) if kind is not OSError else OSError(error.errno, text, error.filename), error)
+        text = f"{what}: {(error.strerror or str(error)).rstrip('.')}. {kept} Call again to go on."
+        if isinstance(error, SourceError):
+            return _from(type(error)(text), error)
+        kind = SpaceError if isinstance(error, SpaceError) else OSError
+        return _from(kind(error.errno, text, error.filename), error)
     if isinstance(error, (WorkerError, MemoryError)):
         return _from(WorkerError(f"{what}: {error}. {kept} Call again to go on."), error)
     return _from(RuntimeError(f"{what}: {type(error).__name__}: {error} {kept}"), error)

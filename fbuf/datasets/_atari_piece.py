@@ -29,6 +29,7 @@ BEFORE = 1_000_000  # added to a piece's number: its rows of the cycle before
 MOST_ROWS = 1 << 24
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
+_COUNTS = ("int64", "int32")
 _PAIRS = 4096  # of frames in a row, at least, between which changes are counted, if there are so many
 
 
@@ -39,8 +40,8 @@ class Damaged(ValueError):
 class Files(Protocol):
     """The files of one piece, checked as they are read."""
 
-    def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> Array:
-        """An array of at most `most` numbers; None in `shape`: any."""
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
+        """An array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Array]:
         """An array in blocks of its first axis; after the last the file is known to be whole."""
@@ -62,11 +63,11 @@ def convert(
     Raises:
       Damaged: what files say does not fit together; or whatever `files` raises. There is no piece then.
     """
-    action = files.whole(ACTION, "int32", (None,), MOST_ROWS)
-    reward = files.whole(REWARD, "float32", (len(action),), MOST_ROWS)
-    terminal = files.whole(TERMINAL, "uint8", (len(action),), MOST_ROWS)
-    add_count = int(files.whole(ADD_COUNT, "int64", (), 1))
-    invalid = files.whole(INVALID_RANGE, "int64", (None,), 1 << 16)
+    action = files.whole(ACTION, ("int32",), (None,), MOST_ROWS)
+    reward = files.whole(REWARD, ("float32",), (len(action),), MOST_ROWS)
+    terminal = files.whole(TERMINAL, ("uint8",), (len(action),), MOST_ROWS)
+    add_count = int(files.whole(ADD_COUNT, _COUNTS, (), 1))
+    invalid = files.whole(INVALID_RANGE, _COUNTS, (None,), 1 << 16)
     try:
         dump = ring(number, len(action), add_count, invalid)
     except ValueError as error:

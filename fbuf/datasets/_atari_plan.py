@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fbuf import _pieces
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._pieces import _manifest
 from fbuf.datasets._atari_job import ARRIVALS
 from fbuf.datasets._atari_piece import BEFORE, stretches
@@ -56,7 +57,7 @@ def there(call: str, path: Path) -> There:
             found[number] = info.meta
     try:
         about = _manifest.load(path).meta
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreCorrupted):  # it is written again
         about = None
     schema = next((info.schema for info in committed.values()), None)
     return There(dict(sorted(found.items())), schema, about)
@@ -75,7 +76,7 @@ def selected(call: str, pieces: Selection) -> list[int] | None:
     except TypeError:
         numbers = [pieces]  # type: ignore[list-item]
     for number in numbers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < BEFORE // 100:
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < 10_000:
             raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")
     if not numbers:
         raise ValueError(f"{call}: pieces is empty; expected numbers of pieces, as pieces=range(10), or None for all.")
@@ -162,7 +163,7 @@ def finish(
     used = [_pieces.Used(use.number, use.begin, use.stop, use.cut) for use in uses]
     try:
         now = _manifest.load(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreCorrupted):
         now = None
     if now is not None and now.meta == meta:
         infos = _pieces.committed(path)
