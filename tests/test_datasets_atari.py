@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gzip
+import io
 import json
 import os
 import shutil
@@ -24,7 +26,7 @@ import pytest
 import fbuf
 import fbuf.datasets
 from fbuf import _pieces
-from fbuf.datasets import _atari_get, _atari_job, _atari_names, _atari_plan, _boot, _workers
+from fbuf.datasets import _atari_get, _atari_job, _atari_names, _atari_plan, _bars, _boot, _worker, _workers
 from fbuf.datasets._atari_piece import BEFORE, schema
 from fbuf.datasets._source import FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
@@ -432,6 +434,63 @@ def test_workers_know_no_jax_and_say_what_they_used(files, tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(said.stdout) == []
+
+
+@pytest.mark.slow
+def test_memory_of_a_worker_does_not_grow_with_the_piece(tmp_path):
+    """100,000 frames, 706 MB; of a million it needs some 200 MB, most of it what becomes of them."""
+    rows, block = 100_000, made.synthetic(2000)
+    folder = tmp_path / "dqn" / "Pong" / "1" / "replay_logs"
+    folder.mkdir(parents=True)
+    run = made.record(block, 1500, final=False)
+    for kind, array in made.arrays(run, run.pieces[0]).items():
+        long = array.ndim > 0 and len(array) == 1500
+        header = io.BytesIO()
+        shape = (rows, *array.shape[1:]) if long else array.shape
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+        said = {"add_count": np.array(rows - 1), "invalid_range": (rows - 2 + np.arange(5)) % rows}.get(kind, array)
+        with gzip.open(made.file_of(folder, kind, 0), "wb", 1) as file:
+            file.write(header.getvalue())
+            for start in range(0, rows if long else 1, 1400):
+                file.write(said[: min(1400, rows - start)].tobytes() if long else said.tobytes())
+    listed = _atari_job.by_piece(Folder(str(tmp_path)).files("dqn/"))
+    job = _atari_job.job_of(Folder(str(tmp_path)), str(tmp_path / "set"), 0, listed[0], schema())
+    (outcome,) = _workers.work([job], 1, lambda report: None)
+    assert outcome.error is None and 0 < outcome.peak < 200 << 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileCorrupted("it is", file="a", at=7),
+        SourceError("not there"),
+        SpaceError(errno.ENOSPC, "full"),
+        OSError(errno.EACCES, "no", "/x"),
+        ValueError("v"),
+        MemoryError("m"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_cross_processes(error):
+    back = _workers.error_of(json.loads(json.dumps(_worker.said(error))))
+    assert type(back) is type(error) and str(back) == str(error)
+    assert getattr(back, "errno", 0) == getattr(error, "errno", 0)
+    assert getattr(back, "at", 0) == getattr(error, "at", 0)
+
+
+def test_bars(capsys, monkeypatch):
+    bars = _bars.Bars(True, "Pong/1", 1000)
+    bars({"bytes": 1000, "rows": 50})
+    bars.close()
+    assert "1.00k/1.00k" in (said := capsys.readouterr().err) and "50.0 rows" in said
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    bars = _bars.Bars(True, "Pong/1", 2_000_000)
+    bars({"bytes": 1_000_000, "rows": 50})
+    bars.close()
+    assert "Pong/1: 1 of 2 MB" in capsys.readouterr().err
+    _bars.Bars(False, "Pong/1", 0)({"bytes": 1})
+    assert capsys.readouterr().err == ""
 
 
 def _cause(job: dict[str, Any]) -> BaseException | None:

@@ -137,9 +137,10 @@ def _bring(
         if number in now.pieces:
             plan.check_same(call, path, number, now.pieces[number], listing[number])
     missing = {number: listing[number] for number in wanted if number not in now.pieces}
-    if workers is None:
-        workers = max(1, min(MOST_WORKERS, os.cpu_count() or 1))
-    plan.check_disk(dataset_id, path, missing, isinstance(origin, Folder), workers)
+    local = isinstance(origin, Folder)
+    if workers is None:  # over a network some wait while others work
+        workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
+    plan.check_disk(dataset_id, path, missing, local, workers)
     for number in missing:
         plan.discard(path, number)  # what a killed process left of it, or what is to be made anew
     jobs = [_job(origin, path, number, files, rows, workers) for number, files in missing.items()]
