@@ -27,7 +27,8 @@ import fbuf
 import fbuf.datasets
 from fbuf import _pieces
 from fbuf.datasets import _atari_get, _atari_job, _atari_names, _atari_plan, _bars, _boot, _worker, _workers
-from fbuf.datasets._atari_piece import BEFORE, schema
+from fbuf.datasets._atari_ends import BEFORE
+from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._source import FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf.datasets import _atari_piece
-from fbuf.datasets._atari_piece import BEFORE, Damaged, convert, schema, stretches
+from fbuf.datasets._atari_ends import BEFORE, stretches
+from fbuf.datasets._atari_piece import Damaged, convert, schema
 from fbuf.datasets._atari_ring import ring
 from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
 from tests import _atari_pieces as made

@@ -13,10 +13,11 @@ from fbuf import _pieces
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_job import by_piece, job_of
 from fbuf.datasets._atari_piece import Damaged, schema
+from fbuf.datasets._atari_told import spans, told
 from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
-from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, SpaceError, connect
-from fbuf.datasets._workers import WorkerError, work
+from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, connect
+from fbuf.datasets._workers import work
 
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
 MOST_WORKERS = 8
@@ -130,7 +131,7 @@ def _bring(
     wanted = sorted(listing) if pieces is None else pieces
     if unlisted := [number for number in wanted if number not in listing]:
         raise SourceError(
-            f"{call}: {dataset_id} has no piece {unlisted[0]} at {_named(origin)}; it has {_spans(sorted(listing))}. Ask for "
+            f"{call}: {dataset_id} has no piece {unlisted[0]} at {_named(origin)}; it has {spans(sorted(listing))}. Ask for "
             f"these: pieces=..."
         )
     for number in wanted:
@@ -156,7 +157,7 @@ def _bring(
                 skipped[number] = str(error)
                 warnings.warn(f"{call}: piece {number} of {dataset_id} is left out: {error}", stacklevel=4)
                 continue
-            raise _told(call, dataset_id, path, number, error)
+            raise told(call, dataset_id, path, number, error)
     finally:
         outcomes.close()  # type: ignore[attr-defined]
         bars.close()
@@ -174,38 +175,3 @@ def _job(
     if workers:
         return job_of(origin, str(path), number, files, rows)
     return {**job_of(Folder(""), str(path), number, files, rows), "source": origin}
-
-
-def _spans(numbers: list[int]) -> str:
-    """`0-48, 50`"""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _told(call: str, dataset_id: str, path: Path, number: int, error: BaseException) -> BaseException:
-    """The error of a piece, which says what to do."""
-    what = f"{call}: piece {number} of {dataset_id}"
-    kept = f"Pieces that are whole stay at {path}."
-    if isinstance(error, (FileCorrupted, Damaged)):
-        text = f"{what} is damaged: {error} Leave it out with on_corrupt='skip', or try another source=. {kept}"
-        file = getattr(error, "file", "")
-        return _from(FileCorrupted(text, file=file, at=getattr(error, "at", None)), error)
-    if isinstance(error, OSError):
-        text = f"{what}: {(error.strerror or str(error)).rstrip('.')}. {kept} Call again to go on."
-        if isinstance(error, SourceError):
-            return _from(type(error)(text), error)
-        kind = SpaceError if isinstance(error, SpaceError) else OSError
-        return _from(kind(error.errno, text, error.filename), error)
-    if isinstance(error, (WorkerError, MemoryError)):
-        return _from(WorkerError(f"{what}: {error}. {kept} Call again to go on."), error)
-    return _from(RuntimeError(f"{what}: {type(error).__name__}: {error} {kept}"), error)
-
-
-def _from(error: BaseException, cause: BaseException) -> BaseException:
-    error.__cause__ = cause
-    return error

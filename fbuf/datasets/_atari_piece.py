@@ -16,16 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf import _pieces
-from fbuf.datasets._atari_ring import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
-from fbuf.datasets._seams import SAME_ROWS, Stretch, pack, unpack
+from fbuf.datasets._atari_ends import BEFORE, FRAME, describe
+from fbuf.datasets._atari_ring import Blanks, Part, Ring, blanks, ring
+from fbuf.datasets._seams import SAME_ROWS
 
 Array = np.ndarray[Any, Any]
 
-FRAME = (84, 84)
 OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observation", "action", "reward", "terminal"))
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
-BEFORE = 1_000_000  # added to a piece's number: its rows of the cycle before
 MOST_ROWS = 1 << 24
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
@@ -102,12 +101,11 @@ def convert(
             "horizon": dump.horizon,
             "blanks": sum(one.dropped for one in made),
             "padded": zeros.padded,
-            "episodes": int(sum(one.ends for one in made)),
             "tail": tail.sums,
             "parts": describe(dump, made),
         }
         for one in made:
-            if one.writer.rows:
+            if one.rows:
                 one.writer.commit(about)
 
 
@@ -118,7 +116,7 @@ class Made:
 
     def __init__(self, dump: Ring, part: Part, zeros: Blanks, action: Array, reward: Array, terminal: Array) -> None:
         self.part = part
-        self.dropped = self.ends = 0
+        self.dropped = self.ends = self.rows = 0
         self.begin: Array | None = None  # the first frame
         self.end: Array | None = None
         self.terminal = False
@@ -161,6 +159,7 @@ class Made:
                 "truncated": self._cut[where],
             }
         )
+        self.rows += len(where)
         self.ends += int(ended.sum())
         if self.begin is None:
             self.begin = frames[0].copy()
@@ -185,55 +184,3 @@ class _Tail:
         for place in range(max(at, self._begin), min(at + len(frames), self._stop)):
             small = b"".join(array[place].tobytes() for array in (action, reward, terminal))
             self.sums.append(zlib.crc32(small, zlib.crc32(frames[place - at].tobytes())))
-
-
-def describe(dump: Ring, made: list[Made]) -> list[dict[str, Any]]:
-    """What `stretches` needs to know of each part, as JSON."""
-    leading = {place for one in made for place, zero in one.leading.items() if zero}
-    run: set[int] = set()
-    for place in in_order(dump)[:BLANKS].tolist():
-        if place not in leading:
-            break
-        run.add(place)
-    run |= {one.part.begin for one in made if not one.part.sure} & leading
-    return [
-        {
-            "number": "main" if one.part is dump.main else "before",
-            "rows": one.writer.rows,
-            "places": one.part.stop - one.part.begin,
-            "first": one.part.first,
-            "sure": one.part.sure,
-            "lead": len([place for place in run if one.part.begin <= place < one.part.stop]),
-            "terminal": one.terminal,
-            "change": one.change,
-            "begin": None if one.begin is None else pack(one.begin),
-            "end": None if one.end is None else pack(one.end),
-        }
-        for one in made
-    ]
-
-
-def stretches(meta: dict[str, Any]) -> list[Stretch]:
-    """The stretches of a dump, from what its pieces keep."""
-    number = int(meta["piece"])
-    blank = np.zeros(FRAME, np.uint8)
-    return [
-        Stretch(
-            number=number + (0 if part["number"] == "main" else BEFORE),
-            source=number,
-            rows=part["rows"],
-            places=part["places"],
-            first=part["first"],
-            sure=part["sure"],
-            lead=part["lead"],
-            padded=meta["padded"],
-            terminal=part["terminal"],
-            change=part["change"],
-            begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),
-            end=blank if part["end"] is None else unpack(part["end"], FRAME),
-            capacity=meta["capacity"],
-            head=meta["add_count"] % meta["capacity"],
-            tail=meta["tail"],
-        )
-        for part in meta["parts"]
-    ]

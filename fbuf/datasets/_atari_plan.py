@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from fbuf import _pieces
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._pieces import _manifest
+from fbuf.datasets._atari_ends import BEFORE, stretches
 from fbuf.datasets._atari_job import ARRIVALS
-from fbuf.datasets._atari_piece import BEFORE, stretches
 from fbuf.datasets._seams import seams
 from fbuf.datasets._source import Entry, check_space, missing
 
@@ -140,6 +140,11 @@ def finish(
     if not uses:
         raise ValueError(f"{call}: pieces {sorted(metas)} of {dataset_id} hold rows of zeros only; expected steps.")
     game, _, run = dataset_id.partition("/")
+    ends = {
+        number + (0 if part["number"] == "main" else BEFORE): part["ends"]
+        for number, m in metas.items()
+        for part in m["parts"]
+    }
     meta = {
         "kind": KIND,
         "id": dataset_id,
@@ -150,13 +155,11 @@ def finish(
         "listed": listed,
         "skipped": {str(number): why for number, why in sorted(skipped.items())},
         "rows": sum(use.stop - use.begin for use in uses),
-        "episodes": sum(m["episodes"] for m in metas.values()),
+        "episodes": sum(ends[use.number] for use in uses),
         "settings": SETTINGS,
         "seams": [seam._asdict() for seam in found],
         "pieces": {
-            str(n): {
-                key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "episodes", "files")
-            }
+            str(n): {key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "files")}
             for n, m in sorted(metas.items())
         },
     }
