@@ -26,9 +26,19 @@ import pytest
 import fbuf
 import fbuf.datasets
 from fbuf import _pieces
-from fbuf.datasets import _atari_get, _atari_job, _atari_names, _atari_plan, _bars, _boot, _worker, _workers
-from fbuf.datasets._atari_ends import BEFORE
+from fbuf.datasets import (
+    _atari_get,
+    _atari_job,
+    _atari_names,
+    _atari_plan,
+    _atari_volumes,
+    _bars,
+    _boot,
+    _worker,
+    _workers,
+)
 from fbuf.datasets._atari_piece import schema
+from fbuf.datasets._atari_volumes import BEFORE
 from fbuf.datasets._source import FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition
@@ -323,6 +333,28 @@ def test_a_damaged_piece_is_named(files, drawn_run, tmp_path, harm):
     same(get(tmp_path, files), drawn_run)
 
 
+def test_nothing_is_left_of_a_piece_that_turns_out_to_be_damaged(files, drawn_run, tmp_path, monkeypatch):
+    """What is committed early, where a piece takes much memory, goes; and what a killed process left of it, too."""
+    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 1)
+    monkeypatch.setattr(_atari_job, "_BLOCK_ROWS", 100)
+    path, file = tmp_path / "Pong" / "1", made.file_of(logs(files), "$store$_observation", 1)
+    data = file.read_bytes()
+    file.write_bytes(data[:-8] + bytes(4) + data[-4:])  # the checksum at its end
+    with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
+        get(tmp_path, files, pieces=[1])
+    assert _pieces.committed(path) == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_atari_volumes._pieces, "discard", lambda path, number: None)
+        with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
+            get(tmp_path, files, pieces=[1])
+    assert len(_pieces.committed(path)) == 1  # as if killed
+    with pytest.raises(FileNotFoundError, match="not at"):
+        get(tmp_path, files, pieces=[1], download=False)
+    file.write_bytes(data)
+    same(get(tmp_path, files, pieces=[1]), drawn_run, [1])
+    assert len(_pieces.committed(path)) == 4
+
+
 @pytest.mark.parametrize("kind", made.KINDS[1:])
 def test_other_files_of_a_piece_are_checked_too(files, drawn_run, tmp_path, kind):
     made.cut_short(made.file_of(logs(files), kind, 1), 0.7)
@@ -349,16 +381,16 @@ def test_pieces_that_are_there_are_not_asked_for_again(files, drawn_run, tmp_pat
         get(tmp_path, files, pieces=[0, 1], progress=lambda done, total: told.append((done, total))), drawn_run, [0, 1]
     )
     assert told[-1][0] == told[-1][1] > 0
-    inode = os.stat(tmp_path / "Pong/1/pieces/0").st_ino
+    save = _pieces.committed(tmp_path / "Pong/1")[0].save
     same(get(tmp_path, "/nowhere", pieces=[0, 1]), drawn_run, [0, 1])
     same(get(tmp_path, "/nowhere", pieces=0, download=False), drawn_run, [0])
     same(get(tmp_path, files, pieces=range(1, 4)), drawn_run, [1, 2, 3])
     same(get(tmp_path, files), drawn_run)
     same(get(tmp_path, "/nowhere"), drawn_run)
     same(get(tmp_path, "/nowhere", download=False), drawn_run)
-    assert os.stat(tmp_path / "Pong/1/pieces/0").st_ino == inode
+    assert _pieces.committed(tmp_path / "Pong/1")[0].save == save
     same(get(tmp_path, files, download="force"), drawn_run)
-    assert os.stat(tmp_path / "Pong/1/pieces/0").st_ino != inode
+    assert _pieces.committed(tmp_path / "Pong/1")[0].save != save
 
 
 def test_without_a_download_what_is_missing_is_told(files, tmp_path):

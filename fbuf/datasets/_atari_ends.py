@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf.datasets._atari_ring import BLANKS, Part, Ring, in_order
+from fbuf.datasets._atari_volumes import Volumes
 from fbuf.datasets._seams import Stretch, pack, unpack
 
 FRAME = (84, 84)
-BEFORE = 1_000_000  # added to a piece's number: its rows of the cycle before
 
 
 class Ended(Protocol):
     """A part that was converted."""
 
     part: Part
-    rows: int
+    volumes: Volumes
     ends: int
     terminal: bool  # the last row ends an episode
     change: int
@@ -38,8 +38,8 @@ def describe(dump: Ring, made: Sequence[Ended]) -> list[dict[str, Any]]:
     run |= {one.part.begin for one in made if not one.part.sure} & leading
     return [
         {
-            "number": "main" if one.part is dump.main else "before",
-            "rows": one.rows,
+            "pieces": one.volumes.pieces,
+            "rows": one.volumes.rows,
             "places": one.part.stop - one.part.begin,
             "first": one.part.first,
             "sure": one.part.sure,
@@ -60,7 +60,7 @@ def stretches(meta: dict[str, Any]) -> list[Stretch]:
     blank = np.zeros(FRAME, np.uint8)
     return [
         Stretch(
-            number=number + (0 if part["number"] == "main" else BEFORE),
+            number=part["pieces"][0][0] if part["pieces"] else -1,
             source=number,
             rows=part["rows"],
             places=part["places"],

@@ -1,13 +1,14 @@
 """One piece of the DQN replay data set, from its six files to rows of a data set, frame by frame.
 
 Runs in a process of its own, which knows no JAX. Actions, rewards and ends are read whole (9 MB a million rows), frames in
-blocks that go straight into the encoder: what lies in the ring before its write head is a piece of the data set with the number
-of the dump, what lies behind it another one (`BEFORE` + number), because files give it last and it comes first in time. A
-second reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
+blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
+some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
+reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
 """
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf import _pieces
-from fbuf.datasets._atari_ends import BEFORE, FRAME, describe
+from fbuf.datasets._atari_ends import FRAME, describe
 from fbuf.datasets._atari_ring import Blanks, Part, Ring, blanks, ring
+from fbuf.datasets._atari_volumes import BEFORE, Volumes
 from fbuf.datasets._seams import SAME_ROWS
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +56,7 @@ def schema(codec: Any = None) -> _pieces.Schema:
 def convert(
     files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any], tell: Callable[[int], None]
 ) -> None:
-    """Makes the pieces `number` and `BEFORE + number` of the data set at `path`, as far as there are such rows.
+    """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
 
     Args:
       meta: What else to keep with them.
@@ -80,10 +82,11 @@ def convert(
     zeros = blanks(dump, action, reward, terminal)
     made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
     tail = _Tail(len(action))
+    mark = {"piece": number, "made": secrets.token_hex(16)}
     with ExitStack() as stack:
         for one in made:
-            writer = _pieces.PieceWriter(path, number + (0 if one.part is dump.main else BEFORE), rows)
-            one.writer = stack.enter_context(writer)
+            begin = number + (0 if one.part is dump.main else BEFORE)
+            one.volumes = stack.enter_context(Volumes(path, begin, rows, mark))
         at = 0
         for frames in files.blocks(OBSERVATION, "uint8", (len(action), *FRAME)):
             for one in made:
@@ -93,7 +96,6 @@ def convert(
             tell(len(frames))
         about = {
             **meta,
-            "piece": number,
             "capacity": dump.capacity,
             "add_count": add_count,
             "invalid_range": invalid.tolist(),
@@ -104,19 +106,23 @@ def convert(
             "tail": tail.sums,
             "parts": describe(dump, made),
         }
+        last = max((one for one in made if one.volumes.rows), key=lambda one: one.part is dump.main, default=None)
+        if last is None:
+            raise Damaged("holds rows of zeros only; expected steps")
         for one in made:
-            if one.rows:
-                one.writer.commit(about)
+            if one is not last:
+                one.volumes.commit()
+        last.volumes.commit(about)
 
 
 class Made:
     """Rows of one part on their way into a piece."""
 
-    writer: _pieces.PieceWriter
+    volumes: Volumes
 
     def __init__(self, dump: Ring, part: Part, zeros: Blanks, action: Array, reward: Array, terminal: Array) -> None:
         self.part = part
-        self.dropped = self.ends = self.rows = 0
+        self.dropped = self.ends = 0
         self.begin: Array | None = None  # the first frame
         self.end: Array | None = None
         self.terminal = False
@@ -150,7 +156,7 @@ class Made:
             return
         ended = self._ended[where]
         self._compare(frames, ended)
-        self.writer.append(
+        self.volumes.append(
             {
                 "obs": frames,
                 "action": self._action[where],
@@ -159,7 +165,6 @@ class Made:
                 "truncated": self._cut[where],
             }
         )
-        self.rows += len(where)
         self.ends += int(ended.sum())
         if self.begin is None:
             self.begin = frames[0].copy()
