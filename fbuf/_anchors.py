@@ -125,6 +125,7 @@ def extend(
     keep: jax.Array | None,
     token: jax.Array,
     retire: tuple[jax.Array, int] | None = None,
+    arrive: jax.Array | None = None,
 ) -> tuple[Anchors, Change, jax.Array]:
     """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
 
@@ -135,6 +136,7 @@ def extend(
       stamp: int32[N, E], or None.
       keep: bool[N, E], or None for all.
       retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
+      arrive: int32[E], how many of these rows there are, in a ring that has never lost one and has room; `keep` is None.
     Returns:
       The anchors, what opened and closed, and the token.
     """
@@ -145,6 +147,7 @@ def extend(
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     end, terminated, given, stamp = _compact(keep, end, terminated, given, stamp)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
+    count = count if arrive is None else arrive
 
     flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
     index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
@@ -155,9 +158,11 @@ def extend(
     # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
     size = ring.size[None, :]
     lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
+    behind = min(rule.back, length)
     if retire is not None:
         lost, most = retire
-    behind = min(rule.back, length)
+    elif arrive is not None:  # the oldest begins an episode, so that no frame behind it is missing
+        lost, most, behind = jnp.zeros_like(count), 0, 0
     oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
     context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
     near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))

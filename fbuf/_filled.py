@@ -38,36 +38,30 @@ def _convert_core(
     geometry = other.geometry
     names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
 
-    def arrive(start: jax.Array, size: int, carry: Any) -> Any:
+    block = min(BLOCK, geometry.capacity)
+
+    def arrive(number: jax.Array, carry: Any) -> Any:
         anchors, sampler, token = carry
-        slot = start + jnp.arange(size, dtype=jnp.int32)[:, None]
+        start = number.astype(jnp.int32) * jnp.int32(block)
+        slot = start + jnp.arange(block, dtype=jnp.int32)[:, None]
+        there = slot < jnp.int32(geometry.capacity)
         values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
         leaves = dict(zip(names, values, strict=True))
         stamp = _verbs.stamp_of(other, leaves, slot.shape)
         if anchors is None:
-            change = _anchors.dense(slot, jnp.ones(slot.shape, bool), None, stamp)
+            change = _anchors.dense(slot, there, None, stamp)
         else:
             end, terminated = _verbs.ending(other, leaves, slot.shape)
-            before = Ring(
-                cursor=start[None] % jnp.int32(geometry.length),
-                size=start[None],
-                lap=jnp.ones((1,), jnp.uint32),
-            )
+            before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
+            count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
             anchors, change, token = _anchors.extend(
-                anchors, other.view, geometry, before, end, terminated, None, stamp, None, token
+                anchors, other.view, geometry, before, end, terminated, None, stamp, None, token, arrive=count
             )
-        change = dataclasses.replace(change, newest_stamp=_verbs.largest(stamp, None))
+        change = dataclasses.replace(change, newest_stamp=_verbs.largest(stamp, there))
         return anchors, other.sampler.change(sampler, change, geometry, token), token
 
-    block = min(BLOCK, geometry.capacity)
-    whole, rest = divmod(geometry.capacity, block)
-    carry = (empty.anchors, sampler, state.token)
-    carry = lax.fori_loop(
-        0, whole, lambda i, carry: arrive(i.astype(jnp.int32) * jnp.int32(block), block, carry), carry
-    )
-    if rest:
-        carry = arrive(jnp.int32(whole * block), rest, carry)
-    anchors, sampler, _ = carry
+    blocks = -(-geometry.capacity // block)
+    anchors, sampler, _ = lax.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
     if anchors is not None and anchors.before is not None:
         anchors = dataclasses.replace(anchors, before=_openrows.counted(anchors.flags))
     return state, (anchors, sampler)

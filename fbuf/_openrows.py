@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 BLOCK = 128
 """Rows of a block: 1/32 byte a row for its count, and 128 bytes looked at by a draw."""
+_LOT = 512  # blocks counted at once
 OPEN = 8
 """The bit of a flag that says so, as `fbuf._anchors` has it."""
 
@@ -22,11 +24,20 @@ def init(capacity: int) -> jax.Array:
 
 
 def counted(flags: jax.Array) -> jax.Array:
-    """int32[blocks], how many of uint8[C] are open before each block. Memory: no copy of the flags."""
-    whole = flags.shape[0] // BLOCK
-    each = jnp.sum(_is_open(flags[: whole * BLOCK].reshape(whole, BLOCK)), axis=1, dtype=jnp.int32)
-    if whole * BLOCK < flags.shape[0]:
-        each = jnp.append(each, jnp.sum(_is_open(flags[whole * BLOCK :]), dtype=jnp.int32))
+    """int32[blocks], how many of uint8[C] are open before each block. Memory: some blocks."""
+    capacity = flags.shape[0]
+    blocks = -(-capacity // BLOCK)
+    lot = min(_LOT, blocks)
+
+    def count(number: jax.Array, each: jax.Array) -> jax.Array:
+        # The last lot may begin in the one before it: counting a block twice gives the same.
+        first = jnp.minimum(number.astype(jnp.int32) * jnp.int32(lot), jnp.int32(blocks - lot))
+        at = first * jnp.int32(BLOCK) + jnp.arange(lot * BLOCK, dtype=jnp.int32)
+        here = flags.at[jnp.minimum(at, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
+        is_open = (_is_open(here) & (at < jnp.int32(capacity))).reshape(lot, BLOCK)
+        return lax.dynamic_update_slice(each, jnp.sum(is_open, axis=1, dtype=jnp.int32), (first,))
+
+    each = lax.fori_loop(0, -(-blocks // lot), count, init(capacity))
     return jnp.cumsum(each, dtype=jnp.int32) - each
 
 

@@ -231,9 +231,10 @@ def cut_short(file: Path, share: float = 0.5) -> None:
 
 
 def damage(file: Path) -> None:
-    """Turns one bit in the middle of a file."""
+    """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 16
+    middle = len(data) // 2
+    data[middle : middle + 8] = bytes(byte ^ 255 for byte in data[middle : middle + 8])
     file.write_bytes(bytes(data))
 
 

@@ -17,6 +17,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import socket
 import struct
@@ -92,6 +93,14 @@ class WrongLength(Fault):
     """Content-Length is `by` more than it is; the connection is then closed."""
 
     by: int
+
+
+@dataclass
+class NoLength(Fault):
+    """No Content-Length: the body ends with the connection, or is sent in chunks; `after` bytes it is cut short."""
+
+    chunked: bool = False
+    after: int | None = None
 
 
 @dataclass
@@ -193,7 +202,9 @@ class FaultServer:
       listings: Those that there are: "gcs", "index" (`/index.json`), "html".
       validators: ETag, Last-Modified and generation headers; without them no answer says which file it is of.
       ranges: Whether parts of files can be asked for at all.
+    Attributes:
       log: Requests for files, oldest first. `listed`: those for listings.
+      pages: What is answered for a kind of listing whatever was asked: `{"gcs": b"..."}`.
     """
 
     def __init__(
@@ -211,14 +222,16 @@ class FaultServer:
         self.validators, self.ranges = validators, ranges
         self.log: list[Request] = []
         self.listed: list[Request] = []
+        self.pages: dict[str, bytes] = {}
         self.closing = threading.Event()
         self._faults: dict[str, list[Fault]] = {}
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"server_of_faults": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
+        os.environ.setdefault("no_proxy", "127.0.0.1")  # no proxy of this machine's stands between
         self.base = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True)
         self._thread.start()
 
     @classmethod
@@ -340,7 +353,12 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Short):
             length = stop = min(fault.after, length)
             stop += begin
-        headers["Content-Length"] = str(length + (fault.by if isinstance(fault, WrongLength) else 0))
+        if not isinstance(fault, NoLength):
+            headers["Content-Length"] = str(length + (fault.by if isinstance(fault, WrongLength) else 0))
+        elif fault.chunked:
+            headers["Transfer-Encoding"] = "chunked"
+        else:
+            headers["Connection"] = "close"
         request.status, request.begin = status, begin
         self.send_response(status)
         for key, value in headers.items():
@@ -356,6 +374,9 @@ class _Handler(BaseHTTPRequestHandler):
             last = min(stop, begin + fault.after)
         elif isinstance(fault, WrongLength):
             last = min(stop, stop + fault.by)
+        elif isinstance(fault, NoLength) and fault.after is not None:
+            last = min(stop, begin + fault.after)
+        chunked = isinstance(fault, NoLength) and fault.chunked
         block = fault.block if isinstance(fault, Slow) else _BLOCK
         at = begin
         while at < last and not server.closing.is_set():
@@ -363,7 +384,7 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(fault, Damage) and at <= fault.at < at + len(data):
                 data[fault.at - at] ^= 0xFF
             try:
-                self.wfile.write(data)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
             except OSError:
                 self.close_connection = True
                 return
@@ -382,7 +403,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(fault, Stall):
             server.closing.wait(60)
             self.close_connection = True
-        elif isinstance(fault, (Truncate, WrongLength)):
+        elif chunked and last == stop:
+            self.wfile.write(b"0\r\n\r\n")
+        elif isinstance(fault, (Truncate, WrongLength, NoLength)):
             self.close_connection = True
 
     def _say(self, request: Request, code: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
@@ -404,7 +427,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(request, fault.code, b"not now", headers)
         if kind not in server.listings:
             return self._say(request, 404, b"no listing")
-        body = {"gcs": self._gcs, "index": self._index, "html": self._html}[kind](query, folder)
+        body = server.pages.get(kind)
+        if body is None:
+            body = {"gcs": self._gcs, "index": self._index, "html": self._html}[kind](query, folder)
         if body is None:
             return self._say(request, 404, b"no such folder")
         if isinstance(fault, Truncate):

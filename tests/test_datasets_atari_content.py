@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf.datasets import _atari_piece
-from fbuf.datasets._atari_piece import BEFORE, Damaged, convert, schema, stretches
+from fbuf.datasets import _atari_plan, _atari_volumes
+from fbuf.datasets._atari_ends import stretches
+from fbuf.datasets._atari_piece import Damaged, convert, schema
 from fbuf.datasets._atari_ring import ring
+from fbuf.datasets._atari_volumes import BEFORE, RUNS
 from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
 from tests import _atari_pieces as made
 
@@ -28,8 +30,8 @@ class InMemory:
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.arrays = arrays
 
-    def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> np.ndarray:
-        assert self.arrays[kind].dtype == dtype
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> np.ndarray:
+        assert self.arrays[kind].dtype.name in dtypes
         return self.arrays[kind]
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -53,6 +55,13 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         pass
 
+    @property
+    def nbytes(self) -> int:
+        return self.rows
+
+    def close(self) -> None:
+        pass
+
     def append(self, rows: dict[str, np.ndarray]) -> None:
         self.parts.append({name: array.copy() for name, array in rows.items()})
         self.rows += len(rows["obs"])
@@ -64,7 +73,7 @@ class Writer:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    monkeypatch.setattr(_atari_piece._pieces, "PieceWriter", Writer)
+    monkeypatch.setattr(_atari_volumes._pieces, "PieceWriter", Writer)
     Writer.kept = {}
     return Writer
 
@@ -79,14 +88,19 @@ def read(run: made.Run, numbers: list[int], change: Any = None) -> tuple[dict[st
             if change is not None:
                 change(piece.number, arrays)
             convert(InMemory(arrays), "", piece.number, schema(), {}, lambda rows: None)
-            metas[piece.number] = Writer.kept[max(n for n in Writer.kept if n % BEFORE == piece.number)][1]
+            kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == piece.number]
+            (metas[piece.number],) = [meta for meta in kept if "parts" in meta]
+            assert len({meta["made"] for meta in kept}) == 1
     uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])])
+    volumes = {
+        part["pieces"][0][0]: part["pieces"] for meta in metas.values() for part in meta["parts"] if part["pieces"]
+    }
     columns: dict[str, list[np.ndarray]] = {}
-    for use in uses:
-        rows, _ = Writer.kept[use.number]
+    for used in [one for use in uses for one in _atari_plan._volumes(use, volumes[use.number])]:
+        rows, _ = Writer.kept[used.number]
         for name, array in rows.items():
-            column = array[use.begin : use.stop].copy()
-            if use.cut and name == "truncated":
+            column = array[used.begin : used.stop].copy()
+            if used.cut and name == "truncated":
                 column[-1] = True
             columns.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in columns.items()}, found, uses
@@ -115,9 +129,12 @@ def check(run: made.Run, numbers: list[int]) -> list[Seam]:
     episode=st.sampled_from([2, 7, 30, 500]),
     blanks=st.sampled_from([3, 3, 0]),
     final=st.booleans(),
+    most=st.sampled_from([1, 70, 10**6]),
     data=st.data(),
 )
-def test_rows_are_those_of_the_log(writer, seed, capacity, episode, blanks, final, data):
+def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode, blanks, final, most, data):
+    """Pieces of the data set have about `most` rows here."""
+    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", most)
     log = made.synthetic(450, seed, episode)
     run = made.record(log, capacity, blanks=blanks, final=final)
     everything = [piece.number for piece in run.pieces]
@@ -130,7 +147,7 @@ def test_rows_are_those_of_the_log(writer, seed, capacity, episode, blanks, fina
 
 
 def test_a_whole_run_has_every_step_once_and_one_cut(writer):
-    run = made.record(made.synthetic(1000), 150)
+    run = made.record(made.synthetic(1000, seed=2), 150)
     found = check(run, [piece.number for piece in run.pieces])
     assert all(seam.joined for seam in found) and len(found) == len(run.pieces) - 1
     rows, cut = run.expected()
@@ -143,6 +160,16 @@ def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
     rows, _, uses = read(run, [0, 1])
     assert [(use.number, use.stop - use.begin) for use in uses] == [(0, 96), (BEFORE + 1, 1), (1, 99)]
     assert made.number_of(rows["obs"]).tolist() == list(range(196))  # three of the first hundred are zeros
+
+
+def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
+    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 100)
+    run = made.record(made.synthetic(400, seed=2, episode=10**9), 300)
+    check(run, [0, 1])
+    assert sorted(Writer.kept) == [0, 1, RUNS, 2 * RUNS, BEFORE + 1]
+    monkeypatch.setattr(_atari_volumes, "MOST", 2)
+    check(run, [0, 1])
+    assert sorted(Writer.kept) == [0, 1, RUNS, BEFORE + 1]
 
 
 def test_rows_that_were_never_written_are_none(writer):

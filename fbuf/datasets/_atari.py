@@ -75,7 +75,8 @@ def atari_dqn(
       pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
         are there stay there.
       download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
-      workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, up to 8.
+      workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, two a core
+        where files come over a network, up to 8.
       progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
       codec: For frames, in place of `fbuf.storages.Zstd()`.
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
@@ -92,12 +93,15 @@ def atari_dqn(
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
       SpaceError (an OSError): the disk has no room for it; nothing was begun.
       BlockingIOError: another process is making this data set.
-    Cost: some 15,000 frames/s a worker; 40 to 100 bytes a frame on the disk.
+    Cost: 15,000 to 30,000 frames/s a worker, three times that with `codec=fbuf.storages.Zstd(repack=False)`; 50 to 260 bytes a
+      frame on the disk, as the game goes.
     Example:
       >>> import fbuf.datasets
-      >>> fbuf.datasets.atari_dqn("Pnog/1")
-      Traceback (most recent call last):
-      ValueError: fbuf.datasets.atari_dqn: id is 'Pnog/1'; expected '<Game>/<run>' with a run from 1 to 5. Near: Pong/1...
+      >>> try:
+      ...     fbuf.datasets.atari_dqn("Breakuot/1")
+      ... except ValueError as error:
+      ...     print(str(error).partition("Near: ")[2])
+      Breakout/1. All: fbuf.datasets.available().
     """
     from fbuf.datasets._open import open as open_dataset
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 
 from fbuf import _pieces
 from fbuf.datasets import _atari_plan as plan
-from fbuf.datasets._atari_job import ARRIVALS, by_piece, job_of
+from fbuf.datasets._atari_job import by_piece, job_of
 from fbuf.datasets._atari_piece import Damaged, schema
+from fbuf.datasets._atari_told import spans, told
 from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
 from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, connect
-from fbuf.datasets._workers import WorkerError, work
+from fbuf.datasets._workers import work
 
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
 MOST_WORKERS = 8
@@ -41,17 +41,24 @@ def get(
     if download is False and not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, pieces or []))
     with held(call, path) as lock:
-        if download == "force":
-            for number in plan.there(call, path).pieces if pieces is None else pieces:
-                plan.discard(path, number)
-            shutil.rmtree(path / ARRIVALS, ignore_errors=True)
         now = plan.there(call, path)
         about = now.about or {}
         known = about.get("listed", [])
         wanted = known if pieces is None else pieces
-        if download is not False and (not wanted or [number for number in wanted if number not in now.pieces]):
+        lacking = [number for number in wanted if number not in now.pieces]
+        if download is not False and (not wanted or lacking or download == "force"):
             known, wanted, skipped, where = _bring(
-                call, dataset_id, path, now, lock, source, pieces, workers, progress, codec, on_corrupt
+                call,
+                dataset_id,
+                path,
+                now if download is True else plan.There({}, None, None),
+                lock,
+                source,
+                pieces,
+                workers,
+                progress,
+                codec,
+                on_corrupt,
             )
             now = plan.there(call, path)
         else:
@@ -60,8 +67,8 @@ def get(
             _check_codec(call, path, now.schema, codec)
             if download is False and pieces is None:
                 wanted = [number for number in known or now.pieces if number in now.pieces]
-            if lacking := [number for number in wanted if number not in now.pieces] or ([] if wanted else [0]):
-                raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking if wanted else []))
+            if pieces is not None and lacking or not wanted:
+                raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking))
         plan.finish(
             call,
             path,
@@ -99,8 +106,8 @@ def _listing(call: str, dataset_id: str, source: Source) -> dict[int, dict[str, 
         if found := by_piece(source.files(folder.format(id=dataset_id))):
             return found
     raise SourceError(
-        f"{call}: no file of {dataset_id} is at {source}; expected {FOLDERS[0].format(id=dataset_id)}add_count_ckpt.0.gz and "
-        f"others. Name the folder or address above 'dqn' as source=."
+        f"{call}: no file of {dataset_id} is at {_named(source)}; expected {FOLDERS[0].format(id=dataset_id)}"
+        f"add_count_ckpt.0.gz and others. Name the folder or address above 'dqn' as source=."
     )
 
 
@@ -124,18 +131,19 @@ def _bring(
     wanted = sorted(listing) if pieces is None else pieces
     if unlisted := [number for number in wanted if number not in listing]:
         raise SourceError(
-            f"{call}: {dataset_id} has no piece {unlisted[0]} at {origin}; it has {_spans(sorted(listing))}. Ask for these: "
-            f"pieces=..."
+            f"{call}: {dataset_id} has no piece {unlisted[0]} at {_named(origin)}; it has {spans(sorted(listing))}. Ask for "
+            f"these: pieces=..."
         )
     for number in wanted:
         if number in now.pieces:
             plan.check_same(call, path, number, now.pieces[number], listing[number])
     missing = {number: listing[number] for number in wanted if number not in now.pieces}
-    if workers is None:
-        workers = max(1, min(MOST_WORKERS, os.cpu_count() or 1))
-    plan.check_disk(dataset_id, path, missing, isinstance(origin, Folder), workers)
+    local = isinstance(origin, Folder)
+    if workers is None:  # over a network some wait while others work
+        workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
+    plan.check_disk(dataset_id, path, missing, local, workers)
     for number in missing:
-        plan.discard(path, number)  # what a killed process left of it
+        plan.discard(path, number)  # what a killed process left of it, or what is to be made anew
     jobs = [_job(origin, path, number, files, rows, workers) for number, files in missing.items()]
     bars = Bars(progress, dataset_id, sum(e.size or 0 for files in missing.values() for e in files.values()))
     skipped: dict[int, str] = {}
@@ -149,11 +157,16 @@ def _bring(
                 skipped[number] = str(error)
                 warnings.warn(f"{call}: piece {number} of {dataset_id} is left out: {error}", stacklevel=4)
                 continue
-            raise _told(call, dataset_id, path, number, error)
+            raise told(call, dataset_id, path, number, error)
     finally:
         outcomes.close()  # type: ignore[attr-defined]
         bars.close()
-    return sorted(listing), wanted, skipped, str(origin)
+    return sorted(listing), wanted, skipped, _named(origin)
+
+
+def _named(origin: Source) -> str:
+    """Where a source is."""
+    return str(getattr(origin, "root", None) or getattr(origin, "base", None) or origin)
 
 
 def _job(
@@ -162,37 +175,3 @@ def _job(
     if workers:
         return job_of(origin, str(path), number, files, rows)
     return {**job_of(Folder(""), str(path), number, files, rows), "source": origin}
-
-
-def _spans(numbers: list[int]) -> str:
-    """`0-48, 50`"""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _told(call: str, dataset_id: str, path: Path, number: int, error: BaseException) -> BaseException:
-    """The error of a piece, which says what to do."""
-    what = f"{call}: piece {number} of {dataset_id}"
-    kept = f"Pieces that are whole stay at {path}."
-    if isinstance(error, (FileCorrupted, Damaged)):
-        text = f"{what} is damaged: {error} Leave it out with on_corrupt='skip', or try another source=. {kept}"
-        file = getattr(error, "file", "")
-        return _from(FileCorrupted(text, file=file, at=getattr(error, "at", None)), error)
-    if isinstance(error, OSError):
-        said = error.strerror or str(error)
-        kind = type(error) if isinstance(error, SourceError) else OSError
-        text = f"{what}: {said} {kept} Call again to go on."
-        return _from(kind(text) if kind is not OSError else OSError(error.errno, text, error.filename), error)
-    if isinstance(error, (WorkerError, MemoryError)):
-        return _from(WorkerError(f"{what}: {error}. {kept} Call again to go on."), error)
-    return _from(RuntimeError(f"{what}: {type(error).__name__}: {error} {kept}"), error)
-
-
-def _from(error: BaseException, cause: BaseException) -> BaseException:
-    error.__cause__ = cause
-    return error

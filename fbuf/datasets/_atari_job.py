@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 ARRIVALS = "arrivals"
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Bucket, Mirror, Folder, Fsspec)}
-_NAME = re.compile(r"(.*/)?(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,5})\.gz")
+_NAME = re.compile(r"(.*/)?(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
 
 
 class Report(Protocol):
@@ -108,14 +108,14 @@ class _AtHand:
     def __init__(self, source: Source, files: dict[str, Entry], place: Path, report: Report) -> None:
         self._source, self._files, self._place, self._report = source, files, place, report
 
-    def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> Array:
-        with self._open(kind, dtype=dtype, item=None if shape == () else ()) as stream:
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
+        with self._open(kind, dtype=dtypes, item=None if shape == () else ()) as stream:
             fits = (want in (None, got) for want, got in zip(shape, stream.shape, strict=False))
             if len(stream.shape) != len(shape) or not all(fits):
                 raise Damaged(
                     f"{kind} has shape {list(stream.shape)}; expected {['rows' if n is None else n for n in shape]}"
                 )
-            return stream.array(most * np.dtype(dtype).itemsize)
+            return stream.array(most * stream.dtype.itemsize)
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Array]:
         with self._open(kind, dtype=dtype, item=shape[1:], rows=shape[0]) as stream:

@@ -49,7 +49,7 @@ def split(call: str, dataset_id: str) -> tuple[str, int]:
     game, _, run = str(dataset_id).partition("/")
     folded = {"".join(c for c in name.lower() if c.isalnum()): name for name in GAMES}
     wanted = "".join(c for c in game.lower() if c.isalnum())
-    near = difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, folded, n=3, cutoff=0.6)
     number = run if run in {str(n) for n in range(1, RUNS + 1)} else "1"
     hints = [f"{folded[name]}/{number}" for name in near] or ["Pong/1", "Breakout/1"]
     raise ValueError(

@@ -1,13 +1,14 @@
 """One piece of the DQN replay data set, from its six files to rows of a data set, frame by frame.
 
 Runs in a process of its own, which knows no JAX. Actions, rewards and ends are read whole (9 MB a million rows), frames in
-blocks that go straight into the encoder: what lies in the ring before its write head is a piece of the data set with the number
-of the dump, what lies behind it another one (`BEFORE` + number), because files give it last and it comes first in time. A
-second reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
+blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
+some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
+reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
 """
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,21 +17,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf import _pieces
-from fbuf.datasets._atari_ring import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
-from fbuf.datasets._seams import SAME_ROWS, Stretch, pack, unpack
+from fbuf.datasets._atari_ends import FRAME, describe
+from fbuf.datasets._atari_ring import Blanks, Part, Ring, blanks, ring
+from fbuf.datasets._atari_volumes import BEFORE, Volumes
+from fbuf.datasets._seams import SAME_ROWS
 
 Array = np.ndarray[Any, Any]
 
-FRAME = (84, 84)
 OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observation", "action", "reward", "terminal"))
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
-BEFORE = 1_000_000  # added to a piece's number: its rows of the cycle before
 MOST_ROWS = 1 << 24
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
-_FEW = 100_000  # rows; in larger pieces changes are counted between one pair of frames in so many
-_EVERY = 16
+_COUNTS = ("int64", "int32")
+_PAIRS = 4096  # of frames in a row, at least, between which changes are counted, if there are so many
 
 
 class Damaged(ValueError):
@@ -40,8 +41,8 @@ class Damaged(ValueError):
 class Files(Protocol):
     """The files of one piece, checked as they are read."""
 
-    def whole(self, kind: str, dtype: str, shape: tuple[int | None, ...], most: int) -> Array:
-        """An array of at most `most` numbers; None in `shape`: any."""
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
+        """An array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Array]:
         """An array in blocks of its first axis; after the last the file is known to be whole."""
@@ -55,7 +56,7 @@ def schema(codec: Any = None) -> _pieces.Schema:
 def convert(
     files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any], tell: Callable[[int], None]
 ) -> None:
-    """Makes the pieces `number` and `BEFORE + number` of the data set at `path`, as far as there are such rows.
+    """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
 
     Args:
       meta: What else to keep with them.
@@ -63,11 +64,11 @@ def convert(
     Raises:
       Damaged: what files say does not fit together; or whatever `files` raises. There is no piece then.
     """
-    action = files.whole(ACTION, "int32", (None,), MOST_ROWS)
-    reward = files.whole(REWARD, "float32", (len(action),), MOST_ROWS)
-    terminal = files.whole(TERMINAL, "uint8", (len(action),), MOST_ROWS)
-    add_count = int(files.whole(ADD_COUNT, "int64", (), 1))
-    invalid = files.whole(INVALID_RANGE, "int64", (None,), 1 << 16)
+    action = files.whole(ACTION, ("int32",), (None,), MOST_ROWS)
+    reward = files.whole(REWARD, ("float32",), (len(action),), MOST_ROWS)
+    terminal = files.whole(TERMINAL, ("uint8",), (len(action),), MOST_ROWS)
+    add_count = int(files.whole(ADD_COUNT, _COUNTS, (), 1))
+    invalid = files.whole(INVALID_RANGE, _COUNTS, (None,), 1 << 16)
     try:
         dump = ring(number, len(action), add_count, invalid)
     except ValueError as error:
@@ -81,10 +82,11 @@ def convert(
     zeros = blanks(dump, action, reward, terminal)
     made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
     tail = _Tail(len(action))
+    mark = {"piece": number, "made": secrets.token_hex(16)}
     with ExitStack() as stack:
         for one in made:
-            writer = _pieces.PieceWriter(path, number + (0 if one.part is dump.main else BEFORE), rows)
-            one.writer = stack.enter_context(writer)
+            begin = number + (0 if one.part is dump.main else BEFORE)
+            one.volumes = stack.enter_context(Volumes(path, begin, rows, mark))
         at = 0
         for frames in files.blocks(OBSERVATION, "uint8", (len(action), *FRAME)):
             for one in made:
@@ -94,7 +96,6 @@ def convert(
             tell(len(frames))
         about = {
             **meta,
-            "piece": number,
             "capacity": dump.capacity,
             "add_count": add_count,
             "invalid_range": invalid.tolist(),
@@ -102,19 +103,22 @@ def convert(
             "horizon": dump.horizon,
             "blanks": sum(one.dropped for one in made),
             "padded": zeros.padded,
-            "episodes": int(sum(one.ends for one in made)),
             "tail": tail.sums,
             "parts": describe(dump, made),
         }
+        last = max((one for one in made if one.volumes.rows), key=lambda one: one.part is dump.main, default=None)
+        if last is None:
+            raise Damaged("holds rows of zeros only; expected steps")
         for one in made:
-            if one.writer.rows:
-                one.writer.commit(about)
+            if one is not last:
+                one.volumes.commit()
+        last.volumes.commit(about)
 
 
 class Made:
     """Rows of one part on their way into a piece."""
 
-    writer: _pieces.PieceWriter
+    volumes: Volumes
 
     def __init__(self, dump: Ring, part: Part, zeros: Blanks, action: Array, reward: Array, terminal: Array) -> None:
         self.part = part
@@ -129,7 +133,7 @@ class Made:
         self._cut = np.zeros(len(action), bool)
         self._cut[sorted(dump.cuts)] = True
         self._cut &= ~self._ended
-        self._every = 1 if len(action) < _FEW else _EVERY
+        self._every = max(1, len(action) // _PAIRS)
 
     def take(self, at: int, frames: Array) -> None:
         """The rows of a block that are in this part."""
@@ -152,7 +156,7 @@ class Made:
             return
         ended = self._ended[where]
         self._compare(frames, ended)
-        self.writer.append(
+        self.volumes.append(
             {
                 "obs": frames,
                 "action": self._action[where],
@@ -168,9 +172,9 @@ class Made:
 
     def _compare(self, frames: Array, ended: Array) -> None:
         """Counts what changes from one frame of an episode to the next."""
-        first = np.flatnonzero(~ended[:-1])[:: self._every]
-        if len(first):
-            changed = (frames[first] != frames[first + 1]).sum(axis=(1, 2))
+        first, second = frames[: -1 : self._every], frames[1 :: self._every]
+        changed = np.count_nonzero(first != second, axis=(1, 2))[~ended[: -1 : self._every]]
+        if len(changed):
             self.change = max(self.change, int(changed.max()))
 
 
@@ -185,55 +189,3 @@ class _Tail:
         for place in range(max(at, self._begin), min(at + len(frames), self._stop)):
             small = b"".join(array[place].tobytes() for array in (action, reward, terminal))
             self.sums.append(zlib.crc32(small, zlib.crc32(frames[place - at].tobytes())))
-
-
-def describe(dump: Ring, made: list[Made]) -> list[dict[str, Any]]:
-    """What `stretches` needs to know of each part, as JSON."""
-    leading = {place for one in made for place, zero in one.leading.items() if zero}
-    run: set[int] = set()
-    for place in in_order(dump)[:BLANKS].tolist():
-        if place not in leading:
-            break
-        run.add(place)
-    run |= {one.part.begin for one in made if not one.part.sure} & leading
-    return [
-        {
-            "number": "main" if one.part is dump.main else "before",
-            "rows": one.writer.rows,
-            "places": one.part.stop - one.part.begin,
-            "first": one.part.first,
-            "sure": one.part.sure,
-            "lead": len([place for place in run if one.part.begin <= place < one.part.stop]),
-            "terminal": one.terminal,
-            "change": one.change,
-            "begin": None if one.begin is None else pack(one.begin),
-            "end": None if one.end is None else pack(one.end),
-        }
-        for one in made
-    ]
-
-
-def stretches(meta: dict[str, Any]) -> list[Stretch]:
-    """The stretches of a dump, from what its pieces keep."""
-    number = int(meta["piece"])
-    blank = np.zeros(FRAME, np.uint8)
-    return [
-        Stretch(
-            number=number + (0 if part["number"] == "main" else BEFORE),
-            source=number,
-            rows=part["rows"],
-            places=part["places"],
-            first=part["first"],
-            sure=part["sure"],
-            lead=part["lead"],
-            padded=meta["padded"],
-            terminal=part["terminal"],
-            change=part["change"],
-            begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),
-            end=blank if part["end"] is None else unpack(part["end"], FRAME),
-            capacity=meta["capacity"],
-            head=meta["add_count"] % meta["capacity"],
-            tail=meta["tail"],
-        )
-        for part in meta["parts"]
-    ]

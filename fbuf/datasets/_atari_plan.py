@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fbuf import _pieces
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._pieces import _manifest
+from fbuf.datasets._atari_ends import stretches
 from fbuf.datasets._atari_job import ARRIVALS
-from fbuf.datasets._atari_piece import BEFORE, stretches
-from fbuf.datasets._seams import seams
+from fbuf.datasets._atari_volumes import RUNS, all_numbers
+from fbuf.datasets._seams import Use, seams
 from fbuf.datasets._source import Entry, check_space, missing
 
 KIND = "atari_dqn"
@@ -23,8 +25,8 @@ SETTINGS = {
     "observation": "84x84 grey, maximum of the last two frames",
     "most_steps_an_episode": 27_000,
 }
-SHARE = 0.6
-"""Bytes of a finished piece for one of its packed files, at most: 0.3 to 0.5 in the games tried."""
+SHARE = 1.25
+"""Bytes of a finished piece for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
 Selection = Iterable[int] | int | None
 
 
@@ -45,18 +47,19 @@ def there(call: str, path: Path) -> There:
     found: dict[int, dict[str, Any]] = {}
     committed = _pieces.committed(path)
     for info in committed.values():
-        if not {"piece", "parts", "files"} <= set(info.meta):
+        if not {"piece", "made"} <= set(info.meta):
             raise ValueError(
                 f"{call}: {path} holds a data set of another kind; expected one made by this function, or nothing. Give "
                 f"another root=."
             )
-        number = info.meta["piece"]
-        wanted = [number + (0 if p["number"] == "main" else BEFORE) for p in info.meta["parts"] if p["rows"]]
-        if all(n in committed and committed[n].meta == info.meta for n in wanted):
-            found[number] = info.meta
+        if "parts" in info.meta:  # the last of its dump
+            wanted = {number: rows for part in info.meta["parts"] for number, rows in part["pieces"]}
+            got = {n: committed[n] for n in wanted if n in committed}
+            if {n: one.rows for n, one in got.items() if one.meta["made"] == info.meta["made"]} == wanted:
+                found[info.meta["piece"]] = info.meta
     try:
         about = _manifest.load(path).meta
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreCorrupted):  # it is written again
         about = None
     schema = next((info.schema for info in committed.values()), None)
     return There(dict(sorted(found.items())), schema, about)
@@ -75,7 +78,7 @@ def selected(call: str, pieces: Selection) -> list[int] | None:
     except TypeError:
         numbers = [pieces]  # type: ignore[list-item]
     for number in numbers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < BEFORE // 100:
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < RUNS:
             raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")
     if not numbers:
         raise ValueError(f"{call}: pieces is empty; expected numbers of pieces, as pieces=range(10), or None for all.")
@@ -83,9 +86,9 @@ def selected(call: str, pieces: Selection) -> list[int] | None:
 
 
 def discard(path: Path, number: int) -> None:
-    """Removes a piece of the run."""
-    _pieces.discard(path, BEFORE + number)
-    _pieces.discard(path, number)
+    """Removes a piece of the run, whole or not."""
+    for one in all_numbers(number):
+        _pieces.discard(path, one)
 
 
 def check_same(call: str, path: Path, number: int, meta: Mapping[str, Any], listed: Mapping[str, Entry]) -> None:
@@ -139,6 +142,7 @@ def finish(
     if not uses:
         raise ValueError(f"{call}: pieces {sorted(metas)} of {dataset_id} hold rows of zeros only; expected steps.")
     game, _, run = dataset_id.partition("/")
+    parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
     meta = {
         "kind": KIND,
         "id": dataset_id,
@@ -149,20 +153,18 @@ def finish(
         "listed": listed,
         "skipped": {str(number): why for number, why in sorted(skipped.items())},
         "rows": sum(use.stop - use.begin for use in uses),
-        "episodes": sum(m["episodes"] for m in metas.values()),
+        "episodes": sum(parts[use.number]["ends"] for use in uses),
         "settings": SETTINGS,
         "seams": [seam._asdict() for seam in found],
         "pieces": {
-            str(n): {
-                key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "episodes", "files")
-            }
+            str(n): {key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "files")}
             for n, m in sorted(metas.items())
         },
     }
-    used = [_pieces.Used(use.number, use.begin, use.stop, use.cut) for use in uses]
+    used = [one for use in uses for one in _volumes(use, parts[use.number]["pieces"])]
     try:
         now = _manifest.load(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreCorrupted):
         now = None
     if now is not None and now.meta == meta:
         infos = _pieces.committed(path)
@@ -171,3 +173,14 @@ def finish(
         ]:
             return
     _pieces.finish(path, used, meta)
+
+
+def _volumes(use: Use, pieces: list[list[int]]) -> list[_pieces.Used]:
+    """Rows of a part, in the pieces that it became."""
+    used, at = [], 0
+    for number, rows in pieces:
+        begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)
+        at += rows
+        if begin < stop:
+            used.append(_pieces.Used(number, begin, stop, use.cut and at >= use.stop))
+    return used

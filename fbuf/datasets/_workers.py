@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fbuf.datasets import _boot
-from fbuf.datasets._source import FileCorrupted, SourceChanged, SourceError
+from fbuf.datasets._source import FileCorrupted, SourceChanged, SourceError, SpaceError
 from fbuf.datasets._worker import do
 
 Job = dict[str, Any]
@@ -158,6 +158,8 @@ def error_of(said: dict[str, Any]) -> BaseException:
         from fbuf.datasets._atari_piece import Damaged
 
         return Damaged(text)
+    if kind == "SpaceError":
+        return SpaceError(said["errno"], text, said["filename"])
     if kind in _KINDS:
         return _KINDS[kind](text)
     if said["errno"] is not None:

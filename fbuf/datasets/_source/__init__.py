@@ -23,6 +23,7 @@ from fbuf.datasets._source._entry import Entry, Progress, Source
 from fbuf.datasets._source._errors import FileCorrupted, SourceChanged, SourceError, SpaceError
 from fbuf.datasets._source._fetch import fetch
 from fbuf.datasets._source._folder import FileStream, Folder
+from fbuf.datasets._source._fsspec import Fsspec
 from fbuf.datasets._source._mirror import Mirror
 from fbuf.datasets._source._names import check_name, inside
 from fbuf.datasets._source._npystream import NpyStream
@@ -37,6 +38,7 @@ __all__ = [
     "Entry",
     "FileCorrupted",
     "Folder",
+    "Fsspec",
     "Mirror",
     "NpyStream",
     "Passing",

@@ -2,8 +2,8 @@
 
 What arrives goes to `<name>.part`; `<name>.part.json`, written before the first byte, says of which file these bytes are. After
 any end, kill -9 included, the next call asks for the missing bytes only, unless the file is another one by now. What was
-there is hashed again on the way, so one hash speaks for all bytes; if it is wrong after such a beginning, the file is
-fetched once more from its first byte, because after a failure of power the end of a file may be zeros.
+there is hashed again, so one hash speaks for all bytes. A file whose hash is wrong (after a failure of power its end may be
+zeros), or that is another by now, is fetched once more from its first byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from fbuf.datasets._source._entry import Entry, Progress, Source
 from fbuf.datasets._source._errors import SourceChanged, SourceError, SpaceError
 
 _BLOCK = 1 << 18
-_MOST_ANEW = 2
 
 
 def fetch(source: Source, entry: Entry, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Path:
@@ -43,23 +42,22 @@ def fetch(source: Source, entry: Entry, path: str | os.PathLike[str], *, progres
         if _is_whole(path, entry):
             part.discard()
             return path
-        for anew in range(_MOST_ANEW + 1):
-            begin = part.resumable(entry)
+        for last in (False, True):
             try:
-                digest = _bring(source, entry, part, begin, progress)
-            except SourceChanged:
-                if anew == _MOST_ANEW:
-                    raise
+                digest = _bring(source, entry, part, part.resumable(entry), progress)
+                if digest.wrong() is None:
+                    part.finish(path)
+                    return path
                 part.empty()
-                continue
-            if digest.wrong() is None:
-                break
-            part.empty()
-            if not begin:
-                part.discard()
-                digest.check()
-        part.finish(path)
-    return path
+                if last:
+                    part.discard()
+                    digest.check()
+            except SourceChanged:
+                part.empty()
+                if last:
+                    part.discard()
+                    raise
+    raise AssertionError
 
 
 def _bring(source: Source, entry: Entry, part: _Part, begin: int, progress: Progress | None) -> Digest:

@@ -1,6 +1,7 @@
 """A folder on this machine, or on a disk that it mounts, as a source: names are paths below it.
 
-Links are followed: the folder is the user's own, and large files often lie on another disk. Only plain files are listed.
+Links are followed: the folder is the user's own, and large files often lie on another disk. Only plain files are
+listed, and of those only what can be a name: the others are not of a data set.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fbuf.datasets._source._entry import Entry
-from fbuf.datasets._source._errors import SourceError
-from fbuf.datasets._source._names import check_name
+from fbuf.datasets._source._errors import SourceChanged, SourceError
+from fbuf.datasets._source._names import check_name, is_name
 
 _MOST_DEPTH = 16
 
@@ -81,7 +82,11 @@ class Folder:
 
     def stream(self, entry: Entry, start: int = 0, validator: str | None = None) -> FileStream:
         """The bytes of a file from `start` on."""
-        return FileStream(entry.address, start)
+        stream = FileStream(entry.address, start)
+        if validator is not None and stream.validator != validator:
+            stream.close()
+            raise SourceChanged(f"{entry.address}: was written again since its first {start} bytes were read.")
+        return stream
 
     def _below(self, folder: str, depth: int, passed: frozenset[tuple[int, int]]) -> Iterator[Entry]:
         path = os.path.join(self.root, folder)
@@ -98,4 +103,5 @@ class Folder:
             if item.is_dir():
                 yield from self._below(name + "/", depth + 1, passed | {here})
             elif item.is_file() and not item.name.endswith((".part", ".part.json")):
-                yield Entry(check_name(name, self.root), item.path, item.stat().st_size)
+                if is_name(name):
+                    yield Entry(name, item.path, item.stat().st_size)

@@ -60,8 +60,9 @@ class Fsspec:
         for path, info in found.items():
             name = path.removeprefix(root).lstrip("/")
             size = info.get("size")
-            entries.append(Entry(check_name(name, self.base), path, size if type(size) is int else None))
-        return sorted((entry for entry in entries if entry.name.startswith(prefix)), key=lambda entry: entry.name)
+            if name.startswith(prefix):
+                entries.append(Entry(check_name(name, self.base), path, size if type(size) is int else None))
+        return sorted(entries, key=lambda entry: entry.name)
 
     def stream(self, entry: Entry, start: int = 0, validator: str | None = None) -> OpenedStream:
         """The bytes of a file from `start` on."""

@@ -53,7 +53,7 @@ class Gunzip:
             if not self._fed and self._input[:1] != b"\x1f":
                 raise self._error(f"has {self._input[:4].hex()} after a member; expected another member, or the end")
             try:
-                data = self._member.decompress(self._input, size)
+                data = self._member.decompress(self._input, max(size, 1))
             except zlib.error as error:
                 raise self._error(f"does not decompress ({error})") from error
             self._fed = True

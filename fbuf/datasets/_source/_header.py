@@ -19,10 +19,11 @@ MOST_HEADER, MOST_AXES = 4096, 8
 DTYPES = frozenset(("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"))
 _LARGEST = 1 << 48
 _DESCR = re.compile(r"([<>|=]?)([a-z][0-9])")
-_ITEM = re.compile(
-    r"\s*(?:'(\w{1,20})'|\"(\w{1,20})\")\s*:\s*('[^'\"\\]{0,40}'|\"[^'\"\\]{0,40}\"|True|False|\([0-9,L\s]{0,400}\)|[\[(])\s*([,}])?"
-)
-_NUMBER = re.compile(r"\s*([0-9]{1,18})L?\s*")
+_VALUE = r"'[^'\"\\]{0,40}'|\"[^'\"\\]{0,40}\"|True|False|\([0-9,L ]{0,400}\)"
+_ITEM = rf" *(?:'(\w{{1,20}})'|\"(\w{{1,20}})\") *: *({_VALUE}) *"
+_HEADER = re.compile(rf"\{{{_ITEM},{_ITEM},{_ITEM}(?:, *)?\}}", re.ASCII)
+_STRUCTURE = re.compile(r"['\"]descr['\"] *: *[\[(].{0,40}")
+_NUMBER = re.compile(r" *(0|[1-9][0-9]{0,17})L? *")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def text_bytes(prefix: bytes) -> int:
 def parse(text: bytes) -> Header:
     """The header from its text. Raises ValueError: it is not one that can be read here."""
     try:
-        value = text.decode("ascii").strip()
+        value = text.decode("ascii").strip(" \n")
     except UnicodeDecodeError:
         raise ValueError(f"has a header of {text[:60]!r}; expected ASCII") from None
     items = _items(value)
@@ -76,23 +77,14 @@ def parse(text: bytes) -> Header:
 
 
 def _items(value: str) -> dict[str, str]:
-    items: dict[str, str] = {}
-    if not value.startswith("{"):
-        raise ValueError(f"has a header {value[:120]!r}; expected a dict")
-    at, more = 1, True
-    while more:
-        found = _ITEM.match(value, at)
-        if not found or (found[1] or found[2]) in items:
-            if items and value[at:].strip() == "}":
-                return items
-            raise ValueError(f"has a header {value[:120]!r}, wrong from character {at} on")
-        items[found[1] or found[2]] = found[3]
-        if found[3] in ("[", "("):  # a structured dtype: whatever follows is not read
-            raise ValueError(f"has dtype {value[found.start(3) : found.start(3) + 60]}...; expected {_wanted()}")
-        at, more = found.end(), found[4] == ","
-    if not found or found[4] != "}" or at != len(value):
-        raise ValueError(f"has a header {value[:120]!r}, wrong from character {at} on")
-    return items
+    found = _HEADER.fullmatch(value)
+    if not found:
+        structure = _STRUCTURE.search(value)
+        if structure:
+            raise ValueError(f"has a structure of dtypes, {structure[0]}...; expected {_wanted()}")
+        raise ValueError(f"has a header {value[:120]!r}; expected a dict of 'descr', 'fortran_order' and 'shape'")
+    groups = found.groups()
+    return {first or second: text for first, second, text in (groups[:3], groups[3:6], groups[6:])}
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -29,6 +29,7 @@ from fbuf.datasets._source._webstream import WebStream
 
 _NOT_HERE = frozenset((400, 403, 404, 405, 406, 410, 501))
 _MOST_DEPTH, _MOST_FOLDERS = 8, 4096
+_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|[/#]|\.\.?(/|$)")
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -82,10 +83,10 @@ class Mirror:
         try:
             value = json.loads(page(url, self.retry))
             files = value["files"]
-            entries = [self._entry(item, url) for item in files]
+            entries = [self._entry(item, url) for item in files if str(item["name"]).startswith(prefix)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise NoListing(f"{url}: is no index of files ({type(error).__name__}: {str(error)[:60]}).") from None
-        return sorted((e for e in entries if e.name.startswith(prefix)), key=lambda e: e.name)
+        return sorted(entries, key=lambda entry: entry.name)
 
     def _entry(self, item: Any, url: str) -> Entry:
         name, size, md5 = check_name(item["name"], url), item.get("size"), item.get("md5")
@@ -97,24 +98,41 @@ class Mirror:
 
     def _folders(self, prefix: str) -> list[Entry]:
         above = prefix[: prefix.rfind("/") + 1]
+        try:
+            shown = self._shown(above)
+        except Refused as error:
+            if not above or error.status not in _NOT_HERE or not self._shown(""):
+                raise
+            return []  # it does show folders, and has not this one
+        if not shown:
+            raise NoListing(f"{self._address(above)}: has no links.")
         names: list[str] = []
-        waiting, asked = [above], 0
+        waiting, asked = [(above, shown)], 1
         while waiting:
-            folder = waiting.pop()
-            asked += 1
-            if asked > _MOST_FOLDERS or folder.count("/") > above.count("/") + _MOST_DEPTH:
-                raise SourceError(
-                    f"{self._address(folder)}: too many folders to ask for. Give the mirror an index.json."
-                )
-            url = self._address(folder)
-            for link in _links(page(url, self.retry), url):
-                below = folder + check_name(link.rstrip("/"), url)
-                if link.endswith("/"):
-                    if (below + "/").startswith(prefix) or prefix.startswith(below + "/"):
-                        waiting.append(below + "/")
-                elif below.startswith(prefix):
-                    names.append(below)
+            folder, shown = waiting.pop()
+            for link in shown:
+                name = folder + check_name(link.rstrip("/"), self._address(folder))
+                if not link.endswith("/"):
+                    names += [name] if name.startswith(prefix) else []
+                elif (name + "/").startswith(prefix):
+                    asked += 1
+                    if asked > _MOST_FOLDERS or name.count("/") > above.count("/") + _MOST_DEPTH:
+                        raise SourceError(f"{self.base}: too many folders in '{name}'. Give the mirror an index.json.")
+                    waiting.append((name + "/", self._shown(name + "/")))
         return [Entry(name, self._address(name)) for name in sorted(set(names))]
+
+    def _shown(self, folder: str) -> list[str]:
+        """What a folder's page points to right below it: not its parent, not other orders of the same page."""
+        url, parser = self._address(folder), _Links()
+        text = page(url, self.retry)
+        try:
+            parser.feed(text.decode())
+            parser.close()
+        except (ValueError, AssertionError):
+            raise NoListing(f"{url}: {text[:40]!r} is no page of a folder.") from None
+        links = (link.removeprefix("./") for link in parser.found)
+        below = [unquote(link) for link in links if link and "?" not in link and not _ELSEWHERE.match(link)]
+        return [name for name in below if "/" not in name[:-1]]
 
 
 class _Links(html.parser.HTMLParser):
@@ -125,25 +143,3 @@ class _Links(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
             self.found += [value for key, value in attrs if key == "href" and value]
-
-
-def _links(text: bytes, url: str) -> list[str]:
-    """What a folder's page points to right below it: not its parent, not other orders of the same page."""
-    parser = _Links()
-    try:
-        parser.feed(text.decode())
-        parser.close()
-    except (ValueError, AssertionError) as error:
-        raise NoListing(f"{url}: {text[:40]!r} is no page of a folder.") from error
-    if not parser.found:
-        raise NoListing(f"{url}: {text[:40]!r} has no links.")
-    below = []
-    for link in parser.found:
-        name = unquote(link.removeprefix("./"))
-        if (
-            not re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|[/?#]|\.\.?(/|$)", link)
-            and "/" not in name[:-1]
-            and "?" not in link
-        ):
-            below.append(name)
-    return below

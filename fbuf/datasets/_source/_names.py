@@ -15,6 +15,11 @@ _MOST_BYTES, _MOST_PART = 1024, 255
 _REFUSED = frozenset('\\:*?"<>|')
 
 
+def is_name(name: object) -> bool:
+    """Whether it is the name of a file."""
+    return not _wrong(name)
+
+
 def check_name(name: object, where: str) -> str:
     """The name, if it is one.
 

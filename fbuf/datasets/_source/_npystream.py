@@ -39,6 +39,14 @@ class NpyStream:
     Raises:
       FileCorrupted: it is no such array, or (later, from `read`) it is damaged, cut short or longer than it says.
       SourceError: from whatever `source` reads.
+
+    Example:
+      >>> import gzip, io
+      >>> file = io.BytesIO()
+      >>> np.save(file, np.arange(5, dtype=np.int32))
+      >>> with NpyStream(io.BytesIO(gzip.compress(file.getvalue())), "action.gz", item=(), dtype="int32") as actions:
+      ...     [block.tolist() for block in actions.blocks(2)]
+      [[0, 1], [2, 3], [4]]
     """
 
     def __init__(
@@ -83,7 +91,7 @@ class NpyStream:
         self._fill(memoryview(flat(out[:rows])))
         if self._header.dtype != self.dtype:
             out[:rows].byteswap(inplace=True)
-        if self.dtype == bool and rows and out[:rows].view(np.uint8).max() > 1:
+        if self.dtype == bool and (out[:rows].view(np.uint8) > 1).any():
             raise self._error("has a byte above 1 among booleans; expected 0 or 1")
         self.done += rows
         if self.done == self.rows:
@@ -128,12 +136,12 @@ class NpyStream:
     def _expect(self, item: tuple[int, ...] | None, dtype: Any, rows: int | None, most_bytes: int) -> None:
         shape, here = self._header.shape, self._header.dtype.newbyteorder("=")
         if item is not None and (shape[1:] != tuple(item) or not shape):
-            wanted = f"[n{''.join(f', {n}' for n in item)}]"
-            raise self._error(f"has shape {list(shape)}; expected {wanted}")
+            raise self._error(f"has shape {list(shape)}; expected [n{''.join(f', {n}' for n in item)}]")
         if dtype is not None:
             some = dtype if isinstance(dtype, Sequence) and not isinstance(dtype, str) else (dtype,)
-            if here not in [np.dtype(one) for one in some]:
-                raise self._error(f"has dtype {here}; expected {' or '.join(str(np.dtype(one)) for one in some)}")
+            wanted = [np.dtype(one).newbyteorder("=") for one in some]
+            if here not in wanted:
+                raise self._error(f"has dtype {here}; expected {' or '.join(map(str, wanted))}")
         if rows is not None and (shape[0] if shape else 1) != rows:
             raise self._error(f"has {shape[0] if shape else 1} rows; expected {rows}")
         if self._header.nbytes > most_bytes:

@@ -61,20 +61,20 @@ class Tries:
         if self._gained >= _ENOUGH:
             self._failed = 0
 
-    def failed(self, error: Again) -> None:
-        """Waits until it is time for the next try. Raises SourceError: there is none."""
+    def failed(self, error: Again, where: str = "") -> None:
+        """Waits until it is time for the next try. Raises SourceError: there is none. `where`: in the file."""
         retry, self._gained = self._retry, 0
         self._failed += 1
         if self._failed >= retry.attempts:
-            times = "once" if self._failed == 1 else f"{self._failed} times in a row"
+            times = {1: "once", 2: "twice in a row"}.get(self._failed, f"{self._failed} times in a row")
             raise SourceError(
-                f"{self._what}: failed {times}; the last time: {error}. Try again later (what is on the disk is kept), or "
-                f"name another mirror with source=."
-            ) from error
+                f"{self._what}{where}: failed {times}; the last time: {error}. Try again later (what is on the disk is "
+                f"kept), or name another mirror with source=."
+            ) from None
         if error.wait is not None and error.wait > retry.most:
             raise SourceError(
-                f"{self._what}: {error}; the server asks to come back in {error.wait:.0f} s, waits are at most "
+                f"{self._what}{where}: {error}; the server asks to come back in {error.wait:.0f} s, waits are at most "
                 f"{retry.most:.0f} s. Try again then."
-            ) from error
+            ) from None
         wait = min(retry.most, retry.first * 2.0 ** (self._failed - 1)) * _chance.uniform(0.5, 1.0)
         time.sleep(max(wait, error.wait or 0.0))

@@ -106,7 +106,7 @@ def get(url: str, timeout: float, start: int = 0, validator: str | None = None, 
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _status(url, error, start) from error
+            raise _status(url, error, start) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -160,6 +160,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if new not in ("http", "https") or (old == "https" and new != "https"):
+            fp.close()
             raise Refused(
                 f"{req.full_url}: the server redirects to {newurl[:200]!r}; expected an address as safe.", code
             )

@@ -40,7 +40,7 @@ class WebStream:
                 data = self._next(size)
             except Again as error:
                 self._drop()
-                self._tries.failed(error)
+                self._tries.failed(error, f", byte {self.position}")
                 continue
             if not data:
                 self.close()
