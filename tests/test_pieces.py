@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _pieces
+from fbuf import _files, _pieces
 from fbuf._host.store import StoreClosed
 from fbuf._pieces import _manifest
 from fbuf.storages import BitPack, Raw, Zstd
@@ -433,6 +433,65 @@ def test_a_hostile_file_is_refused(tmp_path: Path, change: Any) -> None:
     rewritten(tmp_path, change)
     with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError)):
         _pieces.DataSet.open(tmp_path).read_rows(0, 1)
+
+
+def _index(name: str, change: Any) -> Any:
+    def altered(arrays: dict[str, Any]) -> None:
+        arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
+
+    return altered
+
+
+def _set(name: str, value: Any) -> Any:
+    return lambda arrays: arrays.update({f"rows/{name}": value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _index("address", lambda a: a + np.uint64(1 << 30)),
+        _index("address", lambda a: a[:-1]),
+        _index("address", lambda a: a.astype(np.int64)),
+        _index("length", lambda a: a * 0),
+        _index("length", lambda a: a * 0 + np.uint32(0xFFFFFFFF)),
+        _index("length", lambda a: a + np.uint32(1)),
+        _index("checksum", lambda a: a + np.uint32(1)),
+        _index("dictionary", lambda a: a + np.uint16(7)),
+        _index("state", lambda a: a * 0 + 5),
+        _index("span", lambda a: a * 2),
+        _index("span", lambda a: a * 0 - 1),
+        _index("payload", lambda a: a[:-1]),
+        _set("obs/dictionary_length", np.array([-1])),
+        _set("obs/dictionary_slot", np.array([1, 1], np.uint16)),
+        _set("few/codes", np.full(9, 200, np.uint8)),
+        _set("few/codes", np.zeros(8, np.uint8)),
+        _set("few/palette", np.zeros(0, np.uint32)),
+        _set("few/palette", np.zeros(300, np.uint32)),
+        _set("few/palette", np.zeros(3, np.uint64)),
+        _set("flag/bits", np.zeros(1, np.uint8)),
+        _set("flag/bits", np.zeros(1 << 12, np.uint8)),
+        _set("vector/values", np.zeros((9, 4), np.float32)),
+        _set("vector/values", np.zeros((9, 3), np.int32)),
+        lambda arrays: arrays.pop("rows/vector/values"),
+        lambda arrays: arrays.pop("rows/obs/address"),
+    ],
+)
+def test_a_hostile_piece_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Every checksum of the file is right, and what it says makes no sense."""
+    leaves = {"obs": ((6, 6), "uint8"), "few": ((), "float32"), "flag": ((), "bool"), "vector": ((3,), "float32")}
+    schema = _pieces.Schema(leaves, codec={"obs": Zstd(chunk=4)})
+    rows = {leaf.name: np.ones((9, *leaf.shape), leaf.dtype) for leaf in schema.leaves}
+    write = _files.write
+
+    def altered(path: Any, arrays: dict[str, Any], *args: Any, **settings: Any) -> Any:
+        change(arrays)
+        return write(path, arrays, *args, **settings)
+
+    monkeypatch.setattr(_files, "write", altered)
+    pieces.write(tmp_path, 0, schema, rows)
+    _pieces.finish(tmp_path, [Used(0)])
+    with pytest.raises(fbuf.StoreCorrupted):
+        _pieces.DataSet.open(tmp_path).read_rows(0, 9)
 
 
 def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._host import owner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,9 @@ def delete(path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(
             errno.ENOENT, f"fbuf.datasets.delete: there is no data set at {base}; nothing was removed. Give its folder."
         )
+    if _pieces.is_open(base):  # perhaps by states that nobody can reach any more
+        gc.collect()
+        owner.sweep()
     if _pieces.is_open(base):
         raise BlockingIOError(
             errno.EWOULDBLOCK,
