@@ -509,6 +509,19 @@ def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
         _pieces.DataSet.open(tmp_path)
 
 
+def test_the_page_names_every_key_and_array(tmp_path: Path) -> None:
+    pieces.make(tmp_path)
+    page = (Path(fbuf.__file__).parent / "FORMAT.md").read_text().split("# The format of a data set")[1]
+    keys = set(json.loads((tmp_path / "dataset.json").read_bytes().splitlines()[1]))
+    with _files.read(tmp_path / "pieces" / "0") as saved:
+        kept = {name.rpartition("/")[2] for name in saved.arrays}
+        assert set(saved.meta) == {"piece", "schema", "meta"}
+    internal = {"state", "packed", "open", "open_length", "open_checksum"}
+    internal |= {"dictionary_slot", "dictionary_length", "dictionary_checksum"}
+    for name in keys | (kept - internal):
+        assert f"`{name}`" in page, name
+
+
 def test_deep_and_long_json_is_refused(tmp_path: Path) -> None:
     for body in (b"[" * 100 + b"]" * 100, b"[" + b"1," * (1 << 23) + b"1,1]"):
         head = b'{"format":"fbuf data set","version":1,"bytes":%d,"crc32":%d}\n' % (len(body), zlib.crc32(body))
