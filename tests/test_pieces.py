@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf import _files, _pieces
 from fbuf._host.store import StoreClosed
-from fbuf._pieces import _manifest
+from fbuf._pieces import _chunked, _manifest
 from fbuf.storages import BitPack, Raw, Zstd
 from tests import pieces
 
@@ -150,6 +150,22 @@ def test_many_threads_read_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = pieces.make(tmp_path)
+    spans: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, how: spans.append((at, size)))
+    monkeypatch.setattr(_chunked, "_SEVERAL", 1)
+    with _pieces.DataSet.open(tmp_path) as dataset:
+        for cold, hints in ((1.0, False), (-1.0, False), (1.0, True)):
+            monkeypatch.setattr(_chunked, "_COLD", cold)
+            spans.clear()
+            same(dataset.read_rows(0, 34), want)
+            assert bool(spans) == hints
+        assert len(spans) == 4 and dataset.store._parts[0].arena.announced == _chunked._ANNOUNCED - 1  # type: ignore[union-attr]
+        data = {size for _, size in spans}
+        assert sum(data) >= dataset.store._parts[0].payload * 0.7  # type: ignore[union-attr]
 
 
 def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
