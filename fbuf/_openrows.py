@@ -13,7 +13,7 @@ from jax import lax
 
 BLOCK = 128
 """Rows of a block: 1/32 byte a row for its count, and 128 bytes looked at by a draw."""
-_LOT = 512  # blocks counted at once
+_LOT = 128  # blocks counted at once
 OPEN = 8
 """The bit of a flag that says so, as `fbuf._anchors` has it."""
 
@@ -24,21 +24,24 @@ def init(capacity: int) -> jax.Array:
 
 
 def counted(flags: jax.Array) -> jax.Array:
-    """int32[blocks], how many of uint8[C] are open before each block. Memory: some blocks."""
+    """int32[blocks], how many of uint8[C] are open before each block. Memory: a lot of blocks."""
     capacity = flags.shape[0]
     blocks = -(-capacity // BLOCK)
-    lot = min(_LOT, blocks)
+    within = jnp.arange(_LOT, dtype=jnp.int32)
+    earlier = within[None, :] < within[:, None]  # a running sum of few, as one that compiles at once
 
-    def count(number: jax.Array, each: jax.Array) -> jax.Array:
-        # The last lot may begin in the one before it: counting a block twice gives the same.
-        first = jnp.minimum(number.astype(jnp.int32) * jnp.int32(lot), jnp.int32(blocks - lot))
-        at = first * jnp.int32(BLOCK) + jnp.arange(lot * BLOCK, dtype=jnp.int32)
+    def count(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        before, total = carry
+        block = number.astype(jnp.int32) * jnp.int32(_LOT) + within
+        at = block[:, None] * jnp.int32(BLOCK) + jnp.arange(BLOCK, dtype=jnp.int32)[None, :]
         here = flags.at[jnp.minimum(at, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
-        is_open = (_is_open(here) & (at < jnp.int32(capacity))).reshape(lot, BLOCK)
-        return lax.dynamic_update_slice(each, jnp.sum(is_open, axis=1, dtype=jnp.int32), (first,))
+        each = jnp.sum(_is_open(here) & (at < jnp.int32(capacity)), axis=1, dtype=jnp.int32)
+        upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
+        before = before.at[block].set(upto, mode="drop", unique_indices=True)
+        return before, total + jnp.sum(each, dtype=jnp.int32)
 
-    each = lax.fori_loop(0, -(-blocks // lot), count, init(capacity))
-    return jnp.cumsum(each, dtype=jnp.int32) - each
+    start = (init(capacity), jnp.zeros((), jnp.int32))
+    return lax.fori_loop(0, -(-blocks // _LOT), count, start)[0]
 
 
 def nth(flags: jax.Array, before: jax.Array, nth: jax.Array) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import jax
@@ -93,8 +92,6 @@ def test_delete(tmp_path: Path) -> None:
         datasets.delete(path)
     jax.block_until_ready(state)
     del state
-    gc.collect()
-    fbuf.stores()
     datasets.delete(path)
     assert [file.name for file in path.iterdir()] == ["notes.txt"]
     with pytest.raises(FileNotFoundError):

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _pieces
+from fbuf import _files, _pieces
 from fbuf._host.store import StoreClosed
-from fbuf._pieces import _manifest
+from fbuf._pieces import _chunked, _manifest
 from fbuf.storages import BitPack, Raw, Zstd
 from tests import pieces
 
@@ -150,6 +150,22 @@ def test_many_threads_read_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = pieces.make(tmp_path)
+    spans: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, how: spans.append((at, size)))
+    monkeypatch.setattr(_chunked, "_SEVERAL", 1)
+    with _pieces.DataSet.open(tmp_path) as dataset:
+        for cold, hints in ((1.0, False), (-1.0, False), (1.0, True)):
+            monkeypatch.setattr(_chunked, "_COLD", cold)
+            spans.clear()
+            same(dataset.read_rows(0, 34), want)
+            assert bool(spans) == hints
+        assert len(spans) == 4 and dataset.store._parts[0].arena.announced == _chunked._ANNOUNCED - 1  # type: ignore[union-attr]
+        data = {size for _, size in spans}
+        assert sum(data) >= dataset.store._parts[0].payload * 0.7  # type: ignore[union-attr]
 
 
 def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
@@ -435,6 +451,65 @@ def test_a_hostile_file_is_refused(tmp_path: Path, change: Any) -> None:
         _pieces.DataSet.open(tmp_path).read_rows(0, 1)
 
 
+def _index(name: str, change: Any) -> Any:
+    def altered(arrays: dict[str, Any]) -> None:
+        arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
+
+    return altered
+
+
+def _set(name: str, value: Any) -> Any:
+    return lambda arrays: arrays.update({f"rows/{name}": value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _index("address", lambda a: a + np.uint64(1 << 30)),
+        _index("address", lambda a: a[:-1]),
+        _index("address", lambda a: a.astype(np.int64)),
+        _index("length", lambda a: a * 0),
+        _index("length", lambda a: a * 0 + np.uint32(0xFFFFFFFF)),
+        _index("length", lambda a: a + np.uint32(1)),
+        _index("checksum", lambda a: a + np.uint32(1)),
+        _index("dictionary", lambda a: a + np.uint16(7)),
+        _index("state", lambda a: a * 0 + 5),
+        _index("span", lambda a: a * 2),
+        _index("span", lambda a: a * 0 - 1),
+        _index("payload", lambda a: a[:-1]),
+        _set("obs/dictionary_length", np.array([-1])),
+        _set("obs/dictionary_slot", np.array([1, 1], np.uint16)),
+        _set("few/codes", np.full(9, 200, np.uint8)),
+        _set("few/codes", np.zeros(8, np.uint8)),
+        _set("few/palette", np.zeros(0, np.uint32)),
+        _set("few/palette", np.zeros(300, np.uint32)),
+        _set("few/palette", np.zeros(3, np.uint64)),
+        _set("flag/bits", np.zeros(1, np.uint8)),
+        _set("flag/bits", np.zeros(1 << 12, np.uint8)),
+        _set("vector/values", np.zeros((9, 4), np.float32)),
+        _set("vector/values", np.zeros((9, 3), np.int32)),
+        lambda arrays: arrays.pop("rows/vector/values"),
+        lambda arrays: arrays.pop("rows/obs/address"),
+    ],
+)
+def test_a_hostile_piece_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Every checksum of the file is right, and what it says makes no sense."""
+    leaves = {"obs": ((6, 6), "uint8"), "few": ((), "float32"), "flag": ((), "bool"), "vector": ((3,), "float32")}
+    schema = _pieces.Schema(leaves, codec={"obs": Zstd(chunk=4)})
+    rows = {leaf.name: np.ones((9, *leaf.shape), leaf.dtype) for leaf in schema.leaves}
+    write = _files.write
+
+    def altered(path: Any, arrays: dict[str, Any], *args: Any, **settings: Any) -> Any:
+        change(arrays)
+        return write(path, arrays, *args, **settings)
+
+    monkeypatch.setattr(_files, "write", altered)
+    pieces.write(tmp_path, 0, schema, rows)
+    _pieces.finish(tmp_path, [Used(0)])
+    with pytest.raises(fbuf.StoreCorrupted):
+        _pieces.DataSet.open(tmp_path).read_rows(0, 9)
+
+
 def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
@@ -448,6 +523,19 @@ def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(fbuf.StoreCorrupted, match="is a link"):
         _pieces.DataSet.open(tmp_path)
+
+
+def test_the_page_names_every_key_and_array(tmp_path: Path) -> None:
+    pieces.make(tmp_path)
+    page = (Path(fbuf.__file__).parent / "FORMAT.md").read_text().split("# The format of a data set")[1]
+    keys = set(json.loads((tmp_path / "dataset.json").read_bytes().splitlines()[1]))
+    with _files.read(tmp_path / "pieces" / "0") as saved:
+        kept = {name.rpartition("/")[2] for name in saved.arrays}
+        assert set(saved.meta) == {"piece", "schema", "meta"}
+    internal = {"state", "packed", "open", "open_length", "open_checksum"}
+    internal |= {"dictionary_slot", "dictionary_length", "dictionary_checksum"}
+    for name in keys | (kept - internal):
+        assert f"`{name}`" in page, name
 
 
 def test_deep_and_long_json_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ of neighbouring chunks costs little beside decoding them. The index is 18 bytes 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +29,9 @@ from fbuf._pieces._schema import Leaf
 
 _BITS = 40  # an address is file << 40 | offset
 _AT_ONCE = 1 << 20
+_SEVERAL, _COLD, _ANNOUNCED = 16, 20e-6, 32
+"""Reads from so many on say whether the files lie in the page cache: then one takes less than so many seconds. If not, so many
+batches are announced before that is asked again."""
 
 
 class FileChunksArena:
@@ -34,6 +39,9 @@ class FileChunksArena:
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self.files = files
+        self.announced = (
+            0  # so many reads to come are announced to the system: the last that was not waited for the disk
+        )
 
     def views(self, addresses: Array, lengths: Array) -> Iterator[memoryview]:
         """Chunks, one after another, read when they are asked for; neighbours in one call.
@@ -50,15 +58,21 @@ class FileChunksArena:
         apart[1:] = addresses[1:] != addresses[:-1] + lengths[:-1]
         begin = np.flatnonzero(apart)
         ends = np.cumsum(sizes)
-        runs = zip(
-            (addresses[begin] >> np.uint64(_BITS)).tolist(),
-            offsets[begin].tolist(),
-            begin.tolist(),
-            np.append(begin[1:], number).tolist(),
-            strict=True,
+        runs = list(
+            zip(
+                (addresses[begin] >> np.uint64(_BITS)).tolist(),
+                offsets[begin].tolist(),
+                begin.tolist(),
+                np.append(begin[1:], number).tolist(),
+                strict=True,
+            )
         )
         lengths_, stops = sizes.tolist(), ends.tolist()
-        files = self.files
+        files, waited = self.files, 0.0
+        announced = self.announced > 0
+        if announced:
+            self.announced -= 1
+            self._announce(runs, lengths_, stops)
         for file, offset, first, last in runs:
             while first < last:
                 stop = first + 1
@@ -66,12 +80,24 @@ class FileChunksArena:
                 while stop < last and stops[stop] - base <= _AT_ONCE:
                     stop += 1
                 size = stops[stop - 1] - base
+                began = time.perf_counter()
                 data = memoryview(_read(files[file], size, offset))
+                waited += time.perf_counter() - began
+                if stop == number and not announced and len(runs) >= _SEVERAL and waited > len(runs) * _COLD:
+                    self.announced = _ANNOUNCED  # here, because nobody asks for more than the last
                 at = 0
                 for length in lengths_[first:stop]:
                     yield data[at : at + length]
                     at += length
                 offset, first = offset + size, stop
+
+    def _announce(self, runs: list[tuple[int, int, int, int]], lengths: list[int], stops: list[int]) -> None:
+        """Lets the disk begin with all of them at once; only a hint. Where they do not lie in the page cache a batch takes a
+        third of the time then; where they do it would take 5 % more."""
+        for file, offset, first, last in runs:
+            with contextlib.suppress(OSError, AttributeError):
+                size = stops[last - 1] - stops[first] + lengths[first]
+                os.posix_fadvise(self.files[file].fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 def _read(file: OpenFile, size: int, at: int) -> bytes:

@@ -15,9 +15,9 @@ from fbuf._files._saved import Saved
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._pieces import _folder, _manifest
 from fbuf._pieces._chunked import ChunkedLeaf
-from fbuf._pieces._manifest import TRUNCATED, Manifest, Part
+from fbuf._pieces._manifest import Manifest, Part
 from fbuf._pieces._plainrows import PlainLeaf
-from fbuf._pieces._schema import Schema
+from fbuf._pieces._schema import TRUNCATED, Schema
 from fbuf._pieces._store import PieceStore
 
 MEMORY = 1 << 28

@@ -27,11 +27,9 @@ from fbuf._files._writing import check_meta
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.files import telling
 from fbuf._pieces import _folder
-from fbuf._pieces._schema import Schema
+from fbuf._pieces._schema import TRUNCATED, Schema
 
 NAME = "dataset.json"
-TRUNCATED = "truncated"
-"""The leaf in which a cut shows."""
 MOST_BYTES = 1 << 26
 _MOST_HEAD = 256
 _HEAD = re.compile(rb'\{"format":"fbuf data set","version":([0-9]{1,9}),"bytes":([0-9]{1,9}),"crc32":([0-9]{1,10})\}')

@@ -176,7 +176,10 @@ class PlainLeaf:
             for start, stop, source in zip(self._first[:-1].tolist(), self._first[1:].tolist(), sources, strict=True):
                 assert source.palette is not None and source.codes is not None
                 np.take(
-                    np.searchsorted(union, source.palette).astype(np.uint8), source.codes, out=self._codes[start:stop]
+                    np.searchsorted(union, source.palette).astype(np.uint8),
+                    source.codes,
+                    out=self._codes[start:stop],
+                    mode="clip",
                 )
             self._palette = union.view(self.leaf.dtype)
         elif resident:

@@ -19,6 +19,8 @@ from fbuf._host.codec import Codec, Raw, Zstd
 
 LARGE = 1024
 """Bytes a row from which on a leaf is encoded."""
+TRUNCATED = "truncated"
+"""The leaf in which the cut of a piece shows; always kept as flags."""
 MOST_LEAVES, MOST_AXES, MOST_ROW = 4096, 32, 1 << 30
 
 
@@ -139,6 +141,8 @@ def _leaf(name: Any, shape: Any, dtype: Any, codec: Any) -> Leaf:
     row = math.prod(sizes) * kind.itemsize
     if len(sizes) > MOST_AXES or any(n < 0 for n in sizes) or row > MOST_ROW:
         raise ValueError(f"Schema: leaf '{name}' has shape {list(sizes)}; expected at most 1 GiB a row, and 32 axes.")
+    if name == TRUNCATED and kind == np.bool_ and not sizes:
+        codec = Raw()
     if codec is None:
         codec = Zstd() if row >= LARGE else Raw()
     if not isinstance(codec, Zstd | BitPack | Raw):

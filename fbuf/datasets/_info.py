@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._host import owner
 from fbuf.datasets._atari_job import ARRIVALS
 from fbuf.datasets._lock import held
 
@@ -133,6 +135,9 @@ def delete(path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(
             errno.ENOENT, f"fbuf.datasets.delete: there is no data set at {base}; nothing was removed. Give its folder."
         )
+    if _pieces.is_open(base):  # perhaps by states that nobody can reach any more
+        gc.collect()
+        owner.sweep()
     if _pieces.is_open(base):
         raise BlockingIOError(
             errno.EWOULDBLOCK,
