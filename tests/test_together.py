@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -43,12 +44,15 @@ def test_the_first_failure_ends_the_others(workers: int) -> None:
             waiting.set()
             raise ValueError("the first")
         assert waiting.wait(10)
-        while True:  # ended by `step`, or never
+        until = time.monotonic() + 20
+        while time.monotonic() < until:  # ended by `step`
             step(1)
+        raise AssertionError("nobody ended it")
 
+    since = time.monotonic()
     with pytest.raises(ValueError, match="the first"):
         together([1, 0, 2, 3, 4] if workers else [0, 1], run, lambda amount: None, workers)
-    assert len(begun) <= 2
+    assert len(begun) <= 2 and time.monotonic() - since < 15
 
 
 def test_an_interrupt_ends_all() -> None:
@@ -56,8 +60,11 @@ def test_an_interrupt_ends_all() -> None:
         raise KeyboardInterrupt
 
     def run(number: int, step: Callable[[int], None]) -> None:
-        while True:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
             step(1)
 
+    begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         together([1, 2, 3], run, advance, 2)
+    assert time.monotonic() - begun < 15
