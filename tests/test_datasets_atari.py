@@ -179,12 +179,16 @@ def oracle(run: made.Run, numbers: list[int]) -> Oracle:
 def drawn(buffer: fbuf.Buffer, state: Any, batch_size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Every anchor once, in order: its row, and what is drawn there."""
     sample = jax.jit(lambda state, key: buffer.sample(state, key, batch_size))
+    last = -1
     while True:
         state, batch = sample(state, jax.random.key(0))
         data = {name: np.asarray(leaf) for name, leaf in batch.data.items()}
         mask, slot = np.asarray(batch.mask), np.asarray(batch.index.slot)
         for i in np.flatnonzero(mask):
-            yield int(slot[i]), {name: leaf[i] for name, leaf in data.items()}
+            if slot[i] <= last:  # the next epoch
+                return
+            last = int(slot[i])
+            yield last, {name: leaf[i] for name, leaf in data.items()}
         if not mask.all():
             return
 

@@ -93,8 +93,9 @@ def atari_dqn(
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
       SpaceError (an OSError): the disk has no room for it; nothing was begun.
       BlockingIOError: another process is making this data set.
-    Cost: 15,000 to 30,000 frames/s a worker, three times that with `codec=fbuf.storages.Zstd(repack=False)`; 50 to 260 bytes a
-      frame on the disk, as the game goes.
+    Cost: 15,000 to 40,000 frames a second of a core, as the game goes, of which compressing again takes half and more:
+      50,000 to 75,000 with `codec=fbuf.storages.Zstd(repack=False)`, and 10 to 27 % more bytes. 50 to 260 bytes a frame on
+      the disk.
     Example:
       >>> import fbuf.datasets
       >>> try:
