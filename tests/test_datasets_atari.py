@@ -397,6 +397,15 @@ def test_pieces_that_are_there_are_not_asked_for_again(files, drawn_run, tmp_pat
     assert _pieces.committed(tmp_path / "Pong/1")[0].save != save
 
 
+def test_partial_episodes_can_be_left_out(files, drawn_run, tmp_path):
+    rows = get(tmp_path, files, pieces=[0, 2], partial="drop")
+    numbers = made.number_of(rows["obs"])
+    gap = int(np.flatnonzero(np.diff(numbers) > 1)[0])
+    assert drawn_run.log.terminal[numbers[gap + 1] - 1] and rows["truncated"][gap]
+    assert len(get(tmp_path, files, pieces=[0, 2])["obs"]) > len(numbers)  # and are there again
+    assert rows["meta"]["partial"] == "drop"
+
+
 def test_without_a_download_what_is_missing_is_told(files, tmp_path):
     with pytest.raises(FileNotFoundError, match="Pong/1 is not at .*download=True"):
         get(tmp_path, files, download=False)
@@ -694,7 +703,9 @@ def test_a_wrong_id_names_near_ones(wrong, near):
         fbuf.datasets.atari_dqn(wrong)
 
 
-@pytest.mark.parametrize("option", [{"download": "yes"}, {"on_corrupt": "ignore"}, {"workers": -1}, {"workers": 1.5}])
+@pytest.mark.parametrize(
+    "option", [{"download": "yes"}, {"on_corrupt": "ignore"}, {"workers": -1}, {"workers": 1.5}, {"partial": 1}]
+)
 def test_wrong_options(option, tmp_path):
     with pytest.raises(ValueError, match="fbuf.datasets.atari_dqn: .*expected"):
         fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **option)
