@@ -347,6 +347,31 @@ def test_interrupted_work_goes_on(tmp_path: Path) -> None:
     oracle.check_files(path, oracle.rows_of(made()))
 
 
+def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fbuf.datasets import _lock
+
+    monkeypatch.setattr(_lock.held.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
+    with _lock.held("another", tmp_path / "a"):
+        for data in (bad(), iter([bad()])):
+            with pytest.raises(BlockingIOError, match="from_arrays: the data set at"):
+                fbuf.datasets.from_arrays(data, path=tmp_path / "a")
+    assert files(tmp_path / "a") == []
+    fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW)
+    assert "lock" not in files(tmp_path / "a")
+
+
+def test_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW, progress=True, piece_rows=5)
+    assert "19/19" in capsys.readouterr().err
+    fbuf.datasets.from_arrays(iter([bad()]), path=tmp_path / "b", view=ROW, progress=True, piece_rows=5)
+    assert capsys.readouterr().err.endswith("from_arrays: 19 rows\n")
+    seen: list[tuple[int, int]] = []
+    fbuf.datasets.from_arrays(
+        iter([bad()]), path=tmp_path / "c", view=ROW, piece_rows=5, progress=lambda *told: seen.append(told)
+    )
+    assert seen[0] == (5, 0) and seen[-1] == (19, 19)
+
+
 def test_a_failure_in_one_thread_ends_the_others(tmp_path: Path) -> None:
     class Failing:
         shape, dtype = (1000, 3), np.dtype(np.float32)

@@ -433,6 +433,31 @@ def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
             fbuf.datasets.minari(name, root=tmp_path, source=tmp_path)
 
 
+def test_hostile_descriptions(tmp_path: Path) -> None:
+    folder = write(tmp_path, "test/plain-v0", made("plain"), "plain", "hdf5")
+    about = json.loads((folder / "data/metadata.json").read_text())
+    deep: Any = {"type": "Discrete"}
+    for _ in range(70):
+        deep = {"type": "Tuple", "subspaces": [deep]}
+    box = {"type": "Box", "dtype": "float64"}
+    for space, words in (
+        ({"type": "Dict", "subspaces": {"../../x": box | {"shape": [4]}}}, "expected a name such as"),
+        ({"type": "Dict", "subspaces": {}}, "leaves no observation"),
+        (deep, "nested too deep"),
+        (box | {"shape": [-1]}, "an axis is '-1'"),
+        (box | {"shape": [2**40, 2**40]}, "fewer than 2\\^62 entries"),
+        (box | {"shape": [4], "dtype": "object"}, "expected plain numbers"),
+        ([1], "whose values have no one shape"),
+    ):
+        (folder / "data/metadata.json").write_text(json.dumps(about | {"observation_space": json.dumps(space)}))
+        with pytest.raises(ValueError, match=words):
+            fbuf.datasets.minari(folder, root=tmp_path / "ours")
+    (folder / "data/metadata.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deep|is no JSON"):
+        fbuf.datasets.minari(folder, root=tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
     with pytest.raises(FileNotFoundError, match=r"minari\('D4RL/door/human-v2', download=True\)"):

@@ -17,6 +17,7 @@ import pytest
 
 import fbuf
 from fbuf import _pieces
+from fbuf.datasets._program import Program
 from tests import datasets_oracle as oracle
 
 OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}
@@ -276,6 +277,26 @@ def test_interrupted_work_goes_on_with_the_same_function_only(maze: Path, tmp_pa
         fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "b", piece_rows=5, batch_size=2, progress=stop)
     fbuf.datasets.preprocess(maze, scaled(3.0), dest=tmp_path / "b", piece_rows=5, resume=False)
     assert np.array_equal(read(tmp_path / "b")["reward"], read(maze)["reward"] * 3)
+
+
+def test_marks_tell_functions_from_others() -> None:
+    """Constants count wherever they lie: closed over, in a function jitted within, in a loop."""
+    row = {"x": jax.ShapeDtypeStruct((2000,), np.float32)}
+
+    def mark(place: str, at: int) -> str:
+        constant = np.where(np.arange(2000) == at, 7, 0).astype(np.float32)
+
+        def plain(x: Any) -> Any:
+            return x + constant
+
+        def looped(x: Any) -> Any:
+            return jax.lax.fori_loop(0, 3, lambda i, carry: jax.jit(plain)(carry), x)
+
+        step: Any = {"plain": plain, "jitted": jax.jit(plain), "looped": looped}[place]
+        return Program("preprocess", lambda row: {"x": step(row["x"])}, row, (), None).mark
+
+    for place in ("plain", "jitted", "looped"):
+        assert mark(place, 1000) == mark(place, 1000) != mark(place, 1001), place
 
 
 KILLED = """

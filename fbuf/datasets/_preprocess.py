@@ -20,6 +20,7 @@ from fbuf._state import BufferState
 from fbuf._tree import PyTree, tree_bytes
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _open
+from fbuf.datasets._lock import held
 from fbuf.datasets._names import default_view
 from fbuf.datasets._origin import Origin, origin_of
 from fbuf.datasets._program import Program
@@ -176,7 +177,9 @@ def _check_apart(source: Path | None, dest: Path) -> None:
 
 
 def _begin_anew(path: Path) -> None:
-    if path.is_dir() and not (path / NAME).exists():
+    if not path.is_dir() or (path / NAME).exists():
+        return
+    with held(_CALL, path):
         for number in _pieces.committed(path):
             _pieces.discard(path, number)
 

@@ -1,8 +1,8 @@
 """A user's function over one row, traced before any row is read: what it gives, that it is pure, and what identifies it.
 
 Traced twice: a program that differs the second time (numpy's random numbers, the clock, a counter) would have given every row
-what one call happened to give. The text of the program, with its constants, tells resumed work from other work; a name or
-the source of a function would not.
+what one call happened to give. The text of the program, with its constants (those of functions jitted within it, too),
+tells resumed work from other work; a name or the source of a function would not.
 """
 
 from __future__ import annotations
@@ -101,10 +101,7 @@ class Program:
                 f"{self._call}: fn lets a traced value out; expected a pure function. It keeps what it computes in a list, "
                 f"an attribute or a global; return it instead. ({str(error).splitlines()[0]:.200})"
             ) from None
-        consts = [
-            zlib.crc32(np.ascontiguousarray(np.asarray(c)).tobytes()) for c in closed.consts if hasattr(c, "shape")
-        ]
-        return out, f"{_ADDRESS.sub('', str(closed))} {consts}"
+        return out, f"{_ADDRESS.sub('', str(closed))} {_constants(closed)}"
 
     def _check(self, out: PyTree) -> None:
         leaves = named_leaves(out)
@@ -119,6 +116,21 @@ class Program:
                 f"{self._call}: fn gives {what} for a row; expected a dict of arrays. A row can be changed, not left out: "
                 f"return {{'obs': ..., 'action': ...}}."
             )
+
+
+def _constants(part: Any) -> list[int]:
+    """Checksums of the arrays that a program holds: its text leaves them out, and those of functions within it."""
+    if hasattr(part, "eqns"):
+        inner = [value for eqn in part.eqns for value in (*eqn.invars, *eqn.params.values())]
+        part = [*getattr(part, "consts", ()), *inner]
+    if isinstance(part, (list, tuple)):
+        return [number for inner in part for number in _constants(inner)]
+    array = getattr(part, "val", part)  # of a literal
+    if (
+        hasattr(array, "__array__") and hasattr(array, "dtype") and _is_plain(array)
+    ):  # JAX has types of its own for them
+        return [zlib.crc32(np.ascontiguousarray(np.asarray(array)).tobytes())]
+    return []
 
 
 def _is_plain(leaf: Any) -> bool:

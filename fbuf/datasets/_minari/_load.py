@@ -21,7 +21,7 @@ from fbuf.datasets._minari._source import Source
 from fbuf.datasets._root import root_of
 from fbuf.datasets._writing import check_workers, write
 from fbuf.interop._progress import Progress
-from fbuf.interop._source import check_name
+from fbuf.interop._source import check_name, read_json
 
 _CALL = "minari"
 _VARIABLE = "MINARI_DATASETS_PATH"
@@ -123,8 +123,7 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
             raise FileNotFoundError(
                 f"{_CALL}: there is no Minari data set at {text}; expected a folder with data/metadata.json."
             )
-        about = json.loads((folder / "metadata.json").read_bytes())
-        named = about.get("dataset_id") if isinstance(about, dict) else None
+        named = read_json(folder / "metadata.json").get("dataset_id")
         return check_name(_CALL, str(named or Path(text).resolve().name)), folder
     base = source if source is not None else os.environ.get(_VARIABLE, "~/.minari/datasets")
     return check_name(_CALL, text), Path(base).expanduser() / text / "data"
