@@ -642,6 +642,7 @@ def test_what_arrived_is_not_asked_for_again(server: FaultServer, tmp_path: Path
     fetch(connect(server.base, retry=ONCE), entry, path, progress=lambda *at: seen.append(at))
     assert path.read_bytes() == DATA and server.sent(NAME) == len(DATA)
     assert [r.range for r in server.log] == [None, "bytes=100000-", "bytes=200000-"]
+    assert {r.if_range for r in server.log[1:]} == {server.files[NAME].etag}
     assert seen[0][0] > 200_000 and seen[-1] == (len(DATA), len(DATA))
     fetch(connect(server.base, retry=ONCE), entry, path)
     assert server.sent(NAME) == len(DATA) and len(server.log) == 3
@@ -720,6 +721,17 @@ def test_a_part_of_a_file_that_changed_since_is_thrown_away(server: FaultServer,
     other = packed(FRAMES[::-1])
     server.replace(NAME, other)
     source = connect(server.base, retry=ONCE)
+    fetch(source, entry_of(source), path)
+    assert path.read_bytes() == other
+
+
+def test_generations_tell_files_apart_where_no_hash_is_listed(bucket: FaultServer, tmp_path: Path) -> None:
+    path, other = tmp_path / "file.gz", bytes(reversed(DATA))
+    bucket.files[NAME].lies = {"md5Hash": None}
+    interrupted(bucket, path)
+    bucket.replace(NAME, other)
+    bucket.files[NAME].lies = {"md5Hash": None}
+    source = connect(bucket.base, retry=ONCE)
     fetch(source, entry_of(source), path)
     assert path.read_bytes() == other
 
