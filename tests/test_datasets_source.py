@@ -736,12 +736,21 @@ def test_generations_tell_files_apart_where_no_hash_is_listed(bucket: FaultServe
     assert path.read_bytes() == other
 
 
+def test_an_etag_that_says_the_same_but_not_the_same_bytes_is_not_one(bucket: FaultServer) -> None:
+    bucket.files[NAME].etag = 'W/"weak"'
+    bucket.fault(NAME, Drop(100_000))
+    source = connect(bucket.base, retry=RETRY)
+    assert through(source, entry_of(source)) == DATA
+    assert [r.if_range for r in bucket.log] == [None, "Sat, 21 Nov 2020 10:00:00 GMT"]
+
+
 def test_another_mirror_goes_on_where_the_hash_is_known(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     for listing in ("index", "html"):
         with FaultServer(FILES, listings=(listing,)) as server:
             interrupted(server, path)
         with FaultServer(FILES, listings=(listing,)) as server:
+            server.files[NAME].etag = '"its own"'
             source = connect(server.base, retry=ONCE)
             fetch(source, entry_of(source), path)
             assert [r.range for r in server.log] == (["bytes=100000-"] if listing == "index" else [None])
