@@ -127,17 +127,21 @@ class Run:
     added: np.ndarray  # int64[A], rows of the log and BLANKs, as they were added
     pieces: tuple[Piece, ...]
 
-    def expected(self, numbers: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the log that a reader of these pieces must give, in order, and after which of them a cut lies.
-
-        Two dumps that overlap, or lie next to each other, are one stretch; what lies between others is lost.
-        """
+    def held(self, numbers: list[int] | None = None) -> np.ndarray:
+        """Places in `added` of the rows that these pieces are known to hold: int64[...]."""
         held = np.zeros(len(self.added), bool)
         for piece in self.pieces:
             if numbers is None or piece.number in numbers:
                 alone = piece.final and piece.number > 0 and not (piece.first > 0 and held[piece.first - 1])
                 held[piece.first + alone : piece.last] = True
-        places = np.flatnonzero(held)
+        return np.flatnonzero(held)
+
+    def expected(self, numbers: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the log that a reader of these pieces must give, in order, and after which of them a cut lies.
+
+        Two dumps that overlap, or lie next to each other, are one stretch; what lies between others is lost.
+        """
+        places = self.held(numbers)
         torn = np.append(np.diff(places) != 1, True)  # nothing is known of what comes next
         rows = self.added[places]
         # a stretch may end, or its end be left by dropped zeros, behind a terminal step: no cut then

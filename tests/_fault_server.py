@@ -39,7 +39,7 @@ _BLOCK = 1 << 16
 
 @dataclass
 class Fault:
-    """What goes wrong with `times` requests, one after the other."""
+    """What goes wrong with `times` requests, one after the other; this one: nothing."""
 
     times: int = field(default=1, kw_only=True)
 
@@ -432,9 +432,14 @@ class _Handler(BaseHTTPRequestHandler):
             body = {"gcs": self._gcs, "index": self._index, "html": self._html}[kind](query, folder)
         if body is None:
             return self._say(request, 404, b"no such folder")
-        if isinstance(fault, Truncate):
-            body = body[: fault.after]
         page = "text/html" if kind == "html" else "application/json"
+        if isinstance(fault, Truncate):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: fault.after])
+            self.close_connection = True
+            return
         self._say(request, 200, body, {"Content-Type": f"{page}; charset=utf-8"})
 
     def _gcs(self, query: Mapping[str, str], folder: str) -> bytes | None:

@@ -179,12 +179,16 @@ def oracle(run: made.Run, numbers: list[int]) -> Oracle:
 def drawn(buffer: fbuf.Buffer, state: Any, batch_size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Every anchor once, in order: its row, and what is drawn there."""
     sample = jax.jit(lambda state, key: buffer.sample(state, key, batch_size))
+    last = -1
     while True:
         state, batch = sample(state, jax.random.key(0))
         data = {name: np.asarray(leaf) for name, leaf in batch.data.items()}
         mask, slot = np.asarray(batch.mask), np.asarray(batch.index.slot)
         for i in np.flatnonzero(mask):
-            yield int(slot[i]), {name: leaf[i] for name, leaf in data.items()}
+            if slot[i] <= last:  # the next epoch
+                return
+            last = int(slot[i])
+            yield last, {name: leaf[i] for name, leaf in data.items()}
         if not mask.all():
             return
 
@@ -391,6 +395,15 @@ def test_pieces_that_are_there_are_not_asked_for_again(files, drawn_run, tmp_pat
     assert _pieces.committed(tmp_path / "Pong/1")[0].save == save
     same(get(tmp_path, files, download="force"), drawn_run)
     assert _pieces.committed(tmp_path / "Pong/1")[0].save != save
+
+
+def test_partial_episodes_can_be_left_out(files, drawn_run, tmp_path):
+    rows = get(tmp_path, files, pieces=[0, 2], partial="drop")
+    numbers = made.number_of(rows["obs"])
+    gap = int(np.flatnonzero(np.diff(numbers) > 1)[0])
+    assert drawn_run.log.terminal[numbers[gap + 1] - 1] and rows["truncated"][gap]
+    assert len(get(tmp_path, files, pieces=[0, 2])["obs"]) > len(numbers)  # and are there again
+    assert rows["meta"]["partial"] == "drop"
 
 
 def test_without_a_download_what_is_missing_is_told(files, tmp_path):
@@ -690,7 +703,9 @@ def test_a_wrong_id_names_near_ones(wrong, near):
         fbuf.datasets.atari_dqn(wrong)
 
 
-@pytest.mark.parametrize("option", [{"download": "yes"}, {"on_corrupt": "ignore"}, {"workers": -1}, {"workers": 1.5}])
+@pytest.mark.parametrize(
+    "option", [{"download": "yes"}, {"on_corrupt": "ignore"}, {"workers": -1}, {"workers": 1.5}, {"partial": 1}]
+)
 def test_wrong_options(option, tmp_path):
     with pytest.raises(ValueError, match="fbuf.datasets.atari_dqn: .*expected"):
         fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **option)

@@ -78,7 +78,9 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
     return Writer
 
 
-def read(run: made.Run, numbers: list[int], change: Any = None) -> tuple[dict[str, np.ndarray], list[Seam], list[Use]]:
+def read(
+    run: made.Run, numbers: list[int], change: Any = None, partial: str = "keep"
+) -> tuple[dict[str, np.ndarray], list[Seam], list[Use]]:
     """What the reader makes of some pieces."""
     Writer.kept = {}
     metas = {}
@@ -91,7 +93,7 @@ def read(run: made.Run, numbers: list[int], change: Any = None) -> tuple[dict[st
             kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == piece.number]
             (metas[piece.number],) = [meta for meta in kept if "parts" in meta]
             assert len({meta["made"] for meta in kept}) == 1
-    uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])])
+    uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])], partial)
     volumes = {
         part["pieces"][0][0]: part["pieces"] for meta in metas.values() for part in meta["parts"] if part["pieces"]
     }
@@ -141,6 +143,37 @@ def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode,
     chosen = data.draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
     check(run, sorted(chosen))
     check(run, everything)
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 2**16),
+    capacity=st.integers(70, 160),
+    episode=st.sampled_from([2, 30, 100]),
+    blanks=st.sampled_from([3, 0]),
+    data=st.data(),
+)
+def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed, capacity, episode, blanks, data):
+    log = made.synthetic(450, seed, episode)
+    run = made.record(log, capacity, blanks=blanks)
+    chosen = data.draw(st.lists(st.sampled_from([p.number for p in run.pieces]), min_size=1, unique=True))
+    kept, waiting, before = [], False, -2
+    for place in run.held(sorted(chosen)).tolist():
+        step = int(run.added[place])
+        if place != before + 1:  # after a gap: does an episode begin here, as far as the rows tell?
+            waiting = place > 0 and step != made.BLANK
+        if step != made.BLANK:
+            if not waiting:
+                kept.append(step)
+            waiting &= not log.terminal[step]
+        before = place
+    if not kept:
+        assert read(run, sorted(chosen), partial="drop")[2] == []
+        return
+    rows, _, _ = read(run, sorted(chosen), partial="drop")
+    want, cut = run.expected(sorted(chosen))
+    assert made.number_of(rows["obs"]).tolist() == kept
+    assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
 
 
 # --------------------------------------------------------------------------------------------------- the ring

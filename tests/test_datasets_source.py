@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import http.client
 import importlib.util
 import io
 import json
@@ -12,9 +13,13 @@ import os
 import pickle
 import random
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -155,11 +160,18 @@ def test_the_bucket_is_listed_as_the_public_one(bucket: FaultServer) -> None:
 @pytest.mark.parametrize("fault", [Status(503, times=2), Status(429, retry_after="0"), Truncate(20), Status(500)])
 def test_a_listing_that_fails_is_asked_again(bucket: FaultServer, fault: Fault) -> None:
     bucket.fault(LISTING, replace(fault))
-    if isinstance(fault, Truncate):  # whole by its headers, and no JSON: there may be another kind of listing
-        with pytest.raises(SourceError, match="is no listing of a bucket"):
-            connect(bucket.base, retry=RETRY).files("dqn")
-    else:
-        assert len(connect(bucket.base, retry=RETRY).files("dqn")) == 2
+    assert len(connect(bucket.base, retry=RETRY).files("dqn")) == 2
+
+
+def test_a_listing_without_end(bucket: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fbuf.datasets._source._page.MOST", 100)
+    with pytest.raises(SourceError, match="has more than 100 bytes; expected a listing"):
+        connect(bucket.base, retry=RETRY).files("dqn")
+    monkeypatch.undo()
+    monkeypatch.setattr("fbuf.datasets._source._bucket._MOST_PAGES", 1)
+    bucket.page = 1
+    with pytest.raises(SourceError, match="more than 1 pages"):
+        connect(bucket.base, retry=RETRY).files("dqn")
 
 
 def test_a_listing_that_never_comes_is_an_error(bucket: FaultServer) -> None:
@@ -378,6 +390,7 @@ def test_faults_that_pass(kind: str, faults: str, how: str, tmp_path: Path) -> N
         (Status(404), "404 Not Found. It is not there, or no longer: list again"),
         (Status(403), "403 Forbidden. It is not public"),
         (Status(418), "answered 418"),
+        (Status(203), "answered 203; expected 200 or 206"),
         (Status(503), "failed twice in a row; the last time: the server answered 503"),
         (Status(503, retry_after="3600"), "asks to come back in 3600 s"),
         (Drop(0), "failed twice in a row; the last time:"),
@@ -404,6 +417,50 @@ def test_faults_that_stay_are_errors_that_name_the_address(fault: Fault, said: s
             assert not (tmp_path / "file.gz").exists()
 
 
+def test_what_no_other_try_would_change_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fbuf.datasets._source import _web
+
+    problems: list[tuple[Exception, str]] = [
+        (
+            urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")),
+            "certificate does not verify.*self-signed",
+        ),
+        (urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "unknown")), "there is no such host"),
+        (http.client.InvalidURL("a blank"), "no address that can be asked .a blank"),
+        (_web.Refused("https://x: redirected"), "https://x: redirected"),
+    ]
+    for problem, said in problems:
+        asked: list[str] = []
+
+        class Opener:
+            def open(
+                self, request: Any, timeout: float, asked: list[str] = asked, problem: Exception = problem
+            ) -> None:
+                asked.append(request.full_url)
+                raise problem
+
+        monkeypatch.setattr(_web, "_opener", Opener)
+        with pytest.raises(SourceError, match=said):
+            through(Mirror("https://x", retry=RETRY), Entry("y", "https://x/y"))
+        assert asked == ["https://x/y"]
+    monkeypatch.undo()
+    redirects, body = _web._Redirects(), io.BytesIO()
+    for old, new, fine in [
+        ("https", "https", True),
+        ("http", "https", True),
+        ("http", "http", True),
+        ("https", "http", False),
+    ]:
+        request = urllib.request.Request(f"{old}://x/y", headers={"Range": "bytes=3-"})
+        if fine:
+            after = redirects.redirect_request(request, body, 302, "Found", {}, f"{new}://z/y")
+            assert (after.full_url, after.get_header("Range")) == (f"{new}://z/y", "bytes=3-")
+        else:
+            with pytest.raises(SourceError, match="expected an address as safe"):
+                redirects.redirect_request(request, body, 302, "Found", {}, f"{new}://z/y")
+            assert body.closed
+
+
 def test_a_server_that_redirects_in_circles(bucket: FaultServer) -> None:
     source = connect(bucket.base, retry=RETRY)
     entry = entry_of(source)
@@ -424,6 +481,10 @@ def test_a_file_that_changed_on_the_way_is_never_joined_with_the_other(tmp_path:
             through(source, entry)
         server.fault(NAME, Replace(100_000, DATA))
         assert get("fetch", source, entry, tmp_path) == DATA
+        server.fault(NAME, Replace(100_000, other), Fault(), Replace(100_000, DATA))
+        with pytest.raises(SourceChanged):
+            fetch(source, entry, tmp_path / "1" / "file.gz")
+        assert os.listdir(tmp_path / "1") == []
     with FaultServer(FILES, listings=("index",)) as server:
         source = connect(server.base, retry=RETRY)
         entry = entry_of(source)
@@ -581,6 +642,7 @@ def test_what_arrived_is_not_asked_for_again(server: FaultServer, tmp_path: Path
     fetch(connect(server.base, retry=ONCE), entry, path, progress=lambda *at: seen.append(at))
     assert path.read_bytes() == DATA and server.sent(NAME) == len(DATA)
     assert [r.range for r in server.log] == [None, "bytes=100000-", "bytes=200000-"]
+    assert {r.if_range for r in server.log[1:]} == {server.files[NAME].etag}
     assert seen[0][0] > 200_000 and seen[-1] == (len(DATA), len(DATA))
     fetch(connect(server.base, retry=ONCE), entry, path)
     assert server.sent(NAME) == len(DATA) and len(server.log) == 3
@@ -663,12 +725,32 @@ def test_a_part_of_a_file_that_changed_since_is_thrown_away(server: FaultServer,
     assert path.read_bytes() == other
 
 
+def test_generations_tell_files_apart_where_no_hash_is_listed(bucket: FaultServer, tmp_path: Path) -> None:
+    path, other = tmp_path / "file.gz", bytes(reversed(DATA))
+    bucket.files[NAME].lies = {"md5Hash": None}
+    interrupted(bucket, path)
+    bucket.replace(NAME, other)
+    bucket.files[NAME].lies = {"md5Hash": None}
+    source = connect(bucket.base, retry=ONCE)
+    fetch(source, entry_of(source), path)
+    assert path.read_bytes() == other
+
+
+def test_an_etag_that_says_the_same_but_not_the_same_bytes_is_not_one(bucket: FaultServer) -> None:
+    bucket.files[NAME].etag = 'W/"weak"'
+    bucket.fault(NAME, Drop(100_000))
+    source = connect(bucket.base, retry=RETRY)
+    assert through(source, entry_of(source)) == DATA
+    assert [r.if_range for r in bucket.log] == [None, "Sat, 21 Nov 2020 10:00:00 GMT"]
+
+
 def test_another_mirror_goes_on_where_the_hash_is_known(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     for listing in ("index", "html"):
         with FaultServer(FILES, listings=(listing,)) as server:
             interrupted(server, path)
         with FaultServer(FILES, listings=(listing,)) as server:
+            server.files[NAME].etag = '"its own"'
             source = connect(server.base, retry=ONCE)
             fetch(source, entry_of(source), path)
             assert [r.range for r in server.log] == (["bytes=100000-"] if listing == "index" else [None])

@@ -52,6 +52,16 @@ def check(path: Path, want: pieces.Rows, **settings: Any) -> None:
 def test_rows_come_back(tmp_path: Path, memory: int, verify: str) -> None:
     want = pieces.make(tmp_path)
     check(tmp_path, want, memory=memory, verify=verify)
+    check(tmp_path, want, memory=memory, verify=verify, cache=200)  # of chunks of 144 bytes
+
+
+def test_chunks_are_cached(tmp_path: Path) -> None:
+    want = pieces.make(tmp_path)
+    with _pieces.DataSet.open(tmp_path, cache=1 << 20) as dataset:
+        for _ in range(2):
+            same(dataset.read_rows(0, 34, ["obs"]), {"obs": want["obs"]})
+        cache = dataset.store._parts[0].cache  # type: ignore[union-attr]
+        assert cache is not None and cache.hits == cache.misses == 11 and cache.nbytes <= dataset.store.nbytes
 
 
 DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64", "bfloat16")
@@ -300,6 +310,13 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
     pieces.write(tmp_path, 1, other, {"t": np.zeros(3, np.int32)})
     with pytest.raises(ValueError, match="as in piece 0"):
         _pieces.finish(tmp_path, [Used(0), Used(1)])
+    for number, (codec, match) in enumerate(
+        ((Zstd(chunk=3), r"'obs': 'Zstd\(chunk=3\)'"), (Raw(), r"'obs': 'Raw\(\)'")), 5
+    ):
+        leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
+        pieces.write(tmp_path, number, _pieces.Schema(leaves, codec={"obs": codec}), pieces.rows_of(rng, 3))
+        with pytest.raises(ValueError, match=match):
+            _pieces.finish(tmp_path, [Used(0), Used(number)])
     with pytest.raises(ValueError, match="no leaf 'truncated'"):
         _pieces.finish(tmp_path, [Used(1, cut=True)])
     assert not (tmp_path / "dataset.json").exists()

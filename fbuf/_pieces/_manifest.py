@@ -127,6 +127,11 @@ def finish(
                 f"finish: rows of piece {used.number} are {info.schema.texts}; expected {schema.texts}, as in piece "
                 f"{pieces[0].number}."
             )
+        if info.schema.kinds != schema.kinds:
+            raise ValueError(
+                f"finish: leaves of piece {used.number} are kept as {info.schema.kinds}; expected {schema.kinds}, as in piece "
+                f"{pieces[0].number}: rows of a chunk must be as many. Write it anew, with the same codec."
+            )
         stop = info.rows if used.stop is None else used.stop
         if not 0 <= used.begin < stop <= info.rows:
             raise ValueError(

@@ -98,6 +98,14 @@ class Schema:
         """`"uint8[84, 84]"` by name."""
         return {leaf.name: leaf.text for leaf in self.leaves}
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How each leaf is kept, as far as pieces must agree: `"Zstd(chunk=8)"`, or `"Raw()"`."""
+        return {
+            leaf.name: "Raw()" if leaf.codec is None else f"{type(leaf.codec).__name__}(chunk={leaf.codec.chunk})"
+            for leaf in self.leaves
+        }
+
     def __getitem__(self, name: str) -> Leaf:
         for leaf in self.leaves:
             if leaf.name == name:

@@ -48,6 +48,7 @@ def atari_dqn(
     view: View | None = None,
     sampler: Sampler | None = None,
     on_corrupt: str = "raise",
+    partial: str = "keep",
     verify: str = "lazy",
     prefetch: int = 0,
 ) -> tuple[Buffer, BufferState]:
@@ -82,6 +83,8 @@ def atari_dqn(
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
       sampler: Default: uniform.
       on_corrupt: `"raise"`, or `"skip"`: leave a damaged piece out, with a warning; it is tried again by the next call.
+      partial: What becomes of an episode of which the beginning is missing, after a gap: `"keep"`, or `"drop"`, so that each
+        stack is what the agent saw.
       verify: `"lazy"`: frames are checked as they are read; `"full"`: all now.
       prefetch: Of the `Buffer`.
     Returns:
@@ -93,8 +96,9 @@ def atari_dqn(
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
       SpaceError (an OSError): the disk has no room for it; nothing was begun.
       BlockingIOError: another process is making this data set.
-    Cost: 15,000 to 30,000 frames/s a worker, three times that with `codec=fbuf.storages.Zstd(repack=False)`; 50 to 260 bytes a
-      frame on the disk, as the game goes.
+    Cost: 15,000 to 40,000 frames a second of a core, as the game goes, of which compressing again takes half and more:
+      50,000 to 75,000 with `codec=fbuf.storages.Zstd(repack=False)`, and 10 to 27 % more bytes. 50 to 260 bytes a frame on
+      the disk.
     Example:
       >>> import fbuf.datasets
       >>> try:
@@ -110,6 +114,8 @@ def atari_dqn(
         raise ValueError(f"{_CALL}: download is {download!r}; expected True, False or 'force'.")
     if on_corrupt not in ("raise", "skip"):
         raise ValueError(f"{_CALL}: on_corrupt is {on_corrupt!r}; expected 'raise' or 'skip'.")
+    if partial not in ("keep", "drop"):
+        raise ValueError(f"{_CALL}: partial is {partial!r}; expected 'keep' or 'drop'.")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
     path = (default_root() if root is None else Path(root).expanduser()).absolute() / game / str(run)
@@ -124,6 +130,7 @@ def atari_dqn(
         progress=progress,
         codec=codec,
         on_corrupt=on_corrupt,
+        partial=partial,
         then=lambda: open_dataset(
             path, view=Transition(stack=4) if view is None else view, sampler=sampler, verify=verify, prefetch=prefetch
         ),

@@ -20,6 +20,7 @@ class Ended(Protocol):
     part: Part
     volumes: Volumes
     ends: int
+    ended: int  # rows up to the end of the first episode; 0: none ends
     terminal: bool  # the last row ends an episode
     change: int
     begin: np.ndarray[Any, Any] | None
@@ -45,6 +46,7 @@ def describe(dump: Ring, made: Sequence[Ended]) -> list[dict[str, Any]]:
             "sure": one.part.sure,
             "lead": len([place for place in run if one.part.begin <= place < one.part.stop]),
             "ends": one.ends,
+            "ended": one.ended,
             "terminal": one.terminal,
             "change": one.change,
             "begin": None if one.begin is None else pack(one.begin),
@@ -68,6 +70,7 @@ def stretches(meta: dict[str, Any]) -> list[Stretch]:
             sure=part["sure"],
             lead=part["lead"],
             padded=meta["padded"],
+            ended=part["ended"],
             terminal=part["terminal"],
             change=part["change"],
             begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),

@@ -35,6 +35,7 @@ def get(
     progress: Progress,
     codec: Any,
     on_corrupt: str,
+    partial: str = "keep",
     then: Callable[[], Any],
 ) -> Any:
     """Makes the data set at `path` be what was asked for, and gives what `then` gives before another process may change it."""
@@ -78,6 +79,7 @@ def get(
             selection=pieces,
             listed=known,
             skipped={number: why for number, why in skipped.items() if number not in now.pieces},
+            partial=partial,
         )
         return then()
 

@@ -122,7 +122,7 @@ class Made:
 
     def __init__(self, dump: Ring, part: Part, zeros: Blanks, action: Array, reward: Array, terminal: Array) -> None:
         self.part = part
-        self.dropped = self.ends = 0
+        self.dropped = self.ends = self.ended = 0
         self.begin: Array | None = None  # the first frame
         self.end: Array | None = None
         self.terminal = False
@@ -156,6 +156,8 @@ class Made:
             return
         ended = self._ended[where]
         self._compare(frames, ended)
+        if not self.ended and ended.any():
+            self.ended = self.volumes.rows + int(ended.argmax()) + 1
         self.volumes.append(
             {
                 "obs": frames,

@@ -127,6 +127,7 @@ def finish(
     selection: list[int] | None,
     listed: list[int],
     skipped: Mapping[int, str],
+    partial: str = "keep",
 ) -> None:
     """Says which rows of which pieces make the data set; nothing is written if that is said already.
 
@@ -138,9 +139,11 @@ def finish(
             errno.ENOENT,
             f"{call}: no piece of {dataset_id} is whole at {path}; expected one or more. See the warnings before",
         )
-    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])])
+    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], partial)
     if not uses:
-        raise ValueError(f"{call}: pieces {sorted(metas)} of {dataset_id} hold rows of zeros only; expected steps.")
+        raise ValueError(
+            f"{call}: pieces {sorted(metas)} of {dataset_id} have no row that can be used; expected steps."
+        )
     game, _, run = dataset_id.partition("/")
     parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
     meta = {
@@ -150,6 +153,7 @@ def finish(
         "run": int(run),
         "source": source,
         "selected": selection,
+        "partial": partial,
         "listed": listed,
         "skipped": {str(number): why for number, why in sorted(skipped.items())},
         "rows": sum(use.stop - use.begin for use in uses),

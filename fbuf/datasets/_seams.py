@@ -11,8 +11,8 @@ In doubt there is a cut: the row before it counts as truncated, has no next obse
 cut too many costs one row of a million; a seam too many makes transitions that never were. Likeness of frames alone was
 rejected as proof: two moments of a game may look alike.
 
-The first rows after a cut inside an episode have fewer frames behind them than the agent saw: stacks there are filled up as at
-the beginning of an episode.
+The first rows after a cut inside an episode have fewer frames behind them than the agent saw: stacks there are filled up as
+at the beginning of an episode. Who does not want that leaves the rest of the episode out (`partial="drop"`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Stretch(NamedTuple):
     sure: bool  # False: to be used only if it follows what comes before
     lead: int  # rows at the beginning that are zeros, and no steps if zeros are put before episodes
     padded: bool | None  # whether they are
+    ended: int  # rows up to the end of its first episode, with its last; 0: no episode ends here
     terminal: bool  # the last row ends an episode
     change: int  # the most pixels that change between two frames in a row; -1: not known
     begin: Frame  # the first frame
@@ -68,15 +69,14 @@ class Seam(NamedTuple):
     why: str
 
 
-def seams(stretches: Sequence[Stretch]) -> tuple[list[Use], list[Seam]]:
+def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use], list[Seam]]:
     """Goes through a run's stretches, oldest first.
 
     Args:
       stretches: By piece of the run, the older part of each first.
+      partial: "keep", or "drop": rows after a gap are used from the first episode's beginning on.
     """
-    padded = not any(
-        stretch.padded is False for stretch in stretches
-    )  # where no episode begins nothing tells otherwise
+    padded = not any(one.padded is False for one in stretches)  # where no episode begins nothing tells otherwise
     uses: list[Use] = []
     found: list[Seam] = []
     last: Stretch | None = None  # the newest of which a row is used
@@ -86,6 +86,8 @@ def seams(stretches: Sequence[Stretch]) -> tuple[list[Use], list[Seam]]:
     for stretch in stretches:
         change[stretch.source] = max(change.get(stretch.source, -1), stretch.change)
     shift: int | None = None  # what a reset counter lacks
+    begins: int | None = 0  # rows added before a place where an episode is known to begin
+    waiting = False  # for such a place
     for stretch in stretches:
         first = stretch.first
         if not stretch.sure:
@@ -103,12 +105,17 @@ def seams(stretches: Sequence[Stretch]) -> tuple[list[Use], list[Seam]]:
             uses[-1] = uses[-1]._replace(cut=not last.terminal)
         if last is not None and last.source != stretch.source:
             found.append(Seam(last.source, stretch.source, not why, why or "the counters go on"))
+        if why:
+            waiting = partial == "drop" and not begin and (first is None or first not in (0, begins))
+        if waiting:
+            begin, waiting = (stretch.ended, False) if stretch.ended else (stretch.rows, True)
         if begin < stretch.rows:
             uses.append(Use(stretch.number, begin, stretch.rows, False))
             last = stretch
         elif why:
-            last = None  # zeros after a gap: what comes next follows nothing
+            last = None  # none of its rows is used: what comes next follows nothing
         stop = None if first is None else first + stretch.places
+        begins = stop if begin == stretch.rows and not waiting else None
         main = stretch if stretch.sure and stretch.head == stretch.capacity - 1 else None
     if uses and last is not None:
         uses[-1] = uses[-1]._replace(cut=not last.terminal)

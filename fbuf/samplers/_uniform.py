@@ -29,7 +29,7 @@ class Uniform:
         episode is drawn more often than one of a long episode. What has been overwritten of an episode does not count.
 
     Cost: O(1) a draw and an anchor that opens or closes. "anchors": 4 bytes a row where the view looks at neighbours,
-    else none; "episodes": 12 bytes a row.
+    else none; "episodes": 12 bytes a row. With `writers.Frozen` "anchors" takes none, and O(log C) a draw.
 
     Example:
       >>> import fbuf

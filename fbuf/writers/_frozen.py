@@ -25,7 +25,8 @@ class Frozen:
     sampler's part of the state.
 
     Memory a row, beside the storage's: none where every row can be drawn (`views.Row`); else 1 byte of flags and 1/32 of
-    counts, and what the sampler keeps (`Uniform`, `Epoch`, `Staleness`: nothing; `Prioritized`: 4.6 bytes).
+    counts (`views.Hindsight`: 4 bytes more). To that comes what the sampler keeps: `Uniform`, `Epoch` and `Staleness` nothing,
+    `Uniform(over="episodes")` 12 bytes, `Prioritized` 4.6, `Consume` 8.
 
     Example:
       >>> import fbuf

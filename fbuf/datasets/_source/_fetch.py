@@ -105,7 +105,7 @@ class _Part:
         ours = about.get("identity") == entry.identity
         if entry.identity is None:
             ours = ours and about.get("address") == entry.address and about.get("validator") is not None
-        if not size or not about or not ours or (entry.size is not None and size > entry.size):
+        if not size or not about or not ours:
             self.empty()
             return 0
         return size

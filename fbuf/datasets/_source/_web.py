@@ -13,6 +13,7 @@ import email.utils
 import functools
 import http.client
 import re
+import socket
 import ssl
 import time
 import urllib.error
@@ -107,13 +108,17 @@ def get(url: str, timeout: float, start: int = 0, validator: str | None = None, 
     except urllib.error.HTTPError as error:
         with error:
             raise _status(url, error, start) from None
+    except SourceError:
+        raise
+    except (http.client.InvalidURL, ValueError) as error:
+        raise Refused(f"{url}: no address that can be asked ({error}).") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise Refused(f"{url}: the server's certificate does not verify: {reason}.") from error
+            raise Refused(f"{url}: the server's certificate does not verify: {reason}.") from None
+        if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
+            raise Refused(f"{url}: there is no such host ({reason.strerror}).") from None
         raise Again(_said(reason)) from error
-    except ValueError as error:
-        raise Refused(f"{url}: no address that can be asked ({error}).") from error
     return Answer(url, response, start)
 
 
