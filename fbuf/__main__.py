@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from fbuf._files import _show
+from fbuf.datasets import _command as _datasets
 from fbuf.demo import _command
 
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)
     _show.add_commands(commands)
+    _datasets.add_commands(commands)
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
         parser.print_help()

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
+from fbuf import _openrows, _ring
 from fbuf._config import state
 from fbuf._pin import pin
 from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, Sampler, Starts, View
@@ -29,7 +29,7 @@ from fbuf._typing import Change, Deciding, Geometry, Prompt, Ring, Rule, Sampler
 START = 1  # first row of an episode
 END = 2  # last row of an episode
 TERMINATED = 4  # ... which terminated: nothing is to be bootstrapped
-OPEN = 8  # an anchor
+OPEN = _openrows.OPEN  # an anchor
 RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 
 NO_PRIORITY = -1.0
@@ -50,6 +50,7 @@ class Anchors:
     starts: Starts | None  # None unless the view asks for them
     count: jax.Array  # int32[E], rows that are open
     rule: Rule  # static: what they were decided by
+    before: jax.Array | None = None  # int32[blocks], see `fbuf._openrows`; None where rows come and go
 
 
 _LONG = 2**30  # rows; an episode this long is counted by remainders
@@ -69,8 +70,8 @@ def width(rule: Rule) -> int:
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
-    """No rows; the next row of every lane begins an episode."""
+def init(geometry: Geometry, rule: Rule, sampler: Sampler, counted: bool = False) -> Anchors:
+    """No rows; the next row of every lane begins an episode. `counted`: in place of samplers' logs, once all rows are there."""
     shape = (width(rule), geometry.lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
     counts = rule.prompt or rule.stride > 1
@@ -85,6 +86,7 @@ def init(geometry: Geometry, rule: Rule, sampler: Sampler) -> Anchors:
         starts=_no_starts(geometry) if rule.spans else None,
         count=jnp.zeros((geometry.lanes,), jnp.int32),
         rule=rule,
+        before=_openrows.init(geometry.capacity) if counted else None,
     )
 
 
@@ -123,6 +125,7 @@ def extend(
     keep: jax.Array | None,
     token: jax.Array,
     retire: tuple[jax.Array, int] | None = None,
+    arrive: jax.Array | None = None,
 ) -> tuple[Anchors, Change, jax.Array]:
     """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
 
@@ -133,6 +136,7 @@ def extend(
       stamp: int32[N, E], or None.
       keep: bool[N, E], or None for all.
       retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
+      arrive: int32[E], how many of these rows there are, in a ring that has never lost one and has room; `keep` is None.
     Returns:
       The anchors, what opened and closed, and the token.
     """
@@ -143,6 +147,7 @@ def extend(
     given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     end, terminated, given, stamp = _compact(keep, end, terminated, given, stamp)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
+    count = count if arrive is None else arrive
 
     flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
     index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
@@ -153,9 +158,11 @@ def extend(
     # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
     size = ring.size[None, :]
     lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
+    behind = min(rule.back, length)
     if retire is not None:
         lost, most = retire
-    behind = min(rule.back, length)
+    elif arrive is not None:  # the oldest begins an episode, so that no frame behind it is missing
+        lost, most, behind = jnp.zeros_like(count), 0, 0
     oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
     context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
     near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
@@ -241,6 +248,7 @@ def extend(
         starts=starts,
         count=anchors.count - closed + opening,
         rule=rule,
+        before=anchors.before,
     )
     return after, Change(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 

@@ -20,15 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _ahead, _checks, _errors, _verbs
+from fbuf import _ahead, _checks, _errors, _filled, _verbs
 from fbuf._config import component
 from fbuf._lazy import TICKET
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
+    ByRank,
     Geometry,
     Growable,
+    ReadOnly,
     Rebuilding,
     Resumable,
     Rule,
@@ -55,13 +57,13 @@ class Buffer:
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
       storage: Where rows live: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`,
-        `Ragged(...)`.
+        `Ragged(...)`, `DataSet(path)`.
       sampler: How anchors are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`, `Prioritized(...)`,
         `Ranked(...)`, `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
-      writer: Which slots new rows take: `writers.Ring()`, or one of your own that replaces any row it likes
-        (`fbuf._typing.Scattering`).
+      writer: Which slots new rows take: `writers.Ring()`; `writers.Frozen()`, none, with `storages.DataSet`; or one of
+        your own that replaces any row it likes (`fbuf._typing.Scattering`).
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
       prefetch: 1: each `sample` hands out the batch that the one before drew, and draws the next; see below. 0: it draws
@@ -163,6 +165,12 @@ class Buffer:
         """Whether every row held is an anchor."""
         return self.view.rule == Rule() and not self.sampler.by_episode
 
+    @property
+    def counted(self) -> bool:
+        """Whether the sampler finds anchors by counting, and keeps no log of them: where rows stay, and not all are anchors."""
+        by_rank = isinstance(self.sampler, ByRank) and self.sampler.by_rank
+        return isinstance(self.writer, ReadOnly) and by_rank and not self.dense
+
     # ------------------------------------------------------------------------------------------------ making
 
     def init(self, example: PyTree) -> BufferState:
@@ -188,6 +196,8 @@ class Buffer:
             spec = self.checked_spec("Buffer.init", example)
             rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         state = _ahead.empty_state(self, rows)
+        if isinstance(self.writer, ReadOnly):
+            return _filled.filled(self, "Buffer.init", state)
         return dataclasses.replace(state, sampler=_verbs.opened(self, "Buffer.init", state.sampler))
 
     @contextlib.contextmanager
@@ -247,6 +257,7 @@ class Buffer:
           ...     del state
           [3 4]
         """
+        self._refuse_change("Buffer.resume")
         spec = self.checked_spec("Buffer.resume", example)
         if not isinstance(self.storage, Resumable):
             raise TypeError(
@@ -323,6 +334,7 @@ class Buffer:
         return self._extend("Buffer.extend", state, rows, priority, mask)
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
+        self._refuse_change(call)
         leaves, values, shape, priority, mask = self._checked_rows(call, state, rows, priority, mask)
         if shape[0] == 0:
             return state
@@ -421,6 +433,7 @@ class Buffer:
         Cost: O(B log B); on the host each row is stored again (old states keep the old one).
         """
         call = "Buffer.update_rows"
+        self._refuse_change(call)
         spec, _ = self._state_spec(call, "update_rows(state, index, fields)", state)
         index = _checks.check_index(call, index)
         given = named_leaves(fields)
@@ -440,6 +453,7 @@ class Buffer:
 
     def clear(self, state: BufferState) -> BufferState:
         """Forgets every row. Annealed numbers stay; every index handed out is stale. Cost: O(C)."""
+        self._refuse_change("Buffer.clear")
         self._state_spec("Buffer.clear", "clear(state)", state)
         return _verbs.clear(self, state)[0]
 
@@ -628,7 +642,8 @@ class Buffer:
                 )
         _checks.check_fields("Buffer.convert", other, spec)
         fresh = _verbs.fresh_sampler(other, "Buffer.convert")
-        anchors, sampler = _verbs.convert(self, state, fresh, static=(other,))[1]
+        convert = _filled.convert if isinstance(self.writer, ReadOnly) else _verbs.convert
+        anchors, sampler = convert(self, state, fresh, static=(other,))[1]
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
         return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
 
@@ -651,6 +666,7 @@ class Buffer:
           ValueError: no more room than there is, or rows have been overwritten.
         Cost: O(C + places); both tables exist for a moment.
         """
+        self._refuse_change("Buffer.grow")
         self._state_spec("Buffer.grow", "grow(state, blocks)", state)
         if isinstance(self.storage, Ragged):
             if blocks is not None:
@@ -670,6 +686,11 @@ class Buffer:
         return dataclasses.replace(self, storage=storage), dataclasses.replace(state, rows=rows)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _refuse_change(self, call: str) -> None:
+        """Raises if rows stay as they are."""
+        if isinstance(self.writer, ReadOnly):
+            self.writer.refuse(call)
 
     def _state_spec(self, call: str, form: str, state: Any) -> tuple[Spec, Any]:
         """Spec and structure of a row; refuses what is no state."""

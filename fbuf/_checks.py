@@ -16,7 +16,20 @@ import numpy as np
 from fbuf import _errors
 from fbuf._sample import Index
 from fbuf._tree import Spec
-from fbuf._typing import Bounded, Deciding, InOrder, Prompt, Rule, Sampler, Scattering, Storage, Streaming, View, Writer
+from fbuf._typing import (
+    Bounded,
+    Deciding,
+    InOrder,
+    Prompt,
+    ReadOnly,
+    Rule,
+    Sampler,
+    Scattering,
+    Storage,
+    Streaming,
+    View,
+    Writer,
+)
 
 if TYPE_CHECKING:
     from fbuf._buffer import Buffer
@@ -47,6 +60,12 @@ def check_parts(buffer: Buffer) -> None:
             )
     if not buffer.writer.streams:
         _check_order(buffer)
+    if isinstance(buffer.writer, ReadOnly) != isinstance(buffer.storage, ReadOnly):
+        raise ValueError(
+            f"Buffer: storage is {buffer.storage!r} and writer {buffer.writer!r}; expected a data set and a writer of no "
+            f"rows, or neither. Write Buffer(rows, storage=fbuf.storages.DataSet(path), writer=fbuf.writers.Frozen()), or "
+            f"fbuf.datasets.open(path)."
+        )
     if buffer.sampler.by_episode and (buffer.view.rule.crosses or not buffer.ends):
         why = "its windows cross the ends of episodes" if buffer.ends else "nothing ends an episode"
         fix = "Use boundary='stop' or 'mask'." if buffer.ends else "Name what does: Buffer(..., episode_end=('done',))."

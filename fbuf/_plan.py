@@ -16,7 +16,7 @@ import jax
 
 from fbuf import _ahead, _errors
 from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Forecast, Forecasting, Recording, Resumable, host_kept
+from fbuf._typing import Forecast, Forecasting, ReadOnly, Recording, Resumable, host_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
     disk: int
     checkpoint: int  # the first `save` of a full buffer; with `wait=False` it copies `device` of that before it returns
     peak_init: int
-    peak_extend: int
+    peak_extend: int  # 0 where no rows are added
     peak_sample: int
     donated: bool  # whether `peak_extend` is that of a donated state; else the rows exist twice
     table: Forecast | None = None  # how far the table of distinct blocks will fill, where the storage has one
@@ -132,6 +132,7 @@ def plan(
     incoming = structure.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in spec.values()])
     key = jax.eval_shape(lambda: jax.random.key(0))
     donate = (0,) if donated else ()
+    fixed = isinstance(buffer.writer, ReadOnly)
     return Plan(
         device=size,
         host=host + ahead,
@@ -140,7 +141,7 @@ def plan(
         disk=disk,
         checkpoint=size + host + disk,
         peak_init=size,
-        peak_extend=_peak(buffer.extend, (state, incoming), donate),
+        peak_extend=0 if fixed else _peak(buffer.extend, (state, incoming), donate),
         peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),
         donated=donated,
         table=table,

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
+from fbuf import _openrows, _ring
 from fbuf._config import state
-from fbuf._typing import Change, Geometry, Ring
+from fbuf._typing import Change, Geometry, Population
 
 
 @state
@@ -56,14 +56,18 @@ def clear(log: Log) -> Log:
     return Log(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
-def nth(log: Log, ring: Ring, geometry: Geometry, nth: jax.Array) -> jax.Array:
+def nth(log: Log, population: Population, nth: jax.Array) -> jax.Array:
     """Slots of the `nth` int32[B] anchors of all: lanes one after another, a lane's oldest first."""
-    lane, rank = lane_and_rank(ring.size if log.dense else log.count, nth)
-    return at(log, ring, geometry, lane, rank)
+    lane, rank = lane_and_rank(population.ring.size if log.dense else log.count, nth)
+    return at(log, population, lane, rank)
 
 
-def at(log: Log, ring: Ring, geometry: Geometry, lane: jax.Array, rank: jax.Array) -> jax.Array:
+def at(log: Log, population: Population, lane: jax.Array, rank: jax.Array) -> jax.Array:
     """Slots of anchors by lane and rank in it, 0 the oldest."""
+    geometry, ring = population.geometry, population.ring
+    if log.dense and population.before is not None:  # rows that stay are those of one lane
+        assert population.flags is not None
+        return _openrows.nth(population.flags, population.before, rank)
     if log.dense:
         position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
@@ -151,13 +155,14 @@ def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:
 
 
 def draw_episodes(
-    episodes: EpisodeLog, key: jax.Array, batch_size: int, ring: Ring, geometry: Geometry
+    episodes: EpisodeLog, key: jax.Array, batch_size: int, population: Population
 ) -> tuple[jax.Array, ...]:
     """Slots int32[B]: an episode of all that have anchors, then one of these; and the chance of each, float32[B].
 
     Both are of no meaning where there are no anchors.
     """
-    log, lanes, length = episodes.log, jnp.int32(geometry.lanes), jnp.int32(geometry.length)
+    log, geometry = episodes.log, population.geometry
+    lanes, length = jnp.int32(geometry.lanes), jnp.int32(geometry.length)
     every = jnp.arange(geometry.lanes, dtype=jnp.int32)
     oldest = episodes.number.at[log.head * lanes + every].get(mode="promise_in_bounds")
     count = jnp.where(log.count > jnp.int32(0), (episodes.last - oldest) % length + jnp.int32(1), jnp.int32(0))
@@ -174,7 +179,7 @@ def draw_episodes(
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
     size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
-    slot = at(log, ring, geometry, lane, (begin - head) % length + below(within, (batch_size,), size))
+    slot = at(log, population, lane, (begin - head) % length + below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 

@@ -11,7 +11,7 @@ methods named here, made static with `jax.tree_util.register_static`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -143,6 +143,16 @@ class Population(NamedTuple):
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._anchors`; None where every row held is an anchor
     starts: Starts | None = None  # None unless the view's rule asks for them
+    # int32[blocks], open rows before each block of flags (`fbuf._openrows`); None where samplers keep logs, or need none
+    before: jax.Array | None = None
+
+
+@runtime_checkable
+class ReadOnly(Protocol):
+    """What a storage and a writer have besides if rows are there from the beginning and stay: both, or neither."""
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raises TypeError for a verb that would change rows."""
 
 
 @runtime_checkable
@@ -416,6 +426,18 @@ class Sampler(Protocol):
     @property
     def stamp(self) -> str | None:
         """Name of an integer leaf it wants to know of each anchor (`Change.open_stamp`)."""
+
+
+@runtime_checkable
+class ByRank(Protocol):
+    """What a sampler has besides if it finds its anchors through `fbuf._population.at`, and so without a log where rows stay.
+
+    `init` is then told that every row is an anchor, where it need not keep one.
+    """
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether it does."""
 
 
 @runtime_checkable

@@ -57,8 +57,8 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
     return BufferState(
         rows=rows,
         ring=_ring.init(geometry) if scatter is not None else _streaming(buffer).init(geometry),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler),
-        sampler=buffer.sampler.init(geometry, buffer.dense),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, buffer.counted),
+        sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
         scatter=scatter,
@@ -75,7 +75,7 @@ def fresh_sampler(buffer: Buffer, call: str) -> Any:
     """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
     if host_kept(buffer.sampler) is None:
         return None
-    return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense))
+    return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
 
 
 def _streaming(buffer: Buffer) -> Streaming:
@@ -100,7 +100,7 @@ def index_of(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
     return Index(slot, generation(buffer, state, slot))
 
 
-def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Which rows end an episode, and which of them because it terminated."""
     end = jnp.zeros(shape, bool)
     for name in buffer.ends:
@@ -109,13 +109,13 @@ def _ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]
     return end, jnp.zeros(shape, bool) if terminated is None else leaves[terminated].reshape(shape)
 
 
-def _stamp(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
+def stamp_of(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
     """int32, what the sampler wants to know of each row."""
     name = buffer.sampler.stamp
     return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
 
 
-def _largest(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
+def largest(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
     """int32[], of the rows written, those overwritten by the same write too; the least there is where none are."""
     if stamp is None:
         return None
@@ -151,8 +151,8 @@ def _extend_core(
         refused = ~fine if mask is None else ~fine & mask
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
         counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
-    end, terminated = _ending(buffer, leaves, (num, geometry.lanes))
-    stamp = _stamp(buffer, leaves, (num, geometry.lanes))
+    end, terminated = ending(buffer, leaves, (num, geometry.lanes))
+    stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
 
     # Of more rows than a lane holds only the newest are touched.
     skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
@@ -175,7 +175,7 @@ def _extend_core(
         anchors, change, token = _anchors.extend(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
         )
-    change = dataclasses.replace(change, newest_stamp=_largest(stamp, mask))
+    change = dataclasses.replace(change, newest_stamp=largest(stamp, mask))
     rows, no_room = buffer.storage.write(state.rows, slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
@@ -425,7 +425,7 @@ def population(buffer: Buffer, state: BufferState) -> Population:
     anchors = state.anchors
     if anchors is None:
         return Population(buffer.geometry, state.ring, count(state), None)
-    return Population(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts)
+    return Population(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)
 
 
 def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
@@ -537,11 +537,11 @@ def _convert_core(
     names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
     values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
     leaves = dict(zip(names, values, strict=True))
-    stamp = _stamp(other, leaves, keep.shape)
+    stamp = stamp_of(other, leaves, keep.shape)
     if other.dense:
         anchors, change = None, _anchors.dense(slot, keep, None, stamp)
     else:
-        end, terminated = _ending(other, leaves, keep.shape)
+        end, terminated = ending(other, leaves, keep.shape)
         assert empty.anchors is not None
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
@@ -561,7 +561,7 @@ def _convert_core(
         anchors, change, _ = _anchors.extend(
             nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
         )
-    change = dataclasses.replace(change, newest_stamp=_largest(stamp, keep))
+    change = dataclasses.replace(change, newest_stamp=largest(stamp, keep))
     sampler = empty.sampler if sampler is None else sampler
     return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
 

@@ -82,7 +82,7 @@ def alike(
 ) -> jax.Array:
     """Slots int32[B] of anchors, all alike; `distinct`: none twice, meaningful for the first n rows.
 
-    O(B) with a log or where every row is an anchor; else O(C), unless no row is `wanted` bool[B].
+    O(B) with a log, with counts, or where every row is an anchor; else O(C), unless no row is `wanted` bool[B].
     """
     total = jnp.sum(population.available, dtype=jnp.int32)
     if distinct:
@@ -91,7 +91,7 @@ def alike(
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
     else:
         nth = _population.below(key, (batch_size,), total)
-    if log is None and population.flags is not None:
+    if log is None and population.flags is not None and population.before is None:
         return _anchors.nth_open(population.flags, population.geometry, nth, wanted)
     log = _population.init(population.geometry, dense=True) if log is None else log
-    return _population.nth(log, population.ring, population.geometry, nth)
+    return _population.nth(log, population, nth)

@@ -641,6 +641,8 @@ def test_views_and_storages_are_values_too() -> None:
         fbuf.samplers.Ranked(uniform=0.5),
         *storages,
         fbuf.writers.Ring(),
+        fbuf.storages.DataSet("/data/set", memory=1),
+        fbuf.writers.Frozen(),
     ):
         again = pickle.loads(pickle.dumps(part))
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)

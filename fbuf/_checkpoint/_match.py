@@ -19,9 +19,10 @@ from fbuf._buffer import Buffer
 from fbuf._checkpoint import _describe, _spec
 from fbuf._checkpoint._describe import shown
 from fbuf._tree import Spec, spec_of
+from fbuf._typing import ReadOnly
 from fbuf.storages import Ragged
 
-_FREE_STORAGE = ("path", "cache", "on_expired", "on_full", "encode", "decode")
+_FREE_STORAGE = ("path", "memory", "cache", "on_expired", "on_full", "encode", "decode")
 """Settings of storages that their arrays do not depend on."""
 _FREE_SAMPLER: dict[str, tuple[str, ...] | None] = {
     "fbuf.samplers.Prioritized": None,  # all: what else the state depends on shows in its leaves
@@ -137,6 +138,11 @@ _FIX = (
 def _resized(call: str, buffer: Buffer, resize: Any) -> Buffer:
     if resize is None:
         return buffer
+    if isinstance(buffer.writer, ReadOnly):
+        raise ValueError(
+            f"{call}: resize is {resize!r}, but the rows are those of a data set, {buffer.storage!r}; expected None. Leave it "
+            f"out."
+        )
     if isinstance(resize, bool) or not isinstance(resize, (int, np.integer)) or resize < 1:
         raise ValueError(
             f"{call}: resize is {resize!r}; expected the capacity to load into, an int >= 1, or with a buffer True for its own."

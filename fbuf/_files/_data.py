@@ -157,8 +157,8 @@ class OpenFile:
         if fd >= 0:
             self._disk.close(fd)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the system does it
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # there at exit, when modules are gone
+        with suppress(Exception):  # then the system does it
             self.close()
 
 

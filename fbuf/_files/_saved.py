@@ -71,6 +71,12 @@ class SavedArray:
         value = self[()]
         return value if dtype is None else value.astype(dtype, copy=False)
 
+    def places(self) -> tuple[Array, Array, Array, Array, Array]:
+        """Of each block, int64[count]: first row, which of `Saved.files`, first byte there, bytes, crc32."""
+        first: Array = np.array([self._layout.span(i)[0] for i in range(self._layout.count)], np.int64)
+        entry = self._entry
+        return first, entry.file, entry.offset, self._layout.sizes(), entry.crc
+
     def blocks(self) -> Iterator[tuple[int, Array]]:
         """(first row, rows) of each block, in order. Memory: one block."""
         for i in range(self._layout.count):
@@ -162,6 +168,11 @@ class Saved:
         entries, save = self.manifest.arrays, self.manifest.save
         arrays = {name: SavedArray(name, entry, self._files, save) for name, entry in entries.items()}
         self.arrays: Mapping[str, SavedArray] = arrays
+
+    @property
+    def files(self) -> list[OpenFile]:
+        """The data files; who keeps one keeps it open for as long."""
+        return self._files
 
     @property
     def nbytes(self) -> int:

@@ -23,6 +23,7 @@ class Column:
     dtype: np.dtype[Any]
     codec: Codec | None  # None: as it is, in a ring
     stacks: bool = False  # whether rows that are stacks of frames are recognised
+    settled: bool = False  # rows stay encoded even where that gains little
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

@@ -55,7 +55,9 @@ class Making:
             return Blocked(column.codec, *settings)
         if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
             return Stacks(column.codec, *settings, self.cache)
-        return Chunks(column.codec, *settings, self.cache)
+        chunks = Chunks(column.codec, *settings, self.cache)
+        chunks.probed |= column.settled
+        return chunks
 
     def ring(self, index: int, batch: int = 0) -> Ring | FileRing:
         """Rows as they are; in files with room for a batch of so many, a new file unless that is 0."""

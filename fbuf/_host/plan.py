@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,8 +19,23 @@ from fbuf._host.cache import Cache
 from fbuf._host.coder import Coder
 from fbuf._host.zstd import Dictionary
 
-if TYPE_CHECKING:
-    from fbuf._host.chunks import Chunks
+
+class Encoded(Protocol):
+    """What a column of chunks is asked for: `Chunks`, or one that only reads."""
+
+    k: int  # rows of a chunk
+    row: int  # bytes of one
+    lanes: int
+    ring: int  # places of chunks in the index, whose arrays are [ring, E], or [ring] of one lane
+    address: Array
+    length: Array
+    checksum: Array
+    slot: Array
+    table: Any  # dictionaries, `get(slot)`
+    arena: Any  # `views(addresses, lengths)`: the bytes, one after another
+    open: Array  # [E, k, *shape], chunks that are being filled
+    coder: Coder
+    cache: Cache | None
 
 
 @dataclass
@@ -62,7 +77,7 @@ class Plan:
         yield from self.opened
 
 
-def plan(part: Chunks, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+def plan(part: Encoded, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
     """How to fetch rows of encoded chunks, as `Part.fetch` describes it.
 
     Cost: a few tens of microseconds, and about 0.5 us a chunk.

@@ -106,6 +106,7 @@ class Epoch:
     numbers: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
     prioritized: ClassVar[bool] = False
+    by_rank: ClassVar[bool] = True
     by_episode: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
@@ -175,7 +176,7 @@ class Epoch:
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
         lane, number = _population.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
-        slot = _population.at(sampler.log, population.ring, geometry, lane, rank)
+        slot = _population.at(sampler.log, population, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         return dataclasses.replace(sampler, turn=turn), Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),

@@ -111,6 +111,7 @@ class Prioritized:
     on: str = "device"
 
     prioritized: ClassVar[bool] = True
+    by_rank: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
     most: ClassVar[Mapping[str, float]] = dict.fromkeys(_UP_TO_ONE, 1.0)
 

@@ -88,6 +88,7 @@ class Ranked:
     rho: float = 0.4
 
     prioritized: ClassVar[bool] = True
+    by_rank: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
     most: ClassVar[Mapping[str, float]] = {"uniform": 1.0, "rho": 1.0}
     rebuilds: ClassVar[str] = ""

@@ -99,6 +99,7 @@ class Staleness:
 
     options: ClassVar[Mapping[str, Any]] = {}
     prioritized: ClassVar[bool] = False
+    by_rank: ClassVar[bool] = True
     by_episode: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
 
@@ -246,7 +247,7 @@ class Staleness:
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
         rank = sampler.held[lane] - newer[run, lane] + _population.below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
-        slot = _population.at(sampler.log, population.ring, geometry, lane, jnp.where(mask, rank, jnp.int32(0)))
+        slot = _population.at(sampler.log, population, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),

@@ -29,7 +29,7 @@ class Uniform:
         episode is drawn more often than one of a long episode. What has been overwritten of an episode does not count.
 
     Cost: O(1) a draw and an anchor that opens or closes. "anchors": 4 bytes a row where the view looks at neighbours,
-    else none; "episodes": 12 bytes a row.
+    else none; "episodes": 12 bytes a row. With `writers.Frozen` "anchors" takes none, and O(log C) a draw.
 
     Example:
       >>> import fbuf
@@ -42,6 +42,7 @@ class Uniform:
     numbers: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
     prioritized: ClassVar[bool] = False
+    by_rank: ClassVar[bool] = True
     stamp: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -75,10 +76,10 @@ class Uniform:
         geometry = population.geometry
         total = jnp.sum(population.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeLog):
-            slot, chance = _population.draw_episodes(sampler, key, batch_size, population.ring, geometry)
+            slot, chance = _population.draw_episodes(sampler, key, batch_size, population)
         else:
             nth = _population.below(key, (batch_size,), total)
-            slot = _population.nth(sampler, population.ring, geometry, nth)
+            slot = _population.nth(sampler, population, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, Draw(

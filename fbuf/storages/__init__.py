@@ -1,6 +1,6 @@
 """Where rows live: `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the host),
-`Host` (numpy on the host), `Memmap` (files), `Ragged` (rows of any shape, text and objects, on the host). `Compressed` takes
-a path too, and then keeps its chunks in files.
+`Host` (numpy on the host), `Memmap` (files), `Ragged` (rows of any shape, text and objects, on the host), `DataSet` (a
+data set on the disk, read-only). `Compressed` takes a path too, and then keeps its chunks in files.
 
 Every storage holds the same rows and, for one key, gives the same batch, bit for bit; what a full table of `Deduplicated` had
 no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
@@ -10,6 +10,7 @@ from fbuf._host.bits import BitPack
 from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Raw, Zstd
 from fbuf.storages._compressed import Compressed
+from fbuf.storages._dataset import DataSet
 from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 from fbuf.storages._host import Host
@@ -21,6 +22,7 @@ __all__ = [
     "Blocks",
     "Codec",
     "Compressed",
+    "DataSet",
     "Deduplicated",
     "Device",
     "Host",

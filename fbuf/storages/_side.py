@@ -41,6 +41,7 @@ class Layout(NamedTuple):
     structure: Any  # treedef of one row
     streams: bool = True  # the store's: whether writes name no slots
     leaves: tuple[Leaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
+    rows: int = 0  # of `DataSet`, where there are no tickets to tell
 
     @property
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -127,7 +128,7 @@ def adopt(
         device=_arrays.allocate(geometry.capacity, rest),
         last=None if geometry.streams else jnp.zeros((1, 2), jnp.uint32),
         slot=owned.slot,
-        layout=_layout(geometry, spec, structure, columns)._replace(leaves=leaves),
+        layout=layout_of(geometry, spec, structure, columns)._replace(leaves=leaves),
     )
     rows.owner = owned
     return rows
@@ -148,7 +149,8 @@ def resume(
     return rows.replace(jnp.asarray(pairs), rows.device), count
 
 
-def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+def layout_of(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+    """What a state says of its rows."""
     return Layout(
         names=tuple(spec),
         shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
@@ -169,7 +171,7 @@ def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str,
         device={n: jax.ShapeDtypeStruct((capacity, *s.shape), s.dtype) for n, s in rest.items()},
         last=None if geometry.streams else jax.ShapeDtypeStruct((1, 2), jnp.uint32),
         slot=0,
-        layout=_layout(geometry, spec, structure, columns),
+        layout=layout_of(geometry, spec, structure, columns),
     )
 
 

@@ -1,0 +1,156 @@
+"""`from_arrays`: flat arrays, as D4RL and many others have them, become a data set in pieces.
+
+What slices (arrays, `numpy.memmap`, HDF5) is checked from end to end first (names, lengths, dtypes, rewards, flags), then
+written in pieces, several at a time, and resumed after an interruption. What comes as a stream (an iterator, an `.npz`) is
+checked as it comes, and leaves nothing behind where it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fbuf._buffer import Buffer
+from fbuf._host.codec import Codec
+from fbuf._pieces._manifest import load
+from fbuf._state import BufferState
+from fbuf._typing import Sampler, View
+from fbuf.datasets import _open
+from fbuf.datasets._flat import CALL, Settings, columns_of
+from fbuf.datasets._names import Names, default_view
+from fbuf.datasets._sliced import write_columns
+from fbuf.datasets._streamed import write_blocks, write_once
+from fbuf.datasets._writing import check_free, check_workers
+from fbuf.interop import _h5, _npz, _sink
+from fbuf.interop._progress import Progress
+from fbuf.interop._source import Column, refused
+
+
+def from_arrays(
+    data: Any,
+    *,
+    path: str | os.PathLike[str],
+    fields: Names = None,
+    episode_end: Sequence[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    codec: Mapping[str, Codec] | None = None,
+    piece_rows: int | None = None,
+    view: View | None = None,
+    sampler: Sampler | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    workers: int = 0,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """Writes a data set from flat arrays, and opens it.
+
+    `observations`, `actions`, `rewards`, `terminals`, `timeouts` (and what others call them) become `obs`, `action`, `reward`,
+    `terminated`, `truncated`; other leaves keep their names. `terminated` and `truncated` are always there, bool. Where there
+    are `next_observations`, they are compared with the observations of the next rows, and kept as `final_obs` where an
+    episode ends; where they differ although nothing ended, rows are missing, and the row is marked truncated. The last row
+    of all is, unless it terminated.
+
+    Args:
+      data: A (nested) dict of arrays `[N, ...]`, or of what slices like them and has `shape` and `dtype`: `numpy.memmap`, an
+        h5py group or data set; an iterable of such dicts, in order of time, each of any length, which is read once; or the
+        path of an `.npz`, `.h5` or `.hdf5`.
+      path: The folder to write, which must not be there. What an earlier call with the same arguments left there,
+        interrupted, is completed (not of an iterable or an `.npz`, which leave nothing).
+      fields: Which leaves to take: `{name there: name here}`, or names; None: all.
+      episode_end: Further boolean leaves (names here) that end an episode; without `terminated` such an end is a truncation.
+        (): rows are steps of no episode, if no leaf says otherwise.
+      dtypes: `{name here: dtype}`, casts asked for. Nothing else is cast, but 64-bit integers that fit to 32 bits where
+        jax_enable_x64 is off.
+      codec: `{name here: codec}`, `storages.Zstd(...)`, `BitPack()` or `Raw()`; else `Zstd()` for leaves of 1 KiB a row or
+        more, and for `final_obs`.
+      piece_rows: Rows of a piece; None: what makes 512 MiB before compression, at most a million. A piece is written whole or
+        not at all, and is in memory, compressed, until it is.
+      view, sampler: Of the buffer; None: `Transition` where rows are steps, and `Uniform`.
+      metadata: What else to keep, as JSON; `fbuf.datasets.info` shows it.
+      workers: Pieces written at a time, in threads, where rows can be read in any order; 0: one.
+      progress: True: a bar; or a function of `(rows done, total)`, the total 0 for an iterable.
+    Returns:
+      The buffer and its state, as from `fbuf.datasets.open(path)`.
+    Raises:
+      FileExistsError: something else lies at `path`.
+      ValueError: leaves of different lengths; two that would have one name; none that says where episodes end; a reward that is
+        not finite; a flag that is neither 0 nor 1; an iterable whose dicts differ; no rows.
+      TypeError: text, objects; 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
+    Cost: O(N), in blocks of some 8 MiB; flags and rewards are read twice.
+
+    Example:
+      >>> import fbuf, tempfile, numpy as np
+      >>> data = {
+      ...     "observations": np.arange(12, dtype=np.float32).reshape(6, 2),
+      ...     "actions": np.zeros((6, 1), np.float32),
+      ...     "rewards": np.ones(6, np.float32),
+      ...     "terminals": np.array([0, 0, 1, 0, 0, 0], bool),
+      ...     "timeouts": np.array([0, 0, 0, 0, 0, 1], bool),
+      ... }
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/hopper")
+      ...     rows = buffer.rows(state).data
+      ...     print(buffer.capacity, rows["obs"][1], rows["terminated"])
+      ...     del state
+      6 [2. 3.] [False False  True False False False]
+    """
+    path = Path(path).expanduser()
+    check_workers(CALL, workers)
+    if isinstance(episode_end, str):
+        raise TypeError(
+            f"{CALL}: episode_end is {episode_end!r}; expected names. Write episode_end=({episode_end!r},)."
+        )
+    settings = Settings(fields, None if episode_end is None else tuple(episode_end), dtypes, codec, piece_rows)
+    about = _checked_metadata(metadata)
+    if isinstance(data, (str, os.PathLike)):
+        _from_file(Path(data).expanduser(), path, settings, about, workers, progress)
+    elif isinstance(data, Mapping):
+        check_free(CALL, path, unfinished=True)
+        write_columns(columns_of(data), path, settings, about, workers, progress)
+    elif isinstance(data, Iterable) and not hasattr(data, "dtype"):
+        check_free(CALL, path, unfinished=False)
+        write_blocks(data, path, settings, about, progress)
+    else:
+        raise TypeError(
+            f"{CALL}: data is a {type(data).__name__}; expected a dict of arrays, an iterable of them, or a path."
+        )
+    return opened(path, view, sampler)
+
+
+def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buffer, BufferState]:
+    """A data set, by default through the view that suits its leaves."""
+    names = load(path).schema.names
+    return _open.open(path, view=default_view(names) if view is None else view, sampler=sampler)
+
+
+def _from_file(
+    file: Path, path: Path, settings: Settings, about: Mapping[str, Any], workers: int, progress: Progress
+) -> None:
+    if file.suffix not in (".npz", *_sink.H5):
+        raise ValueError(f"{CALL}: {file} ends in {file.suffix!r}; expected .npz, .h5 or .hdf5.")
+    streams = file.suffix == ".npz"
+    check_free(CALL, path, unfinished=not streams)
+    reader: _npz.Reader | _h5.Reader = _npz.Reader(file) if streams else _h5.Reader(file, CALL)
+    try:
+        found: dict[str, tuple[Column, int]] = {}
+        for name, (shape, dtype) in reader.arrays.items():
+            if shape:
+                found[name] = Column(shape[1:], dtype, reader.read(name)), shape[0]
+            else:
+                found[name] = refused(f"{file}: '{name}' is a scalar; expected [N, ...]."), -1
+        found |= {name: (refused(why), -1) for name, why in reader.refused.items()}
+        if streams:
+            write_once(found, path, settings, about, progress)
+        else:
+            write_columns(found, path, settings, about, workers, progress)
+    finally:
+        reader.close()
+
+
+def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(dict(metadata or {}), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{CALL}: metadata is no JSON ({error}); expected a dict of text, numbers and lists.") from None

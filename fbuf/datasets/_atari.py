@@ -1,0 +1,138 @@
+"""`atari_dqn`: fifty million Atari frames of a DQN agent's life, as a frozen buffer.
+
+A run is what one agent collected while it learned: 50 dumps of its replay buffer, a million steps each. They are fetched and
+turned into compressed pieces in parallel, bounded in memory, and what is whole stays whole whatever happens. torchrl's loader
+needs an external program, 14 GB of memory for each piece, and starts anew after a failure; what it gives back is
+told in `tests/test_datasets_atari_defects.py`.
+
+Source: Agarwal et al. 2020; the layout of https://github.com/google-research/batch_rl.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fbuf._buffer import Buffer
+from fbuf._state import BufferState
+from fbuf._typing import Sampler, View
+from fbuf.datasets import _atari_plan as plan
+from fbuf.datasets._atari_get import get
+from fbuf.datasets._atari_names import split
+from fbuf.datasets._bars import Progress
+from fbuf.datasets._source import Source
+from fbuf.views import Transition
+
+_CALL = "fbuf.datasets.atari_dqn"
+
+
+def default_root() -> Path:
+    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
+    if given := os.environ.get("FBUF_DATASETS"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
+
+
+def atari_dqn(
+    id: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | Source | None = None,
+    pieces: plan.Selection = None,
+    download: bool | str = True,
+    workers: int | None = None,
+    progress: Progress = False,
+    codec: Any = None,
+    view: View | None = None,
+    sampler: Sampler | None = None,
+    on_corrupt: str = "raise",
+    partial: str = "keep",
+    verify: str = "lazy",
+    prefetch: int = 0,
+) -> tuple[Buffer, BufferState]:
+    """One run of the DQN replay data set.
+
+    Rows are the steps of the agent in the order in which they were logged, and index order is row order: `obs` uint8[84, 84]
+    (one frame: views stack), `action` int32, `reward` float32 (not clipped), `terminated` bool, `truncated` bool. What is no
+    step is left out: the three rows of zeros that the agent put before each episode, and rows of its ring that it had not
+    written (`_atari_ring.py` says how that is known).
+
+    `truncated` is True where data end and an episode does not: at the last row of all, and where the next piece was not
+    taken, is missing, or cannot be shown to follow (`_seams.py`). Such a row has no next observation, and views that need
+    one do not draw it; the rows after it have fewer frames behind them than the agent saw, and stacks are filled up as at
+    an episode's beginning. Elsewhere windows cross from piece to piece. Episodes that the agent stopped after 27,000 steps
+    are terminated in the files, and so they are here.
+
+    The run lies at `<root>/<Game>/<run>`. After any interruption, kill -9 included, the next call goes on with the pieces
+    that are missing. Pieces that are there are never asked for again: with all of them there, no network is needed.
+
+    Args:
+      id: `"Pong/1"`: a game and a run from 1 to 5. `fbuf.datasets.available()` lists all.
+      root: Folder of data sets. Default: `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets`.
+      source: Where files come from: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
+        in which `dqn/<Game>/<run>/replay_logs/` lies; an address that fsspec knows.
+      pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
+        are there stay there.
+      download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
+      workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, two a core
+        where files come over a network, up to 8.
+      progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
+      codec: For frames, in place of `fbuf.storages.Zstd()`.
+      view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
+      sampler: Default: uniform.
+      on_corrupt: `"raise"`, or `"skip"`: leave a damaged piece out, with a warning; it is tried again by the next call.
+      partial: What becomes of an episode of which the beginning is missing, after a gap: `"keep"`, or `"drop"`, so that each
+        stack is what the agent saw.
+      verify: `"lazy"`: frames are checked as they are read; `"full"`: all now.
+      prefetch: Of the `Buffer`.
+    Returns:
+      A `Buffer` with a `Frozen` writer, and its state.
+    Raises:
+      ValueError: there is no such data set (the text names near ones), or files there are not those listed now.
+      FileNotFoundError: download=False, and pieces are missing.
+      SourceError (an OSError): the listing or a file cannot be had; call again to go on.
+      FileCorrupted (a ValueError): a piece is damaged; the text names it.
+      SpaceError (an OSError): the disk has no room for it; nothing was begun.
+      BlockingIOError: another process is making this data set.
+    Cost: 15,000 to 40,000 frames a second of a core, as the game goes, of which compressing again takes half and more:
+      50,000 to 75,000 with `codec=fbuf.storages.Zstd(repack=False)`, and 10 to 27 % more bytes. 50 to 260 bytes a frame on
+      the disk.
+    Example:
+      >>> import fbuf.datasets
+      >>> try:
+      ...     fbuf.datasets.atari_dqn("Breakuot/1")
+      ... except ValueError as error:
+      ...     print(str(error).partition("Near: ")[2])
+      Breakout/1. All: fbuf.datasets.available().
+    """
+    from fbuf.datasets._open import open as open_dataset
+
+    game, run = split(_CALL, id)
+    if download not in (True, False, "force"):
+        raise ValueError(f"{_CALL}: download is {download!r}; expected True, False or 'force'.")
+    if on_corrupt not in ("raise", "skip"):
+        raise ValueError(f"{_CALL}: on_corrupt is {on_corrupt!r}; expected 'raise' or 'skip'.")
+    if partial not in ("keep", "drop"):
+        raise ValueError(f"{_CALL}: partial is {partial!r}; expected 'keep' or 'drop'.")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+        raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
+    path = (default_root() if root is None else Path(root).expanduser()).absolute() / game / str(run)
+    made: tuple[Buffer, BufferState] = get(
+        _CALL,
+        id,
+        path,
+        source=source,
+        pieces=plan.selected(_CALL, pieces),
+        download=download,
+        workers=workers,
+        progress=progress,
+        codec=codec,
+        on_corrupt=on_corrupt,
+        partial=partial,
+        then=lambda: open_dataset(
+            path, view=Transition(stack=4) if view is None else view, sampler=sampler, verify=verify, prefetch=prefetch
+        ),
+    )
+    return made

@@ -1,0 +1,190 @@
+"""What is there of a run, what is to be fetched, and the data set that its pieces make."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fbuf import _pieces
+from fbuf._host.arrays import StoreCorrupted
+from fbuf._pieces import _manifest
+from fbuf.datasets._atari_ends import stretches
+from fbuf.datasets._atari_job import ARRIVALS
+from fbuf.datasets._atari_volumes import RUNS, all_numbers
+from fbuf.datasets._seams import Use, seams
+from fbuf.datasets._source import Entry, check_space, missing
+
+KIND = "atari_dqn"
+SETTINGS = {
+    "agent": "DQN (Nature), Dopamine",
+    "frame_skip": 4,
+    "sticky_actions": 0.25,
+    "observation": "84x84 grey, maximum of the last two frames",
+    "most_steps_an_episode": 27_000,
+}
+SHARE = 1.25
+"""Bytes of a finished piece for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
+Selection = Iterable[int] | int | None
+
+
+class There(NamedTuple):
+    """What a data set's folder holds."""
+
+    pieces: dict[int, dict[str, Any]]  # pieces of the run that are whole: what is kept with each
+    schema: _pieces.Schema | None  # of the first
+    about: dict[str, Any] | None  # of the finished data set
+
+
+def there(call: str, path: Path) -> There:
+    """Looks at a folder.
+
+    Raises:
+      ValueError: it holds something else.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    committed = _pieces.committed(path)
+    for info in committed.values():
+        if not {"piece", "made"} <= set(info.meta):
+            raise ValueError(
+                f"{call}: {path} holds a data set of another kind; expected one made by this function, or nothing. Give "
+                f"another root=."
+            )
+        if "parts" in info.meta:  # the last of its dump
+            wanted = {number: rows for part in info.meta["parts"] for number, rows in part["pieces"]}
+            got = {n: committed[n] for n in wanted if n in committed}
+            if {n: one.rows for n, one in got.items() if one.meta["made"] == info.meta["made"]} == wanted:
+                found[info.meta["piece"]] = info.meta
+    try:
+        about = _manifest.load(path).meta
+    except (FileNotFoundError, StoreCorrupted):  # it is written again
+        about = None
+    schema = next((info.schema for info in committed.values()), None)
+    return There(dict(sorted(found.items())), schema, about)
+
+
+def selected(call: str, pieces: Selection) -> list[int] | None:
+    """Numbers of pieces, ascending; None: all there are.
+
+    Raises:
+      TypeError, ValueError: they are none.
+    """
+    if pieces is None:
+        return None
+    try:
+        numbers = [pieces] if isinstance(pieces, int) else list(pieces)
+    except TypeError:
+        numbers = [pieces]  # type: ignore[list-item]
+    for number in numbers:
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < RUNS:
+            raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")
+    if not numbers:
+        raise ValueError(f"{call}: pieces is empty; expected numbers of pieces, as pieces=range(10), or None for all.")
+    return sorted({int(number) for number in numbers})
+
+
+def discard(path: Path, number: int) -> None:
+    """Removes a piece of the run, whole or not."""
+    for one in all_numbers(number):
+        _pieces.discard(path, one)
+
+
+def check_same(call: str, path: Path, number: int, meta: Mapping[str, Any], listed: Mapping[str, Entry]) -> None:
+    """Raises ValueError if a piece that is there was made from other files than are listed now."""
+    for kind, entry in listed.items():
+        md5 = meta["files"].get(kind, {}).get("md5")
+        if md5 is not None and entry.md5 is not None and md5 != entry.md5.hex():
+            raise ValueError(
+                f"{call}: piece {number} at {path} was made from other files than {entry.address} has now (md5 of {entry.name} "
+                f"was {md5}, is {entry.md5.hex()}). Take all anew with download='force', or give another root=."
+            )
+
+
+def check_disk(what: str, path: Path, wanted: Mapping[int, Mapping[str, Entry]], local: bool, workers: int) -> None:
+    """Raises SpaceError if the disk has no room for the pieces `wanted`, and for what is on its way."""
+    sizes = {n: sum(entry.size or 0 for entry in files.values()) for n, files in wanted.items()}
+    needed = int(SHARE * sum(sizes.values()))
+    if not local:
+        arriving = sorted(sizes, key=lambda n: sizes[n], reverse=True)[: max(1, workers)]
+        files: dict[str | os.PathLike[str], int] = {
+            path / ARRIVALS / str(n) / entry.name.rpartition("/")[2]: entry.size or 0
+            for n in arriving
+            for entry in wanted[n].values()
+        }
+        needed += missing(files)
+    check_space(path, needed, what)
+
+
+def finish(
+    call: str,
+    path: Path,
+    metas: Mapping[int, dict[str, Any]],
+    *,
+    dataset_id: str,
+    source: str,
+    selection: list[int] | None,
+    listed: list[int],
+    skipped: Mapping[int, str],
+    partial: str = "keep",
+) -> None:
+    """Says which rows of which pieces make the data set; nothing is written if that is said already.
+
+    Raises:
+      FileNotFoundError: there is no piece.
+    """
+    if not metas:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{call}: no piece of {dataset_id} is whole at {path}; expected one or more. See the warnings before",
+        )
+    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], partial)
+    if not uses:
+        raise ValueError(
+            f"{call}: pieces {sorted(metas)} of {dataset_id} have no row that can be used; expected steps."
+        )
+    game, _, run = dataset_id.partition("/")
+    parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
+    meta = {
+        "kind": KIND,
+        "id": dataset_id,
+        "game": game,
+        "run": int(run),
+        "source": source,
+        "selected": selection,
+        "partial": partial,
+        "listed": listed,
+        "skipped": {str(number): why for number, why in sorted(skipped.items())},
+        "rows": sum(use.stop - use.begin for use in uses),
+        "episodes": sum(parts[use.number]["ends"] for use in uses),
+        "settings": SETTINGS,
+        "seams": [seam._asdict() for seam in found],
+        "pieces": {
+            str(n): {key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "files")}
+            for n, m in sorted(metas.items())
+        },
+    }
+    used = [one for use in uses for one in _volumes(use, parts[use.number]["pieces"])]
+    try:
+        now = _manifest.load(path)
+    except (FileNotFoundError, StoreCorrupted):
+        now = None
+    if now is not None and now.meta == meta:
+        infos = _pieces.committed(path)
+        if [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.parts] == [
+            (u.number, u.begin, u.stop, u.cut, infos[u.number].save) for u in used
+        ]:
+            return
+    _pieces.finish(path, used, meta)
+
+
+def _volumes(use: Use, pieces: list[list[int]]) -> list[_pieces.Used]:
+    """Rows of a part, in the pieces that it became."""
+    used, at = [], 0
+    for number, rows in pieces:
+        begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)
+        at += rows
+        if begin < stop:
+            used.append(_pieces.Used(number, begin, stop, use.cut and at >= use.stop))
+    return used

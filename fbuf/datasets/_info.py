@@ -1,0 +1,156 @@
+"""What a data set is, whether it is whole, and how it is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fbuf import _pieces
+from fbuf._host import owner
+from fbuf.datasets._atari_job import ARRIVALS
+from fbuf.datasets._lock import held
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """A data set, in numbers; prints as a table.
+
+    Attributes:
+      path: Its folder.
+      finished: Whether it can be opened.
+      rows: Rows it has; of one that is not finished those of its pieces.
+      pieces: By number: rows used, rows there, bytes on disk.
+      disk: Bytes of all files of its pieces.
+      raw: Bytes of its rows, each leaf as it is.
+      leaves: `"uint8[84, 84]"` by name.
+      beside: Pieces that are there and not used.
+      meta: What was kept with it.
+    """
+
+    path: str
+    finished: bool
+    rows: int
+    pieces: Mapping[int, tuple[int, int, int]]
+    disk: int
+    raw: int
+    leaves: Mapping[str, str]
+    beside: tuple[int, ...]
+    meta: Mapping[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes over bytes on disk."""
+        return self.raw / self.disk if self.disk else 0.0
+
+    def __str__(self) -> str:
+        state = "" if self.finished else " (not finished)"
+        lines = [
+            f"{self.path}{state}",
+            f"  rows        {self.rows:,} in {len(self.pieces)} pieces",
+            f"  on disk     {self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row",
+            f"  raw         {self.raw:,} bytes, {self.ratio:.1f} times as many",
+            f"  leaves      {', '.join(f'{name} {text}' for name, text in self.leaves.items())}",
+        ]
+        if self.beside:
+            lines.append(f"  not used    pieces {', '.join(map(str, self.beside))}")
+        lines += [f"  {_plain(key):<11} {_plain(str(value))[:200]}" for key, value in self.meta.items()]
+        return "\n".join(lines)
+
+
+def info(path: str | os.PathLike[str]) -> Info:
+    """What a data set is, finished or not.
+
+    Raises:
+      FileNotFoundError: there is none at `path`. StoreCorrupted: what says what it is is damaged.
+    Cost: the manifests of its pieces.
+    """
+    base = _pieces.root(path)
+    there = _pieces.committed(base)
+    try:
+        manifest: _pieces.Manifest | None = _pieces.load(base)
+    except FileNotFoundError:
+        if not there:
+            raise
+        manifest = None
+    pieces: dict[int, tuple[int, int, int]] = {}
+    if manifest is None:
+        finished = False
+        pieces = {number: (piece.rows, piece.rows, piece.nbytes) for number, piece in there.items()}
+        schema = next(iter(there.values())).schema
+    else:
+        finished = True
+        schema = manifest.schema
+        for part in manifest.parts:
+            piece = there.get(part.number)
+            if piece is None or piece.save != part.save:
+                finished = False
+                pieces[part.number] = (part.rows, 0, 0)
+            else:
+                pieces[part.number] = (part.rows, piece.rows, piece.nbytes)
+    rows = sum(used for used, _, _ in pieces.values())
+    return Info(
+        path=base,
+        finished=finished,
+        rows=rows,
+        pieces=pieces,
+        disk=sum(piece.nbytes for piece in there.values()),
+        raw=rows * schema.row_bytes,
+        leaves=schema.texts,
+        beside=tuple(number for number in there if number not in pieces),
+        meta={} if manifest is None else manifest.meta,
+    )
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Reads every byte of a data set, and compares it with what was written.
+
+    Raises:
+      FileNotFoundError: there is none, or it is not finished, or a piece is missing.
+      StoreCorrupted: something is damaged; the error says which piece, and what to do.
+    Cost: each byte is read once. Memory: as for opening it.
+    """
+    _pieces.DataSet.open(path, verify="full").close()
+
+
+def delete(path: str | os.PathLike[str]) -> None:
+    """Removes a data set, finished or not: its pieces, and what says that it is one. Asks nothing.
+
+    Other files in the folder stay, and then the folder too.
+
+    Raises:
+      FileNotFoundError: there is no data set at `path`.
+      BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending; or another process
+        is making it.
+      OSError: a file cannot be removed.
+    """
+    base = _pieces.root(path)
+    if not _pieces.is_dataset(base):
+        raise FileNotFoundError(
+            errno.ENOENT, f"fbuf.datasets.delete: there is no data set at {base}; nothing was removed. Give its folder."
+        )
+    if _pieces.is_open(base):  # perhaps by states that nobody can reach any more
+        gc.collect()
+        owner.sweep()
+    if _pieces.is_open(base):
+        raise BlockingIOError(
+            errno.EWOULDBLOCK,
+            f"fbuf.datasets.delete: {base} is open in this process; nothing was removed. Let go of its states first: "
+            f"del buffer, state.",
+        )
+    with held("fbuf.datasets.delete", Path(base), patience=0):
+        shutil.rmtree(os.path.join(base, ARRIVALS), ignore_errors=True)
+        _pieces.remove(base)
+    with contextlib.suppress(OSError):  # something else lies there
+        os.rmdir(base)
+
+
+def _plain(text: str) -> str:
+    """Text that does nothing to a terminal."""
+    return text if text.isprintable() else repr(text)

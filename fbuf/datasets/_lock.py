@@ -1,0 +1,59 @@
+"""One process at a time makes a data set: a lock on a file beside its pieces, which ends with the process at the latest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fbuf._host import locks
+
+_PATIENCE = 2.0  # seconds: workers of a process that was killed need some milliseconds to notice
+NAME = "lock"
+
+
+@contextlib.contextmanager
+def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
+    """Holds the lock of the data set at `path`, whose folder is made; gives the descriptor that holds it.
+
+    Its file goes with it, so that nothing is left of a data set that is deleted.
+
+    Raises:
+      BlockingIOError: another process makes this data set; the text names it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
+    fd = -1
+    while fd < 0:
+        fd = _taken(call, path, until)
+    try:
+        locks.sign(fd)
+        yield fd
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path / NAME)
+        os.close(fd)
+
+
+def _taken(call: str, path: Path, until: float) -> int:
+    """The lock's descriptor; -1: another has removed the file meanwhile."""
+    fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        while True:
+            try:
+                locks.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path / NAME), os.fstat(fd)):
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1

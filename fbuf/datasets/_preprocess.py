@@ -1,0 +1,188 @@
+"""`preprocess`: a function over the rows of a data set, or over windows of it, written to a new data set.
+
+Batches go through one jitted program, the last filled up; pieces of the result are written one by one, so that an
+interruption costs a piece at most. Rejected: filling a live buffer and saving it (everything in memory, nothing to resume);
+processes (a function that closes over anything would have to be pickled, and XLA already uses every core).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fbuf import _pieces
+from fbuf._buffer import Buffer
+from fbuf._host.codec import Codec
+from fbuf._pieces._manifest import NAME
+from fbuf._state import BufferState
+from fbuf._tree import PyTree, tree_bytes
+from fbuf._typing import Sampler, View
+from fbuf.datasets import _open
+from fbuf.datasets._lock import held
+from fbuf.datasets._names import default_view
+from fbuf.datasets._origin import Origin, origin_of
+from fbuf.datasets._program import Program
+from fbuf.datasets._writing import Block, Work, check_free, check_workers, rows_a_piece, write
+from fbuf.interop._fill import BLOCK_BYTES
+from fbuf.interop._progress import Progress
+from fbuf.views import Row
+
+_CALL = "preprocess"
+_ENDS = ("terminated", "truncated")
+_MOST_BATCH, _MOST_WINDOWS = 4096, 256
+
+
+def preprocess(
+    data: str | os.PathLike[str] | _pieces.DataSet | tuple[Buffer, BufferState],
+    fn: Callable[[PyTree], PyTree],
+    *,
+    dest: str | os.PathLike[str],
+    view: View | None = None,
+    keep: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    piece_rows: int | None = None,
+    codec: Mapping[str, Codec] | None = None,
+    sampler: Sampler | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    resume: bool = True,
+    workers: int = 0,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """Writes what a function gives for each row to a new data set, and opens it.
+
+    Args:
+      data: A data set's path, or a buffer and its state (of any storage, without lanes).
+      fn: A pure function of one row, a dict of arrays without leading axes, to a dict of arrays; it is vmapped and jitted.
+      dest: The folder to write, which must not be there.
+      view: None: `fn` gets rows, in order, and the result is rows in the same order. A view: `fn` gets what the view makes of
+        each anchor that can be drawn, in order, each once; the results are rows of no episode.
+      keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
+        such, so that episodes stay what they are; nothing with a view. () keeps none.
+      limit: Only so many rows or windows, the first: to try a function.
+      batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
+        view 256.
+      piece_rows, codec, metadata, progress: As for `from_arrays`.
+      sampler: Of the buffer; its view is `Transition` where the rows are steps, `Row` where they are not.
+      resume: Go on with what an interrupted call with the same function and the same data left at `dest`. False: begin anew.
+      workers: Pieces written at a time, in threads; 0: one.
+    Returns:
+      The new buffer and its state, as from `fbuf.datasets.open(dest)`.
+    Raises:
+      FileExistsError: something else lies at `dest`, or what another function left there.
+      ValueError: `dest` is the source, or within it; `fn` is not pure; there are no rows.
+      TypeError: `fn` returns something else than a dict of arrays.
+      StoreCorrupted: a row of the source is damaged.
+    Cost: reads and writes each row once; two compilations at most.
+
+    Example:
+      >>> import fbuf, tempfile, jax.numpy as jnp, numpy as np
+      >>> data = {
+      ...     "observations": {"place": np.ones((6, 3), np.float32), "goal": np.zeros((6, 2), np.float32)},
+      ...     "actions": np.zeros((6, 1), np.float32),
+      ...     "rewards": np.ones(6, np.float32),
+      ...     "terminals": np.array([0, 0, 1, 0, 0, 1], bool),
+      ... }
+      >>> def flat(row):
+      ...     obs = jnp.concatenate([row["obs"]["place"], row["obs"]["goal"]])
+      ...     return {"obs": obs, "action": row["action"], "reward": row["reward"]}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/maze")
+      ...     buffer, state = fbuf.datasets.preprocess((buffer, state), flat, dest=f"{folder}/flat")
+      ...     rows = buffer.rows(state).data
+      ...     print(sorted(rows), rows["obs"].shape)
+      ...     del state
+      ['action', 'obs', 'reward', 'terminated', 'truncated'] (6, 5)
+    """
+    check_workers(_CALL, workers)
+    _check_count("limit", limit)
+    _check_count("batch_size", batch_size)
+    path = Path(dest).expanduser()
+    origin = origin_of(_CALL, data, view)
+    try:
+        _check_apart(origin.path, path)
+        if not resume:
+            _begin_anew(path)
+        check_free(_CALL, path, unfinished=True)
+        rows = origin.rows if limit is None else min(limit, origin.rows)
+        if not rows:
+            raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
+        kept = _kept(keep, origin)
+        program = Program(_CALL, fn, origin.row, kept, codec)
+        work = _work(origin, program, rows, batch_size, piece_rows, view, metadata)
+        write(_CALL, path, work, workers=workers, progress=progress)
+    finally:
+        origin.close()
+    names = program.schema.names
+    return _open.open(path, view=default_view(names) if view is None else Row(), sampler=sampler)
+
+
+def _work(
+    origin: Origin,
+    program: Program,
+    rows: int,
+    batch_size: int | None,
+    piece_rows: int | None,
+    view: View | None,
+    metadata: Mapping[str, Any] | None,
+) -> Work:
+    schema = program.schema
+    batch = batch_size
+    if batch is None:
+        most = _MOST_BATCH if view is None else _MOST_WINDOWS
+        batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
+    batch = min(batch, rows)
+    size = rows_a_piece(_CALL, piece_rows, schema)
+    starts = range(0, rows, size)
+    run = origin.runner(program, batch)
+
+    def blocks(number: int) -> Iterator[Block]:
+        stop = min(starts[number] + size, rows)
+        for start in range(starts[number], stop, batch):
+            yield run(start, min(start + batch, stop))
+
+    mark = f"{program.mark} {origin.mark}" + ("" if view is None else f" {batch}")
+    about = {**dict(metadata or {}), "from": "preprocess"}
+    sizes = [min(start + size, rows) - start for start in starts]
+    return Work(schema, sizes, blocks, lambda number: f"{mark} {starts[number]}", lambda: about)
+
+
+def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
+    if isinstance(keep, str):
+        raise TypeError(f"{_CALL}: keep is {keep!r}; expected a tuple. Write keep=({keep!r},).")
+    if keep is None:
+        return tuple(name for name in _ENDS if name in origin.names)
+    if missing := [name for name in keep if name not in origin.names]:
+        raise ValueError(
+            f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'no such leaves'}."
+        )
+    return tuple(keep)
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
+
+
+def _check_apart(source: Path | None, dest: Path) -> None:
+    if source is None:
+        return
+    a, b = source.resolve(), dest.resolve()
+    if a == b:
+        raise ValueError(f"{_CALL}: dest is {dest}, the source itself; expected another folder.")
+    if a in b.parents or b in a.parents:
+        raise ValueError(f"{_CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
+
+
+def _begin_anew(path: Path) -> None:
+    if not path.is_dir() or (path / NAME).exists():
+        return
+    with held(_CALL, path):
+        for number in _pieces.committed(path):
+            _pieces.discard(path, number)
+
+
+def _why_none(view: View | None) -> str:
+    return "" if view is None else f"; {view!r} finds no window to draw"

@@ -1,0 +1,172 @@
+"""Which pieces of a run follow one another without a gap, so that windows may cross from one to the next.
+
+Decided by what the pieces say, never by their numbers. Two stretches of rows are joined if
+
+* the counter of the first ends where that of the second begins; or, for a dump whose counter was reset (the last of a run), if
+  rows that it still holds from the cycle before are, row by row, those of the piece in front of it; and
+* nothing in the rows contradicts: between their frames no more changes than between any two frames of an episode within
+  them, and rows of zeros come only after an end.
+
+In doubt there is a cut: the row before it counts as truncated, has no next observation, and is not drawn where one is needed. A
+cut too many costs one row of a million; a seam too many makes transitions that never were. Likeness of frames alone was
+rejected as proof: two moments of a game may look alike.
+
+The first rows after a cut inside an episode have fewer frames behind them than the agent saw: stacks there are filled up as
+at the beginning of an episode. Who does not want that leaves the rest of the episode out (`partial="drop"`).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SAME_ROWS = 64  # places before a dump's last of which it keeps the sums
+_ENOUGH = 8  # rows that must be alike, not all one frame
+
+Frame = np.ndarray[Any, Any]
+
+
+class Stretch(NamedTuple):
+    """Rows of one piece that follow one another, and what is known of their ends."""
+
+    number: int  # of the piece in the data set
+    source: int  # of the piece in the run
+    rows: int  # there are
+    places: int  # of the ring, with those left out
+    first: int | None  # rows added to the ring before; None: not known
+    sure: bool  # False: to be used only if it follows what comes before
+    lead: int  # rows at the beginning that are zeros, and no steps if zeros are put before episodes
+    padded: bool | None  # whether they are
+    ended: int  # rows up to the end of its first episode, with its last; 0: no episode ends here
+    terminal: bool  # the last row ends an episode
+    change: int  # the most pixels that change between two frames in a row; -1: not known
+    begin: Frame  # the first frame
+    end: Frame  # the last
+    capacity: int
+    head: int  # of the ring
+    tail: Sequence[int]  # sums of rows at the places before the ring's last, the last of them last
+
+
+class Use(NamedTuple):
+    """What becomes of a stretch: rows `[begin, stop)` are used; `cut`: nothing follows the last of them."""
+
+    number: int
+    begin: int
+    stop: int
+    cut: bool
+
+
+class Seam(NamedTuple):
+    """Between two pieces of the run that are both there, or at the end."""
+
+    before: int
+    after: int | None
+    joined: bool
+    why: str
+
+
+def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use], list[Seam]]:
+    """Goes through a run's stretches, oldest first.
+
+    Args:
+      stretches: By piece of the run, the older part of each first.
+      partial: "keep", or "drop": rows after a gap are used from the first episode's beginning on.
+    """
+    padded = not any(one.padded is False for one in stretches)  # where no episode begins nothing tells otherwise
+    uses: list[Use] = []
+    found: list[Seam] = []
+    last: Stretch | None = None  # the newest of which a row is used
+    stop: int | None = None  # rows added before whatever would follow it
+    main: Stretch | None = None  # the newest that tells which rows lay before the ring's last place
+    change: dict[int, int] = {}  # by piece of the run
+    for stretch in stretches:
+        change[stretch.source] = max(change.get(stretch.source, -1), stretch.change)
+    shift: int | None = None  # what a reset counter lacks
+    begins: int | None = 0  # rows added before a place where an episode is known to begin
+    waiting = False  # for such a place
+    for stretch in stretches:
+        first = stretch.first
+        if not stretch.sure:
+            shift = stop if main is not None and stop is not None and _same_rows(main, stretch) else None
+            if shift is None:
+                continue
+            first = shift
+        elif first is None and shift is not None:
+            first = stop
+        begin = stretch.lead if padded else 0
+        why = _gap(last, stop, first)
+        if not why and last is not None and not last.terminal:
+            why = _contradiction(last, stretch, begin, max(change[last.source], change[stretch.source]))
+        if why and uses and last is not None:
+            uses[-1] = uses[-1]._replace(cut=not last.terminal)
+        if last is not None and last.source != stretch.source:
+            found.append(Seam(last.source, stretch.source, not why, why or "the counters go on"))
+        if why:
+            waiting = partial == "drop" and not begin and (first is None or first not in (0, begins))
+        if waiting:
+            begin, waiting = (stretch.ended, False) if stretch.ended else (stretch.rows, True)
+        if begin < stretch.rows:
+            uses.append(Use(stretch.number, begin, stretch.rows, False))
+            last = stretch
+        elif why:
+            last = None  # none of its rows is used: what comes next follows nothing
+        stop = None if first is None else first + stretch.places
+        begins = stop if begin == stretch.rows and not waiting else None
+        main = stretch if stretch.sure and stretch.head == stretch.capacity - 1 else None
+    if uses and last is not None:
+        uses[-1] = uses[-1]._replace(cut=not last.terminal)
+    return uses, found
+
+
+def _gap(last: Stretch | None, stop: int | None, first: int | None) -> str:
+    if last is None:
+        return "nothing comes before"
+    if stop is None or first is None:
+        return "the counters do not tell"
+    if first > stop:
+        return f"{first - stop} rows are missing"
+    return f"{stop - first} rows come twice" if first < stop else ""
+
+
+def _contradiction(last: Stretch, stretch: Stretch, begin: int, change: int) -> str:
+    if begin:
+        return "rows of zeros follow a row that ended nothing"
+    changed = int(np.count_nonzero(last.end != stretch.begin))
+    if 0 <= change < changed:
+        return f"{changed} pixels change, but at most {change} within the pieces"
+    return ""
+
+
+def _same_rows(main: Stretch, loose: Stretch) -> bool:
+    """Whether a dump still holds rows of the piece in front of it, at the same places."""
+    if main.capacity != loose.capacity:
+        return False
+    number = min(len(main.tail), len(loose.tail), loose.capacity - 1 - loose.head)
+    ours, theirs = list(loose.tail[len(loose.tail) - number :]), list(main.tail[len(main.tail) - number :])
+    return number >= _ENOUGH and ours == theirs and len(set(ours)) > 1
+
+
+def pack(frame: Frame) -> str:
+    """A frame as text."""
+    return base64.b85encode(zlib.compress(np.ascontiguousarray(frame).tobytes(), 9)).decode()
+
+
+def unpack(text: str, shape: tuple[int, ...], dtype: str = "uint8") -> Frame:
+    """The inverse.
+
+    Raises:
+      ValueError: it is none.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    try:
+        decoder = zlib.decompressobj()
+        data = decoder.decompress(base64.b85decode(text), size + 1)
+    except zlib.error as error:
+        raise ValueError(f"a frame is damaged ({error})") from None
+    if len(data) != size:
+        raise ValueError(f"a frame has {len(data)} bytes; expected {size}")
+    return np.frombuffer(data, dtype).reshape(shape)

@@ -1,0 +1,63 @@
+"""Rows that can be read in any order: checked from end to end, then written in pieces."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf.datasets._flat import CALL, Found, Settings, check_rows, length_of, planned, warn_of_cuts
+from fbuf.datasets._names import named
+from fbuf.datasets._writing import Block, Work, rows_a_piece, write
+from fbuf.interop._columns import block_of
+from fbuf.interop._progress import Progress
+
+_LOOKED_AT = 16  # rows of a piece that tell it from others
+
+
+def write_columns(
+    found: Found,
+    path: Path,
+    settings: Settings,
+    about: Mapping[str, Any],
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Writes the data set; `about` is kept with it."""
+    taken = named(CALL, found, settings.fields)
+    rows = length_of(found, taken)
+    plan = planned({name: column for name, (column, _) in found.items()}, settings, rows)
+    check_rows(plan, rows)
+    size = rows_a_piece(CALL, settings.piece_rows, plan.schema)
+    starts = range(0, rows, size)
+    cuts = [0] * len(starts)
+
+    def blocks(number: int) -> Iterator[Block]:
+        first = starts[number]
+        cuts[number] = 0
+        stop = min(first + size, rows)
+        for start in range(first, stop, plan.block):
+            last = min(start + plan.block, stop)
+            block = {name: block_of(CALL, name, c, start, last, ()) for name, c in plan.columns.items()}
+            after = None
+            if last < rows:
+                after = {name: plan.columns[name].read(last, last + 1) for name in plan.ends.follows}
+            finished, found = plan.ends.finished(CALL, start, block, after)
+            cuts[number] += found
+            yield finished
+
+    def mark(number: int) -> str:
+        first, last = starts[number], min(starts[number] + size, rows) - 1
+        checksum = zlib.crc32(repr((rows, plan.ends)).encode())
+        for row in np.unique(np.linspace(first, last, _LOOKED_AT).astype(np.int64)).tolist():
+            for column in plan.columns.values():
+                checksum = zlib.crc32(np.ascontiguousarray(column.read(row, row + 1)).tobytes(), checksum)
+        return f"arrays {checksum:08x}"
+
+    sizes = [min(start + size, rows) - start for start in starts]
+    work = Work(plan.schema, sizes, blocks, mark, lambda: {**about, "from": "arrays"})
+    write(CALL, path, work, workers=workers, progress=progress)
+    warn_of_cuts(sum(cuts), rows)

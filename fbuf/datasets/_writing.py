@@ -1,0 +1,149 @@
+"""Rows that come in blocks, into the pieces of a data set: several pieces at a time, and on from where it stopped.
+
+A piece is there or not, and a data set without its last file does not open; so whatever ends the work, what is left is whole
+pieces. They are used again only by the same work: every piece carries a mark made from where its rows come from, compared
+before anything is written. Threads, not processes: compressing lets go of Python's lock, rows need not be sent anywhere,
+and what a user's function closes over need not be pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf import _pieces
+from fbuf._host.together import together
+from fbuf._pieces._manifest import NAME
+from fbuf._pieces._writer import MOST_ROWS
+from fbuf.datasets._lock import NAME as LOCK
+from fbuf.datasets._lock import held
+from fbuf.interop._progress import Progress, reporter
+
+Block = Mapping[str, np.ndarray]
+_PIECE_BYTES = 512 * 2**20  # before compression
+_MOST_ROWS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is to be written, piece by piece.
+
+    Attributes:
+      schema: Of the rows.
+      rows: Of each piece.
+      blocks: The rows of piece `n`, in order, as blocks `{leaf: [m, ...]}`. Called from several threads.
+      mark: What tells the rows of piece `n` from those of other work: a short text.
+      meta: What `dataset.json` says of the rows, asked for when all are written.
+    """
+
+    schema: _pieces.Schema
+    rows: Sequence[int]
+    blocks: Callable[[int], Iterator[Block]]
+    mark: Callable[[int], str]
+    meta: Callable[[], Mapping[str, Any]]
+
+
+def rows_a_piece(call: str, piece_rows: int | None, schema: _pieces.Schema) -> int:
+    """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
+    if piece_rows is None:
+        return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
+    if (
+        isinstance(piece_rows, bool)
+        or not isinstance(piece_rows, (int, np.integer))
+        or not 1 <= piece_rows <= MOST_ROWS
+    ):
+        raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MOST_ROWS}, or None.")
+    return int(piece_rows)
+
+
+def check_workers(call: str, workers: int) -> None:
+    """Raises ValueError unless it is an int >= 0."""
+    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
+        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0, threads beside this one.")
+
+
+def check_free(call: str, path: Path, *, unfinished: bool) -> None:
+    """Raises FileExistsError if something lies at `path`; `unfinished` pieces may.
+
+    A folder that is empty may, too.
+    """
+    if (path / NAME).exists():
+        raise FileExistsError(
+            f"{call}: {path} is a data set already. Open it: fbuf.datasets.open({str(path)!r}), or make room: "
+            f"fbuf.datasets.delete({str(path)!r})."
+        )
+    if not path.exists():
+        return
+    names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
+    if names - {"pieces"}:
+        raise FileExistsError(f"{call}: {path} holds something else; expected no such folder. Choose another path.")
+    if names and not unfinished:
+        raise FileExistsError(
+            f"{call}: {path} holds what unfinished work left, and rows that come as a stream cannot be resumed. "
+            f"Make room: fbuf.datasets.delete({str(path)!r})."
+        )
+
+
+def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress) -> None:
+    """Writes the data set, or what is missing of it.
+
+    Raises:
+      FileExistsError: there is a data set, or pieces of other work.
+      BlockingIOError: another process is at it.
+    """
+    check_free(call, path, unfinished=True)
+    with held(call, path):
+        check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
+        try:
+            _write(call, path, work, workers, progress)
+        except BaseException:
+            if not _pieces.committed(path):  # nothing to go on with
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
+    done = _committed(call, path, work)
+    report, written = reporter(progress, sum(work.rows), call), 0
+
+    def advance(rows: int) -> None:
+        nonlocal written
+        written += rows
+        report(written)
+
+    def one(number: int, step: Callable[[int], None]) -> None:
+        with _pieces.PieceWriter(path, number, work.schema) as piece:
+            for block in work.blocks(number):
+                piece.append(block)
+                step(length_of(block))
+            piece.commit(meta={"mark": work.mark(number)})
+
+    advance(sum(work.rows[number] for number in done))
+    together([number for number in range(len(work.rows)) if number not in done], one, advance, workers)
+    used = [_pieces.Used(number, 0, rows) for number, rows in enumerate(work.rows)]
+    _pieces.finish(path, pieces=used, meta=dict(work.meta()))
+
+
+def length_of(block: Block) -> int:
+    """Rows of a block."""
+    return len(next(iter(block.values())))
+
+
+def _committed(call: str, path: Path, work: Work) -> set[int]:
+    """Pieces that are there, checked to be of this work."""
+    done: set[int] = set()
+    for number, piece in (_pieces.committed(path) if path.exists() else {}).items():
+        same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
+        if not same or piece.meta.get("mark") != work.mark(number):
+            raise FileExistsError(
+                f"{call}: {path} holds unfinished work on other rows, or with other settings (piece {number}). Choose "
+                f"another path, or make room: fbuf.datasets.delete({str(path)!r})."
+            )
+        done.add(number)
+    return done

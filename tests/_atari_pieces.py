@@ -1,0 +1,276 @@
+"""Makes runs in the file format of the DQN replay data set, out of games that are really played, and says what is in them.
+
+The writer of the public files is a ring of `capacity` rows that stores `blanks` rows of zeros before each episode and is
+dumped whole whenever a step leaves its write head on the last row. `Ring` does the same with row numbers of a log in place
+of rows, so that a file's rows, what lies before and behind the write head, the counters, the cycle that is lost because the
+zeros of a new episode jump over the last row, and the final dump with its other counter are the real thing; and so that
+what a reader must give back is known without any reader. Rows never written hold noise: in real files they hold whatever
+the memory held.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KINDS = ("$store$_observation", "$store$_action", "$store$_reward", "$store$_terminal", "add_count", "invalid_range")
+BLANK = -1  # in a list of row numbers: a row of zeros
+NOISE = -2  # a row that was never written
+STACK, HORIZON = 4, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What an agent saw and did, one row a step, whatever became of it in files."""
+
+    obs: np.ndarray  # uint8[N, 84, 84]
+    action: np.ndarray  # int32[N]
+    reward: np.ndarray  # float32[N]
+    terminal: np.ndarray  # bool[N]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows as files have them: zeros for BLANK, noise for NOISE."""
+        out = {}
+        noise = np.random.default_rng(len(rows))
+        for field in dataclasses.fields(self):
+            source = getattr(self, field.name)
+            picked = source[np.maximum(rows, 0)].copy()
+            picked[rows == BLANK] = 0
+            unwritten = rows == NOISE
+            picked[unwritten] = noise.integers(0, 2, (unwritten.sum(), *source.shape[1:])).astype(source.dtype)
+            out[field.name] = picked
+        return out
+
+
+def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000, scale: int = 1) -> Log:
+    """A random policy in a real game, with the settings of the data set: sticky actions, four frames an action."""
+    from fbuf.demo._atari import VectorAtari
+
+    env = VectorAtari(game, 1, seed, max_steps=max_steps, sticky=0.25)
+    actions = np.random.default_rng(seed).integers(0, env.num_actions, steps // scale + 1).repeat(scale)[:steps]
+    obs = env.reset()
+    log = Log(
+        np.empty((steps, 84, 84), np.uint8),
+        actions.astype(np.int32),
+        np.empty(steps, np.float32),
+        np.zeros(steps, bool),
+    )
+    for t in range(steps):
+        log.obs[t] = obs[0]
+        obs, reward, terminated, truncated = env.step(log.action[t : t + 1])
+        log.reward[t], log.terminal[t] = reward[0], terminated[0] or truncated[0]  # the files do not tell them apart
+    return log
+
+
+def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ...] = (84, 84)) -> Log:
+    """A dot that moves over a still background; every frame is another. Episodes of about `episode` steps."""
+    rng = np.random.default_rng(seed)
+    still = rng.integers(0, 8, (shape[0] // 12 + 1, shape[1])).astype(np.uint8) * 16
+    obs = np.broadcast_to(still.repeat(12, axis=0)[: shape[0]], (steps, *shape)).copy()
+    t = np.arange(steps)
+    number = np.stack([t >> 16 & 255, t >> 8 & 255, t & 255], axis=1)  # so that each says which it is
+    obs[:, 0, :3] = number
+    obs[t, 10 + t % 60, 10 + t // 60 % 60] = 255
+    obs[:, 1, 0] = (t - t // 256) % 2  # so that as many pixels change from any frame to the next
+    terminal = rng.random(steps) < 1 / episode
+    return Log(
+        obs,
+        rng.integers(0, 18, steps, dtype=np.int32),
+        rng.choice(np.array([0, 0, 0, 1, -1, 0.5], np.float32), steps),
+        terminal,
+    )
+
+
+def swap(log: Log, at: int, other: Log) -> Log:
+    """`log` with what comes from row `at` on taken from another: a run whose counters go on where its steps do not."""
+    fields = [f.name for f in dataclasses.fields(log)]
+    return Log(*(np.concatenate([getattr(log, name)[:at], getattr(other, name)[at:]]) for name in fields))
+
+
+def number_of(obs: np.ndarray) -> np.ndarray:
+    """Which rows of a synthetic log frames `[..., 84, 84]` are."""
+    digits = obs[..., 0, :3].astype(np.int64)
+    return digits[..., 0] << 16 | digits[..., 1] << 8 | digits[..., 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One dump: what its files say, and what they mean."""
+
+    number: int
+    rows: np.ndarray  # int64[capacity], row of the log in each place of the files, or BLANK or NOISE
+    add_count: int
+    invalid_range: np.ndarray
+    first: int  # rows added before the oldest row that the dump holds for sure ...
+    last: int  # ... and with the newest
+    final: bool = (
+        False  # its counter tells nothing of earlier cycles, and its oldest row is known by its neighbours only
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A whole run."""
+
+    log: Log
+    capacity: int
+    added: np.ndarray  # int64[A], rows of the log and BLANKs, as they were added
+    pieces: tuple[Piece, ...]
+
+    def held(self, numbers: list[int] | None = None) -> np.ndarray:
+        """Places in `added` of the rows that these pieces are known to hold: int64[...]."""
+        held = np.zeros(len(self.added), bool)
+        for piece in self.pieces:
+            if numbers is None or piece.number in numbers:
+                alone = piece.final and piece.number > 0 and not (piece.first > 0 and held[piece.first - 1])
+                held[piece.first + alone : piece.last] = True
+        return np.flatnonzero(held)
+
+    def expected(self, numbers: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the log that a reader of these pieces must give, in order, and after which of them a cut lies.
+
+        Two dumps that overlap, or lie next to each other, are one stretch; what lies between others is lost.
+        """
+        places = self.held(numbers)
+        torn = np.append(np.diff(places) != 1, True)  # nothing is known of what comes next
+        rows = self.added[places]
+        # a stretch may end, or its end be left by dropped zeros, behind a terminal step: no cut then
+        kept = rows != BLANK
+        cut_after = []
+        for at in np.flatnonzero(torn):
+            before = at
+            while not kept[before]:
+                before -= 1
+            cut_after.append(before)
+        cut = np.zeros(len(rows), bool)
+        cut[cut_after] = True
+        rows, cut = rows[kept], cut[kept]
+        return rows, cut & ~self.log.terminal[rows]
+
+
+def record(log: Log, capacity: int, *, blanks: int = STACK - 1, final: bool = True) -> Run:
+    """Runs the writer over a log.
+
+    Args:
+      blanks: Rows of zeros before each episode; 0 for a writer that has none.
+      final: Whether the ring is dumped once more at the end, with the counter that then says its write head only.
+    """
+    added: list[int] = []
+    pieces: list[Piece] = []
+
+    def dump(final_one: bool) -> None:
+        count = len(added)
+        head = count % capacity
+        rows = np.full(capacity, NOISE, np.int64)
+        recent = np.arange(max(0, count - capacity), count)
+        rows[recent % capacity] = np.asarray(added, np.int64)[recent]
+        around = (head - HORIZON + np.arange(STACK + HORIZON)) % capacity
+        first = max(0, count - capacity)
+        if final_one:  # what the last dump held already is not new; the row at its write head is
+            first = max(0, (count // capacity) * capacity - 1) if count >= capacity else 0
+        add_count = head if final_one else count
+        pieces.append(Piece(len(pieces), rows, add_count, around, first, count, final_one))
+
+    for step in range(len(log)):
+        if not added or log.terminal[added[-1]]:
+            added += [BLANK] * blanks
+        added.append(step)
+        if len(added) % capacity == capacity - 1:
+            dump(False)
+    if final and len(added) % capacity not in (0, capacity - 1):
+        dump(True)
+    return Run(log, capacity, np.asarray(added, np.int64), tuple(pieces))
+
+
+def arrays(run: Run, piece: Piece) -> dict[str, np.ndarray]:
+    """The six arrays of a piece, with the dtypes of the files."""
+    rows = run.log.take(piece.rows)
+    return {
+        "$store$_observation": rows["obs"],
+        "$store$_action": rows["action"].astype(np.int32),
+        "$store$_reward": rows["reward"].astype(np.float32),
+        "$store$_terminal": rows["terminal"].astype(np.uint8),
+        "add_count": np.array(piece.add_count),
+        "invalid_range": piece.invalid_range,
+    }
+
+
+def npy(array: np.ndarray) -> bytes:
+    """What `numpy.save` writes."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def file_of(folder: Path, kind: str, number: int) -> Path:
+    """`$store$_action_ckpt.7.gz`"""
+    return folder / f"{kind}_ckpt.{number}.gz"
+
+
+def write(root: Path, name: str, run: Run, numbers: list[int] | None = None, level: int = 6) -> Path:
+    """Writes pieces under `root/dqn/<Game>/<run>/replay_logs`; returns that folder."""
+    folder = root / "dqn" / name / "replay_logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for piece in run.pieces:
+        if numbers is None or piece.number in numbers:
+            for kind, array in arrays(run, piece).items():
+                file_of(folder, kind, piece.number).write_bytes(gzip.compress(npy(array), level, mtime=0))
+    return folder
+
+
+def cut_short(file: Path, share: float = 0.5) -> None:
+    """Leaves the beginning of a file."""
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+
+
+def damage(file: Path) -> None:
+    """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
+    data = bytearray(file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 8] = bytes(byte ^ 255 for byte in data[middle : middle + 8])
+    file.write_bytes(bytes(data))
+
+
+def lie(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
+    """Gives a file a header that says another shape or dtype than its bytes have."""
+    data = gzip.decompress(file.read_bytes())
+    body = data[10 + int.from_bytes(data[8:10], "little") :]
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    file.write_bytes(gzip.compress(header.getvalue() + body, 1, mtime=0))
+
+
+def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
+    """A small file that would be far more than it says."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    with gzip.open(file, "wb", 9) as out:
+        out.write(header.getvalue())
+        for _ in range(64):
+            out.write(bytes(1 << 20))
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    """What the bucket's listing says of the files under `root`."""
+    items = []
+    for path in sorted(root.rglob("*.gz")):
+        data = path.read_bytes()
+        items.append(
+            {
+                "name": path.relative_to(root).as_posix(),
+                "size": str(len(data)),
+                "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
+            }
+        )
+    return items

@@ -1,0 +1,159 @@
+"""Episodes in plain Python, and what each view is to make of the rows of a data set that holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf import _pieces
+
+
+@dataclasses.dataclass
+class Episode:
+    """T steps: `obs` by leaf `[T + 1, ...]`; of what ended them `terminated`, else they were cut off."""
+
+    obs: dict[str, np.ndarray]
+    action: dict[str, np.ndarray]
+    reward: np.ndarray
+    terminated: bool
+
+    @property
+    def steps(self) -> int:
+        return len(self.reward)
+
+
+def episodes(seed: int, lengths: tuple[int, ...], obs: dict[str, Any], action: dict[str, Any]) -> list[Episode]:
+    """Random ones; every third terminated."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(shape: tuple[int, ...], dtype: Any, rows: int) -> np.ndarray:
+        if np.dtype(dtype).kind == "f":
+            return rng.normal(size=(rows, *shape)).astype(dtype)
+        return rng.integers(0, 2 if dtype == np.int8 else 200, (rows, *shape)).astype(dtype)
+
+    return [
+        Episode(
+            {name: leaf(shape, dtype, length + 1) for name, (shape, dtype) in obs.items()},
+            {name: leaf(shape, dtype, length) for name, (shape, dtype) in action.items()},
+            rng.normal(size=length),
+            number % 3 == 0,
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def rows_of(all_of: list[Episode], final: bool = True) -> dict[str, np.ndarray]:
+    """Every leaf of the rows, as they are to be stored (but for dtypes)."""
+    out: dict[str, np.ndarray] = {}
+    for name in all_of[0].obs:
+        out[name] = np.concatenate([e.obs[name][:-1] for e in all_of])
+        if final:
+            last = [np.concatenate([np.zeros_like(e.obs[name][1:-1]), e.obs[name][-1:]]) for e in all_of]
+            out["final_" + name] = np.concatenate(last)
+    for name in all_of[0].action:
+        out[name] = np.concatenate([e.action[name] for e in all_of])
+    out["reward"] = np.concatenate([e.reward for e in all_of])
+    ends = np.concatenate([np.arange(e.steps) == e.steps - 1 for e in all_of])
+    terminated = np.concatenate([np.full(e.steps, e.terminated) for e in all_of])
+    return out | {"terminated": ends & terminated, "truncated": ends & ~terminated}
+
+
+def transitions(all_of: list[Episode], n: int, gamma: float, final: bool) -> dict[int, dict[str, Any]]:
+    """By row number: what an n-step transition from it is to be. `final`: the last observations are known."""
+    out: dict[int, dict[str, Any]] = {}
+    first = 0
+    for e in all_of:
+        for t in range(e.steps):
+            stop = min(t + n, e.steps)  # rewards t to stop - 1
+            if stop == e.steps and not e.terminated and not final:
+                stop = e.steps - 1
+            if stop == t:
+                continue
+            total, ended = 0.0, e.terminated and stop == e.steps
+            for i in range(t, stop):
+                total += gamma ** (i - t) * float(np.float32(e.reward[i]))
+            out[first + t] = {
+                "reward": total,
+                "discount": 0.0 if ended else gamma ** (stop - t),
+                "next_obs": None if ended and not final else {name: leaf[stop] for name, leaf in e.obs.items()},
+            }
+        first += e.steps
+    return out
+
+
+def leaf_of(tree: Any, name: str) -> np.ndarray:
+    for key in name.split("/"):
+        tree = tree[key]
+    return np.asarray(tree)
+
+
+def all_of(buffer: fbuf.Buffer, state: Any, view: Any, number: int) -> Any:
+    """The batch of every anchor, oldest first; one more is asked for than there are to be."""
+    other = dataclasses.replace(buffer, view=view, sampler=fbuf.samplers.Epoch(shuffle=False))
+    state = buffer.convert(other, state)
+    batch = other.peek(state, jax.random.key(0), number + 1)
+    assert int(np.asarray(batch.mask).sum()) == number, (int(np.asarray(batch.mask).sum()), number)
+    return batch
+
+
+def check_rows(buffer: fbuf.Buffer, state: Any, expected: dict[str, np.ndarray]) -> None:
+    data = buffer.rows(state).data
+    for name, leaf in expected.items():
+        found = leaf_of(data, name)
+        assert np.array_equal(found, leaf.astype(found.dtype)), name
+    assert len(jax.tree.leaves(data)) == len(expected)
+
+
+def check_files(path: Any, expected: dict[str, np.ndarray]) -> None:
+    """The same, read without JAX and without compiling anything."""
+    with _pieces.DataSet.open(path) as dataset:
+        found = dataset.read_rows(0, dataset.rows)
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert np.array_equal(found[name], leaf.astype(found[name].dtype)), name
+
+
+def check_transitions(
+    buffer: fbuf.Buffer, state: Any, episodes: list[Episode], *, n: int, final: bool, gamma: float = 0.9
+) -> None:
+    expected = transitions(episodes, n, gamma, final)
+    view = fbuf.views.Transition(n_step=n, gamma=gamma, final_observation="final_obs" if final else None)
+    batch = all_of(buffer, state, view, len(expected))
+    assert np.asarray(batch.index.slot)[:-1].tolist() == list(expected)
+    here = rows_of(episodes)
+    for i, (row, wanted) in enumerate(expected.items()):
+        for name in episodes[0].obs:
+            found = leaf_of(batch.data, name)[i]
+            assert np.array_equal(found, here[name][row].astype(found.dtype))
+            if wanted["next_obs"] is not None:
+                found = leaf_of(batch.data, "next_" + name)[i]
+                assert np.array_equal(found, wanted["next_obs"][name].astype(found.dtype)), (row, name)
+        for name in episodes[0].action:
+            assert np.array_equal(leaf_of(batch.data, name)[i], here[name][row].astype(leaf_of(batch.data, name).dtype))
+        assert np.allclose(np.asarray(batch.data["reward"])[i], wanted["reward"], rtol=1e-5)
+        assert np.allclose(np.asarray(batch.data["discount"])[i], wanted["discount"])
+
+
+def check_sequences(buffer: fbuf.Buffer, state: Any, episodes: list[Episode], length: int) -> None:
+    rewards = rows_of(episodes)["reward"].astype(np.float32)
+    first = np.cumsum([0, *(e.steps for e in episodes)])
+    starts = [int(a) + t for a, e in zip(first, episodes, strict=False) for t in range(e.steps - length + 1)]
+    batch = all_of(buffer, state, fbuf.views.Sequence(length), len(starts))
+    assert np.asarray(batch.data["mask"])[:-1].all()
+    found = np.asarray(batch.data["reward"])[:-1]
+    assert np.array_equal(found, np.stack([rewards[s : s + length] for s in starts]))
+
+
+def check_episodes(buffer: fbuf.Buffer, state: Any, episodes: list[Episode]) -> None:
+    longest = max(e.steps for e in episodes)
+    batch = all_of(buffer, state, fbuf.views.Episode(longest), len(episodes))
+    for i, e in enumerate(episodes):
+        mask = np.arange(longest) < e.steps
+        assert np.array_equal(np.asarray(batch.data["mask"])[i], mask)
+        assert np.array_equal(np.asarray(batch.data["reward"])[i][mask], e.reward.astype(np.float32))
+        ended = np.asarray(batch.data["terminated"])[i][mask]
+        assert ended[-1] == e.terminated and not ended[:-1].any()

@@ -1,0 +1,351 @@
+"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from.
+
+The generator runs the writer of these files over a log and knows which rows each dump holds; the reader sees the arrays only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fbuf.datasets import _atari_plan, _atari_volumes
+from fbuf.datasets._atari_ends import stretches
+from fbuf.datasets._atari_piece import Damaged, convert, schema
+from fbuf.datasets._atari_ring import ring
+from fbuf.datasets._atari_volumes import BEFORE, RUNS
+from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
+from tests import _atari_pieces as made
+
+BLOCK = 64
+
+
+class InMemory:
+    """`Files` of a piece, and its writer."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> np.ndarray:
+        assert self.arrays[kind].dtype.name in dtypes
+        return self.arrays[kind]
+
+    def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Any:
+        array = self.arrays[kind]
+        assert array.shape == shape and array.dtype == dtype
+        for start in range(0, len(array), BLOCK):
+            yield array[start : start + BLOCK]
+
+
+class Writer:
+    """Keeps rows where a `PieceWriter` would write them."""
+
+    kept: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
+
+    def __init__(self, path: str, number: int, schema: Any) -> None:
+        self.number, self.parts, self.rows = number, [], 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows
+
+    def close(self) -> None:
+        pass
+
+    def append(self, rows: dict[str, np.ndarray]) -> None:
+        self.parts.append({name: array.copy() for name, array in rows.items()})
+        self.rows += len(rows["obs"])
+
+    def commit(self, meta: dict[str, Any]) -> None:
+        rows = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+        Writer.kept[self.number] = rows, meta
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
+    monkeypatch.setattr(_atari_volumes._pieces, "PieceWriter", Writer)
+    Writer.kept = {}
+    return Writer
+
+
+def read(
+    run: made.Run, numbers: list[int], change: Any = None, partial: str = "keep"
+) -> tuple[dict[str, np.ndarray], list[Seam], list[Use]]:
+    """What the reader makes of some pieces."""
+    Writer.kept = {}
+    metas = {}
+    for piece in run.pieces:
+        if piece.number in numbers:
+            arrays = made.arrays(run, piece)
+            if change is not None:
+                change(piece.number, arrays)
+            convert(InMemory(arrays), "", piece.number, schema(), {}, lambda rows: None)
+            kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == piece.number]
+            (metas[piece.number],) = [meta for meta in kept if "parts" in meta]
+            assert len({meta["made"] for meta in kept}) == 1
+    uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])], partial)
+    volumes = {
+        part["pieces"][0][0]: part["pieces"] for meta in metas.values() for part in meta["parts"] if part["pieces"]
+    }
+    columns: dict[str, list[np.ndarray]] = {}
+    for used in [one for use in uses for one in _atari_plan._volumes(use, volumes[use.number])]:
+        rows, _ = Writer.kept[used.number]
+        for name, array in rows.items():
+            column = array[used.begin : used.stop].copy()
+            if used.cut and name == "truncated":
+                column[-1] = True
+            columns.setdefault(name, []).append(column)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}, found, uses
+
+
+def check(run: made.Run, numbers: list[int]) -> list[Seam]:
+    """The reader's rows are those of the log."""
+    rows, found, _ = read(run, numbers)
+    want, cut = run.expected(numbers)
+    assert made.number_of(rows["obs"]).tolist() == want.tolist()
+    for name, column in run.log.take(want).items():
+        name, column = ("terminated", column.astype(bool)) if name == "terminal" else (name, column)
+        np.testing.assert_array_equal(rows[name], column)
+        assert rows[name].dtype == column.dtype
+    assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut).tolist()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- all at once
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**16),
+    capacity=st.integers(70, 160),
+    episode=st.sampled_from([2, 7, 30, 500]),
+    blanks=st.sampled_from([3, 3, 0]),
+    final=st.booleans(),
+    most=st.sampled_from([1, 70, 10**6]),
+    data=st.data(),
+)
+def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode, blanks, final, most, data):
+    """Pieces of the data set have about `most` rows here."""
+    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", most)
+    log = made.synthetic(450, seed, episode)
+    run = made.record(log, capacity, blanks=blanks, final=final)
+    everything = [piece.number for piece in run.pieces]
+    chosen = data.draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
+    check(run, sorted(chosen))
+    check(run, everything)
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 2**16),
+    capacity=st.integers(70, 160),
+    episode=st.sampled_from([2, 30, 100]),
+    blanks=st.sampled_from([3, 0]),
+    data=st.data(),
+)
+def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed, capacity, episode, blanks, data):
+    log = made.synthetic(450, seed, episode)
+    run = made.record(log, capacity, blanks=blanks)
+    chosen = data.draw(st.lists(st.sampled_from([p.number for p in run.pieces]), min_size=1, unique=True))
+    kept, waiting, before = [], False, -2
+    for place in run.held(sorted(chosen)).tolist():
+        step = int(run.added[place])
+        if place != before + 1:  # after a gap: does an episode begin here, as far as the rows tell?
+            waiting = place > 0 and step != made.BLANK
+        if step != made.BLANK:
+            if not waiting:
+                kept.append(step)
+            waiting &= not log.terminal[step]
+        before = place
+    if not kept:
+        assert read(run, sorted(chosen), partial="drop")[2] == []
+        return
+    rows, _, _ = read(run, sorted(chosen), partial="drop")
+    want, cut = run.expected(sorted(chosen))
+    assert made.number_of(rows["obs"]).tolist() == kept
+    assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
+
+
+# --------------------------------------------------------------------------------------------------- the ring
+
+
+def test_a_whole_run_has_every_step_once_and_one_cut(writer):
+    run = made.record(made.synthetic(1000, seed=2), 150)
+    found = check(run, [piece.number for piece in run.pieces])
+    assert all(seam.joined for seam in found) and len(found) == len(run.pieces) - 1
+    rows, cut = run.expected()
+    assert rows.tolist() == list(range(1000)) and cut.sum() == 1
+
+
+def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
+    """The write head stands there: the row is from the cycle before, and follows the last one of the dump before."""
+    run = made.record(made.synthetic(400, episode=10**9), 100, final=False)
+    rows, _, uses = read(run, [0, 1])
+    assert [(use.number, use.stop - use.begin) for use in uses] == [(0, 96), (BEFORE + 1, 1), (1, 99)]
+    assert made.number_of(rows["obs"]).tolist() == list(range(196))  # three of the first hundred are zeros
+
+
+def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
+    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 100)
+    run = made.record(made.synthetic(400, seed=2, episode=10**9), 300)
+    check(run, [0, 1])
+    assert sorted(Writer.kept) == [0, 1, RUNS, 2 * RUNS, BEFORE + 1]
+    monkeypatch.setattr(_atari_volumes, "MOST", 2)
+    check(run, [0, 1])
+    assert sorted(Writer.kept) == [0, 1, RUNS, BEFORE + 1]
+
+
+def test_rows_that_were_never_written_are_none(writer):
+    run = made.record(made.synthetic(300), 100)
+    assert (run.pieces[0].rows == made.NOISE).sum() == 1
+    rows, _, _ = read(run, [0])
+    assert made.number_of(rows["obs"]).tolist() == run.expected([0])[0].tolist()
+
+
+def jumped(steps: int = 900, capacity: int = 100) -> made.Run:
+    """A run in which the zeros of a new episode jump over the ring's last place once."""
+    log = made.synthetic(steps, episode=10**9)
+    log.terminal[:] = False
+    log.terminal[capacity * 3 - 6] = True  # three zeros so far: the next step makes 4 rows, from place C - 2 on
+    return made.record(log, capacity)
+
+
+def test_a_cycle_that_was_not_dumped_is_a_gap_though_numbers_follow(writer):
+    run = jumped()
+    counts = [piece.add_count for piece in run.pieces[:-1]]
+    assert 200 in np.diff(counts).tolist(), counts
+    found = check(run, [piece.number for piece in run.pieces])
+    assert [seam.why for seam in found if not seam.joined] == ["100 rows are missing"]
+
+
+def test_the_final_dump_is_joined_by_the_rows_it_still_holds(writer):
+    run = made.record(made.synthetic(330, episode=10**9), 100)
+    final = run.pieces[-1]
+    assert final.final and final.add_count < 100 and final.number == 3
+    assert check(run, [0, 1, 2, 3])[-1].joined
+    assert check(run, [3]) == []  # alone, its last place may be of any cycle
+    assert not check(run, [1, 3])[-1].joined
+
+
+def test_a_final_dump_of_another_run_is_not_joined(writer):
+    run = made.record(made.synthetic(330, episode=10**9), 100)
+    other = made.record(made.synthetic(330, seed=5, episode=10**9), 100)
+    mixed = dataclasses.replace(run, pieces=(*run.pieces[:-1], other.pieces[-1]))
+
+    def change(number: int, arrays: dict[str, np.ndarray]) -> None:
+        if number == 3:
+            arrays.update(made.arrays(other, other.pieces[-1]))
+
+    _, found, uses = read(mixed, [2, 3], change)
+    assert not found[-1].joined and BEFORE + 3 not in [use.number for use in uses]
+
+
+def test_counters_of_one_cycle_only_prove_nothing(writer):
+    """`add_count` as some describe it: the same in every piece. Then every piece ends in a cut."""
+    run = made.record(made.synthetic(330, episode=10**9), 100, final=False)
+
+    def change(number: int, arrays: dict[str, np.ndarray]) -> None:
+        arrays["add_count"] = np.array(99)
+
+    rows, found, _ = read(run, [0, 1, 2], change)
+    assert [seam.joined for seam in found] == [False, False]
+    assert rows["truncated"].sum() == 3
+    assert len(rows["obs"]) == 96 + 99 + 99  # the last places are of nobody knows which cycle
+
+
+def test_frames_contradict_counters(writer):
+    """A mirror that mixed two runs: the counters go on, the picture does not."""
+    log, other = made.synthetic(300, episode=10**9), made.synthetic(300, seed=9, episode=10**9)
+    run = made.record(made.swap(log, 196, other), 100, final=False)
+    rows, found, _ = read(run, [0, 1])
+    assert found[0].joined  # within piece 1 all is well: the seam lies in front of row 96
+    assert [seam.joined for seam in read(run, [1, 2])[1]] == [False]
+    rows, found, _ = read(run, [0, 1, 2])
+    assert [seam.joined for seam in found] == [True, False] and "pixels change" in found[1].why
+    assert np.flatnonzero(rows["truncated"]).tolist() == [195, len(rows["obs"]) - 1]
+
+
+def test_what_invalid_range_names_elsewhere_ends_an_episode(writer):
+    run = made.record(made.synthetic(150, episode=10**9), 100, final=False)
+
+    def change(number: int, arrays: dict[str, np.ndarray]) -> None:
+        arrays["invalid_range"] = np.array([40, 41])
+
+    rows, _, _ = read(run, [0], change)
+    assert np.flatnonzero(rows["truncated"]).tolist() == [37, 38, 95]  # three zeros before
+
+
+def test_settings_of_the_agent_are_read_from_invalid_range():
+    around = ring(3, 1000, 3999, np.array([998, 999, 0, 1, 2]))
+    assert (around.stack, around.horizon, around.cuts) == (4, 1, frozenset())
+    three = ring(3, 1000, 3999, np.array([996, 997, 998, 999, 0, 1, 2]))
+    assert (three.stack, three.horizon) == (4, 3)
+    assert ring(3, 1000, 3999, np.array([5, 6, 7])).cuts == {5, 6, 7}
+    assert ring(0, 1000, 999, np.zeros(4, np.int64)).stack is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "match"),
+    [
+        ("add_count", np.array(-1), "add_count is -1"),
+        ("invalid_range", np.array([98, 99, 100]), "places from 0 to 99"),
+        ("$store$_terminal", np.full(100, 7, np.uint8), "values up to 7"),
+    ],
+)
+def test_what_cannot_be_is_damage(writer, kind, value, match):
+    run = made.record(made.synthetic(120), 100, final=False)
+    with pytest.raises(Damaged, match=match):
+        read(run, [0], lambda number, arrays: arrays.update({kind: value}))
+    assert not Writer.kept
+
+
+# ------------------------------------------------------------------------------------------------ rows of zeros
+
+
+def test_zeros_before_episodes_are_no_steps(writer):
+    run = made.record(made.synthetic(300, episode=12), 400)
+    assert (run.pieces[0].rows == made.BLANK).sum() > 30
+    check(run, [0])
+
+
+def test_a_dark_beginning_is_a_step_where_the_writer_has_no_zeros(writer):
+    log = made.synthetic(300, episode=20)
+    ends = np.flatnonzero(log.terminal)
+    dark = ends[2] + 1 + np.arange(3)
+    log.obs[dark], log.action[dark], log.reward[dark], log.terminal[dark] = 0, 0, 0, False
+    rows, _, _ = read(made.record(log, 299, blanks=0, final=False), [0])
+    assert len(rows["obs"]) == 298 and not rows["obs"][dark].any()
+
+
+def test_zeros_that_lie_across_two_pieces_are_left_out(writer):
+    for shift in range(4):
+        log = made.synthetic(400, episode=10**9)
+        log.terminal[:] = False
+        log.terminal[190 + shift] = True
+        run = made.record(log, 100)
+        check(run, [piece.number for piece in run.pieces])
+        check(run, [1])
+        check(run, [2])
+
+
+# --------------------------------------------------------------------------------------------------- frames as text
+
+
+def test_frames_as_text():
+    frame = np.arange(84 * 84, dtype=np.uint32).astype(np.uint8).reshape(84, 84)
+    assert (unpack(pack(frame), (84, 84)) == frame).all()
+    for shape in ((80, 80), (85, 85)):
+        with pytest.raises(ValueError, match="bytes; expected"):
+            unpack(pack(frame), shape)
+    with pytest.raises(ValueError, match="damaged"):
+        unpack("0000000000", (84, 84))

@@ -1,0 +1,184 @@
+"""`python -m fbuf datasets`: what it prints, its exit status, and what it asks of the functions behind it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _pieces
+from fbuf.__main__ import main
+
+
+def make(path: Path, rows: int = 6) -> tuple[fbuf.Buffer, Any]:
+    data = {"observations": np.arange(rows, dtype=np.float32), "terminals": np.arange(rows) % 3 == 2}
+    return fbuf.datasets.from_arrays(data, path=path, metadata={"by": "me"})
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two data sets, an unfinished one, and what is none."""
+    make(tmp_path / "Pong/1")
+    make(tmp_path / "minari/D4RL/door/human-v2", 3)
+    with _pieces.PieceWriter(tmp_path / "Pong/2", 0, _pieces.Schema({"t": ((), "int32")})) as piece:
+        piece.append({"t": np.arange(4, dtype=np.int32)})
+        piece.commit()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/file.txt").write_text("mine")
+    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["datasets", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_list(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "list")
+    assert (status, err) == (0, "")
+    found = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert list(found) == ["Pong/1", "Pong/2", "minari:D4RL/door/human-v2"]
+    assert "not finished" in found["Pong/2"] and "not finished" not in found["Pong/1"]
+    assert found["Pong/1"].split()[1] == "6"
+    entries = json.loads(run(capsys, "list", "--json")[1])
+    assert [(e["id"], e["rows"], e["finished"]) for e in entries] == [
+        ("Pong/1", 6, True),
+        ("Pong/2", 4, False),
+        ("minari:D4RL/door/human-v2", 3, True),
+    ]
+    assert entries[0]["leaves"]["terminated"] == "bool[]" and entries[0]["meta"]["by"] == "me"
+    assert "there are no data sets in" in run(capsys, "list", "--root", str(root / "notes"))[1]
+    assert "there are no data sets in" in run(capsys, "list", "--root", str(root / "nowhere"))[1]
+
+
+def test_available(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "list", "--available")
+    lines = out.splitlines()
+    assert status == 0 and len(lines) == len(fbuf.datasets.available()) == 300
+    assert "Pong/1  (here)" in lines and "Pong/5" in lines
+    assert {"id": "Pong/1", "here": True} in json.loads(run(capsys, "list", "--available", "--json")[1])
+
+
+def test_info_and_verify(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("Pong/1", str(root / "Pong/1")):
+        status, out, _ = run(capsys, "info", name)
+        assert status == 0 and "6 in 1 pieces" in out
+    assert json.loads(run(capsys, "info", "minari:D4RL/door/human-v2", "--json")[1])["rows"] == 3
+    assert run(capsys, "verify", "Pong/1")[:2] == (0, "whole\n")
+    status, out, err = run(capsys, "info", "Pong/9")
+    assert (status, out) == (1, "") and err.startswith("error: ") and "there is no data set at" in err
+    assert "Errno" not in err
+    assert run(capsys, "verify", "Pong/2")[0] == 1
+    data = next((root / "Pong/1/pieces/0").glob("*.st*"), None) or max(
+        (root / "Pong/1/pieces/0").iterdir(), key=lambda p: p.stat().st_size
+    )
+    text = bytearray(data.read_bytes())
+    text[-3] ^= 1
+    data.write_bytes(text)
+    status, out, err = run(capsys, "verify", "Pong/1")
+    assert status == 1 and "whole" not in out and err.startswith("error: ")
+
+
+def test_delete(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, err = run(capsys, "delete", "Pong/1")
+    assert status == 1 and "Say so: --yes" in err and (root / "Pong/1/dataset.json").exists()
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
+    assert run(capsys, "delete", "Pong/1")[0] == 1 and (root / "Pong/1/dataset.json").exists()
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert run(capsys, "delete", "Pong/1")[0] == 0 and not (root / "Pong/1").exists()
+    assert run(capsys, "delete", "Pong/2", "--yes")[0] == 0 and not (root / "Pong/2").exists()
+    assert run(capsys, "delete", "Pong/2", "--yes")[0] == 1
+    assert run(capsys, "delete", str(root / "notes"), "--yes")[0] == 1 and (root / "notes/file.txt").exists()
+
+
+def test_download(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def atari_dqn(name: str, **settings: Any) -> Any:
+        calls.append((name, settings))
+        if name == "Pong/3":
+            raise OSError("the server is gone")
+        return fbuf.datasets.open(root / "Pong/1")
+
+    def minari(name: str, **settings: Any) -> Any:
+        calls.append((name, settings))
+        return fbuf.datasets.open(root / "minari/D4RL/door/human-v2")
+
+    monkeypatch.setattr(fbuf.datasets, "atari_dqn", atari_dqn)
+    monkeypatch.setattr(fbuf.datasets, "minari", minari)
+    status, out, err = run(capsys, "download", "Pong/1")
+    assert status == 0 and "6 in 1 pieces" in out
+    assert calls.pop() == ("Pong/1", {"root": None, "source": None, "progress": True, "download": True, "pieces": None})
+    options = (
+        "--pieces",
+        "0-2,7",
+        "--workers",
+        "3",
+        "--force",
+        "--quiet",
+        "--source",
+        "http://mirror",
+        "--root",
+        "/data",
+    )
+    assert run(capsys, "download", "Pong/1", *options)[0] == 0
+    expected = {"root": Path("/data"), "source": "http://mirror", "progress": False, "download": "force"}
+    assert calls.pop() == ("Pong/1", expected | {"pieces": [0, 1, 2, 7], "workers": 3})
+    assert run(capsys, "download", "minari:D4RL/door/human-v2", "--skip", "obs/mission")[0] == 0
+    name, settings = calls.pop()
+    assert name == "D4RL/door/human-v2" and settings["skip"] == ["obs/mission"]
+    status, out, err = run(capsys, "download", "Pong/3", "Pong/1")  # the others go on
+    assert status == 1 and "error: Pong/3: the server is gone" in err and "6 in 1 pieces" in out
+    for wrong in (("minari:a", "--pieces", "1"), ("Pong/1", "--skip", "obs")):
+        assert run(capsys, "download", *wrong)[0] == 1
+    with pytest.raises(SystemExit) as stop:
+        main(["datasets", "download", "Pong/1", "--pieces", "a-b"])
+    assert stop.value.code == 2 and "names no pieces" in capsys.readouterr().err
+
+
+def test_downloads_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Minari's own files on this machine, converted from the command line."""
+    pytest.importorskip("h5py")
+    from tests import test_datasets_minari as those
+
+    folder = those.write(tmp_path / "minari", "test/plain-v0", those.made("plain"), "plain", "hdf5")
+    settings = ("--root", str(tmp_path / "ours"), "--quiet")
+    source = ("--source", str(tmp_path / "minari"))
+    status, out, err = run(capsys, "download", "minari:test/plain-v0", *source, *settings)
+    assert (status, err) == (0, "") and "21 in 1 pieces" in out
+    assert run(capsys, "download", f"minari:{folder}", *settings)[0] == 0
+    assert run(capsys, "info", "minari:test/plain-v0", "--root", str(tmp_path / "ours"))[0] == 0
+
+
+def test_help_and_interrupt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["datasets"]) == 0
+    assert "download" in capsys.readouterr().out
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fbuf.datasets, "atari_dqn", interrupted)
+    assert main(["datasets", "download", "Pong/1"]) == 130
+
+
+def test_whoever_reads_may_stop(root: Path) -> None:
+    command = [sys.executable, "-m", "fbuf", "datasets", "list", "--available"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,103 @@
+"""`fbuf.datasets`: opening, looking at, checking and removing data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _pieces, datasets
+from tests import pieces
+
+
+def test_info_of_a_data_set(tmp_path: Path) -> None:
+    pieces.make(tmp_path)
+    info = datasets.info(tmp_path)
+    assert info.finished and info.rows == 34 and info.beside == ()
+    assert {number: counts[:2] for number, counts in info.pieces.items()} == {
+        3: (11, 14),
+        0: (3, 3),
+        1: (12, 17),
+        2: (8, 8),
+    }
+    assert info.disk == sum(file.stat().st_size for file in tmp_path.rglob("data-*"))
+    assert info.raw == 34 * (36 + 4 * 4 + 2) and info.ratio == info.raw / info.disk
+    assert info.leaves["obs"] == "uint8[6, 6]" and info.meta == {"name": "made"}
+    text = str(info)
+    assert "34 in 4 pieces" in text and "obs uint8[6, 6]" in text and "made" in text
+
+
+def test_info_of_what_is_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no data set"):
+        datasets.info(tmp_path)
+    rng = np.random.default_rng(0)
+    pieces.write(tmp_path, 4, pieces.SCHEMA, pieces.rows_of(rng, 6))
+    info = datasets.info(tmp_path)
+    assert not info.finished and info.rows == 6 and "(not finished)" in str(info)
+    _pieces.finish(tmp_path, [_pieces.Used(4)], {"terminal": "\x1b[2J"})
+    pieces.write(tmp_path, 5, pieces.SCHEMA, pieces.rows_of(rng, 6))
+    info = datasets.info(tmp_path)
+    assert info.finished and info.beside == (5,) and "\x1b" not in str(info)
+    _pieces.discard(tmp_path, 4)
+    assert not datasets.info(tmp_path).finished
+
+
+def test_verify(tmp_path: Path) -> None:
+    pieces.make(tmp_path)
+    datasets.verify(tmp_path)
+    (data,) = (tmp_path / "pieces" / "1").glob("data-*")
+    text = bytearray(data.read_bytes())
+    text[-3] ^= 1
+    data.write_bytes(text)
+    with pytest.raises(fbuf.StoreCorrupted, match=r"piece 1 of .* is damaged.*discard"):
+        datasets.verify(tmp_path)
+    with pytest.raises(fbuf.StoreCorrupted, match="piece 1"):
+        datasets.open(tmp_path, verify="full")
+    with pytest.raises(ValueError, match="expected 'full' or 'lazy'"):
+        datasets.open(tmp_path, verify="no")
+
+
+def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
+    """Never other data: the step fails, and says why."""
+    rows = pieces.make(tmp_path)
+    with _pieces.DataSet.open(tmp_path) as dataset:
+        column: object = dataset.store._parts[0]
+        offset = int(column.address[0]) & (1 << 40) - 1  # type: ignore[attr-defined]
+    (data,) = (tmp_path / "pieces" / "3").glob("data-*")
+    text = bytearray(data.read_bytes())
+    text[offset + 3] ^= 1
+    data.write_bytes(text)
+    buffer, state = datasets.open(tmp_path)
+    got = buffer.get(state, np.arange(20, 34, dtype=np.int32))
+    np.testing.assert_array_equal(got.data["obs"], rows["obs"][20:])
+    with pytest.raises(Exception, match="checksum"):
+        jax.block_until_ready(buffer.get(state, np.arange(20, 34, dtype=np.int32) * 0))
+    assert isinstance(fbuf.stores()[-1]._store.last_error, fbuf.StoreCorrupted)
+
+
+def test_delete(tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    with pytest.raises(FileNotFoundError, match="nothing was removed"):
+        datasets.delete(path)
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileNotFoundError, match="nothing was removed"):
+        datasets.delete(path)
+    pieces.make(path)
+    buffer, state = datasets.open(path)
+    with pytest.raises(BlockingIOError, match="is open in this process"):
+        datasets.delete(path)
+    jax.block_until_ready(state)
+    del state
+    datasets.delete(path)
+    assert [file.name for file in path.iterdir()] == ["notes.txt"]
+    with pytest.raises(FileNotFoundError):
+        datasets.delete(path)
+    (path / "notes.txt").unlink()
+    pieces.make(path)
+    (path / "dataset.json").write_bytes(b"damaged")
+    datasets.delete(path)
+    assert not path.exists()

@@ -1,0 +1,337 @@
+"""Functions over rows and windows of data sets: the same rows as a loop in numpy gives, in order, whatever interrupts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _pieces
+from fbuf.datasets._program import Program
+from tests import datasets_oracle as oracle
+
+OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}
+ACTION = {"action": ((2,), np.float32)}
+LENGTHS = (4, 1, 6, 3, 5)
+EPISODES = oracle.episodes(0, LENGTHS, OBS, ACTION)
+
+
+@pytest.fixture(scope="module")
+def maze(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 19 rows in 5 pieces, with final observations."""
+    path = tmp_path_factory.mktemp("maze") / "maze"
+    rows = oracle.rows_of(EPISODES, final=False)
+    rows |= {"next_" + name: np.concatenate([e.obs[name][1:] for e in EPISODES]) for name in OBS}
+    rows["reward"] = rows["reward"].astype(np.float32)
+    fbuf.datasets.from_arrays(rows, path=path, piece_rows=4)
+    return path
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    with _pieces.DataSet.open(path) as dataset:
+        return dataset.read_rows(0, dataset.rows)
+
+
+def same(row: Any) -> Any:
+    return row
+
+
+# The two examples of torchrl's documentation of `preprocess`.
+
+
+def select(row: Any) -> Any:
+    return {"action": row["action"], "obs": {"place": row["obs"]["place"]}}
+
+
+def concatenate(row: Any) -> Any:
+    def flat(obs: Any) -> Any:
+        return jnp.concatenate([obs["place"], obs["goal"]])
+
+    return {
+        "obs": flat(row["obs"]),
+        "final_obs": flat(row["final_obs"]),
+        "action": row["action"],
+        "reward": row["reward"],
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_selected_leaves(maze: Path, tmp_path: Path, workers: int) -> None:
+    buffer, state = fbuf.datasets.preprocess(
+        maze, select, dest=tmp_path / "a", piece_rows=5, batch_size=2, workers=workers
+    )
+    del state
+    before, after = read(maze), read(tmp_path / "a")
+    assert sorted(after) == ["action", "obs/place", "terminated", "truncated"] and buffer.view == fbuf.views.Row()
+    assert all(np.array_equal(after[name], before[name]) for name in after)
+    assert [piece.rows for piece in _pieces.committed(tmp_path / "a").values()] == [5, 5, 5, 4]
+
+
+def test_concatenated_observations_are_steps_still(maze: Path, tmp_path: Path) -> None:
+    buffer, state = fbuf.datasets.open(maze)
+    buffer, state = fbuf.datasets.preprocess((buffer, state), concatenate, dest=tmp_path / "a")
+    assert buffer.view == fbuf.views.Transition(final_observation="final_obs")
+    flat = []
+    for e in EPISODES:
+        obs = np.concatenate([e.obs["obs/place"], e.obs["obs/goal"]], axis=1)
+        flat.append(oracle.Episode({"obs": obs}, e.action, e.reward, e.terminated))
+    oracle.check_rows(buffer, state, oracle.rows_of(flat))
+    oracle.check_transitions(buffer, state, flat, n=3, final=True)
+
+
+def test_dtypes_and_structures_are_those_of_the_function(maze: Path, tmp_path: Path) -> None:
+    def odd(row: Any) -> Any:
+        return {
+            "half": row["obs"]["place"].astype(jnp.bfloat16),
+            "several": (row["reward"] > 0, [row["obs"]["frame"].mean(dtype=jnp.float32)]),
+            "constant": 3,
+            "nothing": None,
+            "truncated": row["terminated"],
+        }
+
+    buffer, state = fbuf.datasets.preprocess(maze, odd, dest=tmp_path / "a", keep=("reward",))
+    rows, before = buffer.rows(state).data, read(maze)
+    assert rows["half"].dtype == jnp.bfloat16 and rows["constant"].tolist() == [3] * 19 and rows["nothing"] is None
+    assert np.array_equal(rows["several"][0], before["reward"] > 0)
+    assert np.allclose(rows["several"][1][0], before["obs/frame"].mean(axis=(1, 2)))
+    assert np.array_equal(rows["reward"], before["reward"]) and "terminated" not in rows
+    assert np.array_equal(rows["truncated"], before["terminated"])  # declared anew, and not overwritten by what is kept
+
+
+def test_windows(maze: Path, tmp_path: Path) -> None:
+    view = fbuf.views.Transition(n_step=3, gamma=0.9, final_observation="final_obs")
+
+    def simple(step: Any) -> Any:
+        return {n: step[n] for n in ("reward", "discount", "action")} | {"next_place": step["next_obs"]["place"]}
+
+    expected = oracle.transitions(EPISODES, 3, 0.9, final=True)
+    rows = oracle.rows_of(EPISODES)
+    for data, name in ((maze, "a"), (fbuf.datasets.open(maze), "b")):
+        buffer, state = fbuf.datasets.preprocess(
+            data, simple, dest=tmp_path / name, view=view, batch_size=4, piece_rows=6
+        )
+        found = buffer.rows(state).data
+        assert buffer.capacity == len(expected) == 19 and buffer.view == fbuf.views.Row()
+        assert sorted(found) == ["action", "discount", "next_place", "reward"]
+        for i, (row, wanted) in enumerate(expected.items()):
+            assert np.allclose(found["reward"][i], wanted["reward"], rtol=1e-5)
+            assert np.allclose(found["discount"][i], wanted["discount"])
+            assert np.array_equal(found["action"][i], rows["action"][row])
+            assert np.array_equal(found["next_place"][i], wanted["next_obs"]["obs/place"])
+
+
+def test_windows_of_episodes_and_of_a_buffer_of_any_kind(maze: Path, tmp_path: Path) -> None:
+    def total(window: Any) -> Any:
+        return {"return": jnp.sum(window["reward"]), "steps": jnp.sum(window["mask"])}
+
+    buffer, state = fbuf.datasets.preprocess(maze, total, dest=tmp_path / "a", view=fbuf.views.Episode(6))
+    rows = buffer.rows(state).data
+    assert rows["steps"].tolist() == list(LENGTHS)
+    assert np.allclose(rows["return"], [e.reward.sum() for e in EPISODES], rtol=1e-5)
+    ring = fbuf.Buffer(4, episode_end=("terminated",))
+    held = ring.extend(ring.init({"t": 0, "terminated": False}), {"t": jnp.arange(6), "terminated": jnp.arange(6) == 3})
+    buffer, state = fbuf.datasets.preprocess((ring, held), same, dest=tmp_path / "b")
+    rows = buffer.rows(state).data  # the newest four, oldest first
+    assert rows["t"].tolist() == [2, 3, 4, 5] and rows["terminated"].tolist() == [False, True, False, False]
+
+
+def test_the_first_rows(maze: Path, tmp_path: Path) -> None:
+    for limit, rows in ((7, 7), (1000, 19)):
+        fbuf.datasets.preprocess(maze, same, dest=tmp_path / str(limit), limit=limit)
+        before, after = read(maze), read(tmp_path / str(limit))
+        assert all(np.array_equal(after[name], before[name][:rows]) for name in before)
+
+
+def test_every_row_once_in_one_program(maze: Path, tmp_path: Path) -> None:
+    """Two traces to look at the function, two for shapes and for the program; then none, whatever the last batches have."""
+    traced = 0
+
+    def count(row: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return {"obs": row["obs"]["place"]}
+
+    fbuf.datasets.preprocess(maze, count, dest=tmp_path / "a", batch_size=4, piece_rows=7)
+    assert traced == 4
+    assert np.array_equal(read(tmp_path / "a")["obs"], read(maze)["obs/place"])
+
+
+LEAKED: list[Any] = []
+STATE = np.random.default_rng(0)
+
+
+class Own(dict):  # type: ignore[type-arg]
+    pass
+
+
+def _leaks(row: Any) -> Any:
+    LEAKED.append(row["reward"] + 1)
+    return {"reward": row["reward"]}
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (3, TypeError, "fn is a int; expected a function of one row"),
+    (lambda row: row["reward"], TypeError, "fn gives a .* for a row; expected a dict of arrays"),
+    (lambda row: [row["reward"]], TypeError, "fn gives a list for a row"),
+    (lambda row: None, TypeError, "fn gives a NoneType for a row"),
+    (lambda row: {}, TypeError, "fn gives no leaves for a row; .* A row can be changed, not left out"),
+    (lambda row: {"a": "text"}, TypeError, "fn gives 'a' as a str; expected arrays"),
+    (lambda row: {"a": object()}, TypeError, "fn gives 'a' as a object"),
+    (lambda row: {"a": jax.random.key(0)}, TypeError, "fn gives leaf 'a' as key<fry>; expected numbers"),
+    (lambda row: {"a": row["reward"] + STATE.normal()}, ValueError, "fn is another program when it is traced again"),
+    (lambda row: {"a": row["reward"] + time.perf_counter_ns() % 2**20}, ValueError, "fn is another program"),
+    (_leaks, ValueError, "fn lets a traced value out"),
+    (lambda row: {"a": row["missing"]}, KeyError, "missing"),
+]
+
+
+@pytest.mark.parametrize(("fn", "kind", "words"), WRONG, ids=[words[:24] for *_, words in WRONG])
+def test_wrong_functions_are_refused_and_leave_nothing(
+    maze: Path, tmp_path: Path, fn: Any, kind: type[Exception], words: str
+) -> None:
+    LEAKED.clear()
+    with pytest.raises(kind, match=words):
+        fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_places(maze: Path, tmp_path: Path) -> None:
+    for dest, words in (
+        (maze, "the source itself"),
+        (maze / "pieces" / "new", "expected neither within the other"),
+        (maze.parent, "expected neither within the other"),
+        (maze / ".." / "maze", "the source itself"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fbuf.datasets.preprocess(maze, same, dest=dest)
+    (tmp_path / "link").symlink_to(maze)
+    with pytest.raises(ValueError, match="the source itself"):
+        fbuf.datasets.preprocess(fbuf.datasets.open(maze), same, dest=tmp_path / "link")
+    fbuf.datasets.preprocess(maze, select, dest=tmp_path / "a")
+    with pytest.raises(FileExistsError, match="is a data set already"):
+        fbuf.datasets.preprocess(maze, select, dest=tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="there is no data set"):
+        fbuf.datasets.preprocess(tmp_path / "none", select, dest=tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"limit": 0}, ValueError, "limit is 0"),
+        ({"batch_size": 0}, ValueError, "batch_size is 0"),
+        ({"workers": -1}, ValueError, "workers is -1"),
+        ({"keep": "reward"}, TypeError, r"keep=\('reward',\)"),
+        ({"keep": ("rewards",)}, ValueError, "keep has 'rewards', but rows have"),
+        ({"view": fbuf.views.Sequence(7)}, ValueError, "finds no window to draw"),
+        ({"view": fbuf.views.Transition(), "keep": ("obs",)}, ValueError, "keep has 'obs'"),
+    ],
+)
+def test_wrong_settings(maze: Path, tmp_path: Path, settings: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        fbuf.datasets.preprocess(maze, same, dest=tmp_path / "a", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_is_none(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(4, lanes=2)
+    state = buffer.init({"t": 0})
+    with pytest.raises(ValueError, match="lanes=2; expected one stream"):
+        fbuf.datasets.preprocess((buffer, state), same, dest=tmp_path / "a")
+    with pytest.raises(TypeError, match=r"expected \(buffer, state\), or a path"):
+        fbuf.datasets.preprocess((state, buffer), same, dest=tmp_path / "a")  # type: ignore[arg-type]
+    buffer = fbuf.Buffer(4)
+    with pytest.raises(ValueError, match="there is nothing to write"):
+        fbuf.datasets.preprocess((buffer, buffer.init({"t": 0})), same, dest=tmp_path / "a")
+
+
+def test_interrupted_work_goes_on_with_the_same_function_only(maze: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done >= 11:
+            raise KeyboardInterrupt
+
+    def scaled(by: float) -> Any:
+        return lambda row: {"reward": row["reward"] * by}
+
+    with pytest.raises(KeyboardInterrupt):
+        fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, batch_size=2, progress=stop)
+    assert sorted(_pieces.committed(tmp_path / "a")) == [0, 1]
+    for fn, settings in ((scaled(3.0), {}), (scaled(2.0), {"piece_rows": 4}), (scaled(2.0), {"keep": ()})):
+        with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
+            fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a", **({"piece_rows": 5} | settings))
+    seen: list[int] = []
+    fbuf.datasets.preprocess(
+        maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, progress=lambda done, total: seen.append(done)
+    )
+    assert seen[0] == 10 and np.array_equal(read(tmp_path / "a")["reward"], read(maze)["reward"] * 2)
+    with pytest.raises(KeyboardInterrupt):
+        fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "b", piece_rows=5, batch_size=2, progress=stop)
+    fbuf.datasets.preprocess(maze, scaled(3.0), dest=tmp_path / "b", piece_rows=5, resume=False)
+    assert np.array_equal(read(tmp_path / "b")["reward"], read(maze)["reward"] * 3)
+
+
+def test_marks_tell_functions_from_others() -> None:
+    """Constants count wherever they lie: closed over, in a function jitted within, in a loop."""
+    row = {"x": jax.ShapeDtypeStruct((2000,), np.float32)}
+
+    def mark(place: str, at: int) -> str:
+        constant = np.where(np.arange(2000) == at, 7, 0).astype(np.float32)
+
+        def plain(x: Any) -> Any:
+            return x + constant
+
+        def looped(x: Any) -> Any:
+            return jax.lax.fori_loop(0, 3, lambda i, carry: jax.jit(plain)(carry), x)
+
+        step: Any = {"plain": plain, "jitted": jax.jit(plain), "looped": looped}[place]
+        return Program("preprocess", lambda row: {"x": step(row["x"])}, row, (), None).mark
+
+    for place in ("plain", "jitted", "looped"):
+        assert mark(place, 1000) == mark(place, 1000) != mark(place, 1001), place
+
+
+KILLED = """
+import sys, time, fbuf
+def told(done, total):
+    print(done, flush=True)
+    time.sleep(0.02)
+def double(row):
+    return {"obs": row["obs"] * 2 + 1}
+fbuf.datasets.preprocess(sys.argv[1], double, dest=sys.argv[2], piece_rows=100, batch_size=25, workers=2, progress=told)
+"""
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    rows = np.arange(3000 * 300, dtype=np.float32).reshape(3000, 300)
+    fbuf.datasets.from_arrays({"observations": rows}, path=tmp_path / "a", episode_end=(), piece_rows=700)
+    for wait in (300, 1200):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(tmp_path / "b")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) >= wait:
+                    break
+            os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(FileNotFoundError, match="not finished"):
+            fbuf.datasets.open(tmp_path / "b")
+    done = sum(piece.rows for piece in _pieces.committed(tmp_path / "b").values())
+    assert done >= 800
+    seen: list[int] = []
+
+    def double(row: Any) -> Any:
+        return {"obs": row["obs"] * 2 + 1}
+
+    fbuf.datasets.preprocess(
+        tmp_path / "a", double, dest=tmp_path / "b", piece_rows=100, progress=lambda now, total: seen.append(now)
+    )
+    assert seen[0] == done  # another process's pieces, told to be of the same function
+    assert np.array_equal(read(tmp_path / "b")["obs"], rows * 2 + 1)
