@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ class Dribble:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.fixture(autouse=True, scope="module", params=["isal", "zlib"])
+def inflating(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With what is installed, and with the standard library alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "zlib":
+            patch.setitem(sys.modules, "isal", None)
+        else:
+            pytest.importorskip("isal")
+        yield
 
 
 def npy_bytes(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
@@ -239,7 +251,7 @@ def test_what_follows_is_noticed() -> None:
 def test_checksums_and_lengths_of_gzip_are_compared() -> None:
     plain = npy_bytes(FRAMES)
     good = gzip.compress(plain)
-    for at, said in ((-8, "incorrect data check"), (-4, "incorrect length check")):
+    for at, said in ((-8, "does not decompress"), (-4, "does not decompress")):
         wrong = bytearray(good)
         wrong[at] ^= 1
         assert said in refused(bytes(wrong))
@@ -251,7 +263,7 @@ def test_the_last_rows_come_after_the_checks_only() -> None:
     wrong[-8] ^= 1
     with NpyStream(Dribble(bytes(wrong)), "x") as stream:
         assert len(stream.read(19)) == 19
-        with pytest.raises(FileCorrupted, match="data check"):
+        with pytest.raises(FileCorrupted, match="does not decompress"):
             stream.read(1)
 
 

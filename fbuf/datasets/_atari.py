@@ -79,7 +79,8 @@ def atari_dqn(
       workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, two a core
         where files come over a network, up to 8.
       progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
-      codec: For frames, in place of `fbuf.storages.Zstd()`.
+      codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes 10 to 27 % fewer bytes,
+        and two to three times as long.
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
       sampler: Default: uniform.
       on_corrupt: `"raise"`, or `"skip"`: leave a damaged piece out, with a warning; it is tried again by the next call.
@@ -96,9 +97,8 @@ def atari_dqn(
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
       SpaceError (an OSError): the disk has no room for it; nothing was begun.
       BlockingIOError: another process is making this data set.
-    Cost: 15,000 to 40,000 frames a second of a core, as the game goes, of which compressing again takes half and more:
-      50,000 to 75,000 with `codec=fbuf.storages.Zstd(repack=False)`, and 10 to 27 % more bytes. 50 to 260 bytes a frame on
-      the disk.
+    Cost: 50,000 to 100,000 frames a second of a core (the more with isal, which the extra `datasets` brings), 50 to 260 bytes a
+      frame on the disk, as the game goes.
     Example:
       >>> import fbuf.datasets
       >>> try:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf import _pieces
+from fbuf._host.codec import Zstd
 from fbuf.datasets._atari_ends import FRAME, describe
 from fbuf.datasets._atari_ring import Blanks, Part, Ring, blanks, ring
 from fbuf.datasets._atari_volumes import BEFORE, Volumes
@@ -28,6 +29,8 @@ OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observa
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
 MOST_ROWS = 1 << 24
+CODEC = Zstd(repack=False)
+"""Of frames: compressing them again saves 10 to 27 % of the bytes and takes twice as long as all else together."""
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
 _COUNTS = ("int64", "int32")
@@ -50,7 +53,7 @@ class Files(Protocol):
 
 def schema(codec: Any = None) -> _pieces.Schema:
     """Leaves of a row: `obs` uint8[84, 84], `action` int32, `reward` float32, `terminated` and `truncated` bool."""
-    return _pieces.Schema({**_LEAVES, **_FLAGS}, codec=None if codec is None else {"obs": codec})
+    return _pieces.Schema({**_LEAVES, **_FLAGS}, codec={"obs": CODEC if codec is None else codec})
 
 
 def convert(

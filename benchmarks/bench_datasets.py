@@ -1,0 +1,339 @@
+"""What does a data set of Atari frames cost: to make, to keep, to open, to draw from?
+
+The files are those of the DQN replay data set, made of real games (`_atari`): pieces of single frames, actions, rewards, ends,
+counters, as gzipped arrays. *Making* goes from those files to a data set that can be drawn from, one piece after another in one
+process: ours compresses, torchrl's (`AtariDQNExperienceReplay`, its own function for a piece; the download around it needs an
+external program) writes memory maps of the raw frames. *Reading* is 256 stacks of four frames and the stacks after them, drawn
+at random: ours by a jitted `sample`, whose time includes the draw, action, reward and flags; torchrl's as `sample` of its slice
+sampler, and as `get` of the same number of rows, which leaves the draw out. All files are in the page cache; both sides give
+the same frames, which is checked.
+
+Bytes are of all files of the data set, against stacks with next stacks (8 frames a row), which is what a naive buffer holds;
+torchrl's memory maps hold each frame once, raw. The estimate for 50 million frames takes the bytes a row of these frames.
+
+The large data sets are many pieces of a million rows: real frames of games in turn. *Opening* counts the files, reads the
+index and makes the state, after everything was compiled once. In the largest the raw frames would take fifteen times this
+machine's memory; what a batch takes there is compared with one from a fiftieth of it.
+
+Expected: making 3 times as fast as torchrl, 150 times smaller than stacks, opening 10^7 rows in a second, reading 3 times as
+fast.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from benchmarks import _atari
+from benchmarks._harness import (
+    Absent,
+    absent_row,
+    geometric_mean,
+    interleave,
+    load_peer,
+    measure_memory,
+    ratio,
+    row,
+    spread,
+)
+from fbuf import _pieces, datasets
+
+MAKE = "Seconds to make a data set of {} rows from the files: torchrl's over ours"
+KEEP = "Bytes of stacks with next stacks over those of the data set, {} rows"
+READ = "Seconds to read 256 stacks with next stacks of {} rows: torchrl's over ours"
+OPEN = "Seconds to open a data set"
+LARGE = "Seconds to read 256 stacks with next stacks of {} rows over the same of {}"
+FRAME, STACKS = 84 * 84, 8 * 84 * 84
+BATCH, MOST = 256, 50_000_000
+
+
+def _gz(path: Path, array: np.ndarray) -> None:
+    data = io.BytesIO()
+    np.save(data, array)
+    path.write_bytes(gzip.compress(data.getvalue(), 6))
+
+
+def write_files(folder: Path, game: str, rows: int, pieces: int) -> np.ndarray:
+    """Pieces of `rows` rows as the agent's ring dumps them; the frames, in order."""
+    frames, start = _atari.frames(game, rows * pieces)
+    random = np.random.default_rng(0)
+    action = random.integers(0, 6, len(frames), np.int32)
+    reward = random.choice(np.array([0, 0, 0, 1, -1], np.float32), len(frames))
+    terminal = np.append(start[1:], False).astype(np.uint8)
+    folder.mkdir(parents=True)
+    for number in range(pieces):
+        at = np.arange(number * rows, (number + 1) * rows)
+        at[-1] = max(number * rows - 1, 0)  # the ring's last place holds the row of the cycle before
+        for name, array in (("observation", frames), ("action", action), ("reward", reward), ("terminal", terminal)):
+            _gz(folder / f"$store$_{name}_ckpt.{number}.gz", array[at])
+        _gz(folder / f"add_count_ckpt.{number}.gz", np.array((number + 1) * rows - 1))
+        _gz(folder / f"invalid_range_ckpt.{number}.gz", np.array([rows - 2, rows - 1, 0, 1, 2]))
+    return frames
+
+
+def _ours(files: Path, root: Path) -> tuple[fbuf.Buffer, Any]:
+    return datasets.atari_dqn("Pong/1", root=root, source=files, workers=0)
+
+
+def _torchrl(files: Path, root: Path, peer: Any) -> None:
+    """What its constructor does with a piece once its files are there."""
+    found = peer._list_runs(files / "dqn" / "Pong" / "1" / "replay_logs")
+    for number in found:
+        peer._preproc_run(root / "Pong" / "1" / str(number), found, number)
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of a folder's files."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def _game(game: str, rows: int, pieces: int, rounds: int, where: Path, peer: Any) -> list[dict[str, Any]]:
+    """Rows of one game."""
+    files, total = where / game, rows * pieces
+    frames = write_files(files / "dqn" / "Pong" / "1" / "replay_logs", game, rows, pieces)
+    mine, theirs = where / f"{game}-fbuf", where / f"{game}-torchrl"
+    seconds: dict[str, list[float]] = {"ours": [], "torchrl": []}
+    absent = isinstance(peer, Absent)
+    for turn in range(rounds + 1):
+        shutil.rmtree(mine, ignore_errors=True)
+        shutil.rmtree(theirs, ignore_errors=True)
+        begin = time.perf_counter()
+        buffer, state = _ours(files, mine)
+        middle = time.perf_counter()
+        if not absent:
+            _quietly(lambda: _torchrl(files, theirs, peer))
+        if turn:  # the first compiles, and reads the files from the disk
+            seconds["ours"].append(middle - begin)
+            seconds["torchrl"].append(time.perf_counter() - middle)
+    shutil.rmtree(files)
+    held = folder_bytes(mine)
+    report = [
+        row(
+            KEEP.format(f"{total:,}"),
+            game,
+            ours=f"{held / total:.1f} bytes a row",
+            peer=f"{STACKS} bytes a row",
+            ratio=STACKS * total / held,
+            target=">= 150",
+            note=f"50 million rows: {held / total * MOST / 1e9:.2f} GB",
+        )
+    ]
+    question, case = MAKE.format(f"{total:,}"), game
+    if absent:
+        return [absent_row(question, case, peer, ">= 3.0"), *report]
+    ours, its = seconds["ours"], seconds["torchrl"]
+    speed = row(
+        question,
+        case,
+        ours=spread([s / total for s in ours]),
+        peer=spread([s / total for s in its]),
+        ratio=ratio(its, ours),
+        target=">= 3.0",
+        note="seconds a row",
+    )
+    return [speed, *report, *_reads(game, total, buffer, state, theirs, frames, peer, 3 * rounds)]
+
+
+def _sampler(buffer: fbuf.Buffer, state: Any) -> Callable[[], Any]:
+    step, held, calls = jax.jit(fbuf.Buffer.sample, static_argnums=(0, 3), donate_argnums=1), [state], [0]
+
+    def thunk() -> Any:
+        calls[0] += 1
+        held[0], batch = step(buffer, held[0], jax.random.key(calls[0]), BATCH)
+        return batch
+
+    return thunk
+
+
+def _reads(
+    game: str, total: int, buffer: fbuf.Buffer, state: Any, folder: Path, frames: np.ndarray, peer: Any, rounds: int
+) -> list[dict[str, Any]]:
+    """Rows of reading; `state` is used up."""
+    thunk = _sampler(buffer, state)
+    options = {"root": folder, "download": False, "batch_size": 4 * BATCH}
+    slices = _quietly(lambda: peer("Pong/1", **options, slice_len=4))
+    storage = slices._storage
+    random = np.random.default_rng(0)
+
+    import torch
+
+    def get() -> Any:
+        at = random.integers(4, total - 4, BATCH)
+        return storage.get(torch.from_numpy((at[:, None] + np.arange(-3, 1)).reshape(-1)))
+
+    batch = thunk()
+    stacks = np.asarray(batch.data["obs"])  # [B, 84, 84, 4] or [B, 4, 84, 84]: compared by their bytes
+    number = np.asarray(batch.index.slot)[3]
+    newest = stacks[3, -1] if stacks.shape[1] == 4 else stacks[3, ..., -1]
+    if not np.array_equal(newest, frames[number]):
+        raise AssertionError("bench_datasets: fbuf reads other frames than were written")
+    there = storage.get(torch.tensor([total // 3]))["observation"][0].numpy()
+    if not np.array_equal(there, frames[total // 3]):
+        raise AssertionError("bench_datasets: torchrl reads other frames than were written")
+
+    timings = _quietly(
+        lambda: interleave({"ours": thunk, "slices": lambda: slices.sample(), "get": get}, rounds=rounds, warmup=2)
+    )
+    ours = timings["ours"]
+    return [
+        row(
+            READ.format(f"{total:,}"),
+            f"{game}, {name}",
+            ours=spread(ours),
+            peer=spread(timings[key]),
+            ratio=ratio(timings[key], ours),
+            target=">= 3.0" if key == "slices" else None,
+        )
+        for key, name in (("slices", "its slice sampler"), ("get", "its storage alone"))
+    ]
+
+
+# ------------------------------------------------------------------------------------------- large
+
+
+def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, each: int = 20_000) -> None:
+    """Piece 0 of a data set: games in turn."""
+    random, done, turn = np.random.default_rng(0), 0, 0
+    schema = _pieces.Schema(
+        {
+            "obs": ((84, 84), "uint8"),
+            "action": ((), "int32"),
+            "reward": ((), "float32"),
+            "terminated": ((), "bool"),
+            "truncated": ((), "bool"),
+        }
+    )
+    with _pieces.PieceWriter(path, 0, schema) as piece:
+        while done < rows:
+            for frames, start in _atari.blocks(games[turn % len(games)], min(each, rows)):
+                number = min(len(frames), rows - done)
+                piece.append(
+                    {
+                        "obs": frames[:number],
+                        "action": random.integers(0, 6, number, np.int32),
+                        "reward": random.choice(np.array([0, 0, 0, 1], np.float32), number),
+                        "terminated": np.append(start[1:number], False),
+                        "truncated": np.zeros(number, bool),
+                    }
+                )
+                done += number
+            turn += 1
+        piece.commit()
+
+
+def many(path: Path, other: Path, pieces: int) -> None:
+    """A data set of so many copies of the piece at `path`, at `other`; copies on the disk, not links."""
+    for number in range(pieces):
+        shutil.copytree(path / "pieces" / "0", other / "pieces" / str(number))
+    _pieces.finish(other, [_pieces.Used(number) for number in range(pieces)])
+
+
+def opened(path: str, samples: int) -> Iterator[Any]:
+    """What a process grows by that opens a data set and draws from it (for `measure_memory`)."""
+    view = fbuf.views.Transition(stack=4)
+    with tempfile.TemporaryDirectory() as small:  # compiles everything, of as many rows
+        del small
+    jax.block_until_ready(jax.random.key(0))
+    yield None
+    buffer, state = datasets.open(path, view=view)
+    thunk = _sampler(buffer, state)
+    del state
+    for _ in range(samples):
+        jax.block_until_ready(thunk())
+    yield {"rows": buffer.capacity, "bytes": folder_bytes(Path(path))}
+
+
+def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[dict[str, Any]]:
+    """Rows of data sets of `sizes` pieces of `rows` rows."""
+    first, report = where / "one", []
+    write_piece(first, rows)
+    folders = {number: where / f"of-{number}" for number in sizes}
+    for number, folder in folders.items():
+        many(first, folder, number)
+    for view, name in ((None, "rows"), (fbuf.views.Transition(stack=4), "transitions of stacks")):
+        folder, seconds = folders[sizes[0]], []
+        for _ in range(rounds + 1):
+            begin = time.perf_counter()
+            _, state = datasets.open(folder, view=view)
+            jax.block_until_ready(state)
+            seconds.append(time.perf_counter() - begin)
+            del state
+        report.append(
+            row(
+                OPEN,
+                f"{sizes[0] * rows:,} rows in {sizes[0]} pieces, {name}",
+                ours=spread(seconds[1:]),
+                ratio=spread(seconds[1:]),
+                target="<= 1.0",
+                note=f"the first time in a process, which compiles: {seconds[0]:.2f} s",
+            )
+        )
+    few = datasets.open(first if (first / "dataset.json").exists() else _finished(first), view=view)
+    most = datasets.open(folders[sizes[1]], view=view)
+    timings = interleave({"few": _sampler(*few), "most": _sampler(*most)}, rounds=4 * rounds, warmup=3)
+    total = sizes[1] * rows
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    grown = measure_memory(opened, str(folders[sizes[1]]), 50)
+    report.append(
+        row(
+            LARGE.format(f"{total:,}", f"{rows:,}"),
+            "under jit",
+            ours=spread(timings["most"]),
+            peer=spread(timings["few"]),
+            ratio=ratio(timings["most"], timings["few"]),
+            note=f"raw frames: {total * FRAME / 1e9:.0f} GB, memory of this machine: {memory / 1e9:.0f} GB; files: "
+            f"{grown['result']['bytes'] / 1e9:.2f} GB; a process that opens it and draws 50 batches grows by "
+            f"{grown['rss'] / 1e6:.0f} MB (compiled programs included)",
+        )
+    )
+    return report
+
+
+def _finished(path: Path) -> Path:
+    _pieces.finish(path, [_pieces.Used(0)])
+    return path
+
+
+def main(quick: bool) -> list[dict[str, Any]]:
+    """Rows for six games of two pieces of 20,000 rows (`quick`: two games, of 2,000), then for large data sets."""
+    games = _atari.GAMES[:2] if quick else _atari.GAMES
+    rows, rounds = (2_000, 2) if quick else (20_000, 5)
+    module = load_peer("torchrl.data.datasets")
+    peer = module if isinstance(module, Absent) else module.AtariDQNExperienceReplay
+    report: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        for game in games:
+            report += _game(game, rows, 2, rounds, where / "small", peer)
+            shutil.rmtree(where / "small")
+        if quick:
+            report += large(10_000, (10, 50), rounds, where / "large")
+        else:
+            report += large(1_000_000, (10, 50), rounds, where / "large")
+    kept = [r["ratio"] for r in report if r["question"] == KEEP.format(f"{2 * rows:,}")]
+    report.append(row(KEEP.format(f"{2 * rows:,}"), "geometric mean", ratio=geometric_mean(kept), target=">= 150"))
+    return sorted(report, key=lambda r: r["question"])  # stable: one table after another
+
+
+if __name__ == "__main__":
+    from benchmarks._harness import table
+
+    print(table(main(quick=False)))
