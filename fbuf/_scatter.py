@@ -19,7 +19,7 @@ from fbuf._config import state
 from fbuf._duplicates import keep_last
 from fbuf._ring import later
 from fbuf._tree import Spec
-from fbuf._typing import Geometry, Ring, Scattering
+from fbuf._typing import Forgetting, Geometry, Ring, Scattering
 
 
 @state
@@ -51,7 +51,11 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
     """No rows any more, and every index handed out so far is stale."""
-    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, writer.init(geometry, spec))
+    if isinstance(writer, Forgetting):
+        own = writer.clear(scatter.own, geometry, spec)
+    else:
+        own = writer.init(geometry, spec)
+    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 
 def held(ring: Ring) -> jax.Array:
