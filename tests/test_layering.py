@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ranks", "_neighbours", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
-    ("_verbs", "_checked", "testing", "torch"),
+    ("_verbs", "_checked", "testing", "torch", "limits"),
     ("_ahead",),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue
