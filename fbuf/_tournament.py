@@ -5,13 +5,14 @@ A row of the tree is a few uint32 words that compare like numbers with many digi
 parent is the lowest of its eight children, so the root is the row that goes next, and names its slot. Layout and fan-out are
 those of `fbuf._sumtree`; all words of a node lie side by side.
 
-On CPUs new rows are put in one by one, the highest first, until one is no higher than the lowest there is: XLA makes one
-kernel of a scan over a few of them (1 us a row), and the loop around it ends where nothing is left to do. Elsewhere all at
-once: the lowest K rows are looked for from the top, level by level (of a level's nodes only the lowest K matter), and
-the i-th highest of the new takes the place of the i-th lowest if it is higher. Both put the same rows into the same slots.
+On CPUs new rows are put in one by one as they come, those that are higher than the lowest there was before: XLA makes one
+kernel of a scan over a few of them (0.8 us a row), and the loop around it ends where none is left. Elsewhere all at once: the
+lowest K rows are looked for from the top, level by level (of a level's nodes only the lowest K matter), and the i-th highest of
+the new takes the place of the i-th lowest if it is higher. Both keep the same rows, in slots of their own choice.
 
-Rejected: a binary heap (twice the levels, and a swap moves two rows); `lax.top_k` over all C ranks (O(C) a write); an array
-for each word (XLA copies all of them in every step of the loop: a thousand times the time).
+Rejected: a binary heap (three times the levels, and a swap moves two rows); `lax.top_k` over all C ranks (O(C) a write); on
+CPUs to sort the new rows first, as it is done elsewhere (a fifth of the time, more than it saves); an array for each word (XLA
+copies all of them in every step of the loop: a thousand times the time).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._pin import any_of
+from fbuf._pin import any_of, pin
 from fbuf._sumtree import FAN_OUT, layout
 from fbuf._wide import Wide
 
@@ -115,27 +116,19 @@ def insert(
       keep: bool[N]; the others are left out.
       held: int32[], rows in the tree: those of slots 0 to `held` - 1.
     Returns:
-      The tree; and int32[N], the slot of each row, C where it is not kept: none twice.
-    Cost: O(N log N + K log C), K the rows kept; elsewhere than on CPUs O(N log N log C).
+      The tree; and int32[N], the slot of each row, C where it is not kept. A row that had to go again is followed by one with
+      its slot.
+    Cost: O(N + K log C), K the rows kept; elsewhere than on CPUs O(N log N log C).
     """
-    number, words = rank.shape
-    order = lax.iota(jnp.int32, number)
-    # Those that are left out last, the highest first, of equal ones the first to come.
-    inverse = tuple(~rank[:, w] for w in range(words))
-    sorted_ = lax.sort(((~keep).astype(jnp.uint32), *inverse, order), num_keys=words + 2)
-    order = sorted_[-1]
-    wanted = jnp.sum(keep, dtype=jnp.int32)
-    rank = ~jnp.stack(sorted_[1:-1], axis=-1)
-    rows = jnp.concatenate([rank, ~arrival.high[order][:, None], ~arrival.low[order][:, None]], axis=-1)
-    tree, slot = lax.platform_dependent(
+    rows = jnp.concatenate([rank, ~arrival.high[:, None], ~arrival.low[:, None]], axis=-1)
+    return lax.platform_dependent(
         tree,
         rows,
-        wanted,
+        keep,
         held,
         cpu=functools.partial(_insert_one_by_one, capacity=capacity),
         default=functools.partial(_insert_at_once, capacity=capacity),
     )
-    return tree, jnp.zeros((number,), jnp.int32).at[order].set(slot, unique_indices=True)
 
 
 def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
@@ -147,10 +140,13 @@ def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
 
 
 def _lowest_child(children: jax.Array) -> jax.Array:
-    """[..., W], the lowest of eight rows [..., 8, W]. Of scalars: of vectors of words XLA compares once a word."""
+    """[..., W], the lowest of eight rows [..., 8, W]. Of scalars: of vectors of words XLA compares once a word.
+
+    No two rows have one arrival, so their slots need not be compared.
+    """
     rows = [_words(children[..., k, :]) for k in range(FAN_OUT)]
     while len(rows) > 1:
-        pairs = [(a, b, _less(a, b)) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        pairs = [(a, b, _less(a[:-1], b[:-1])) for a, b in zip(rows[::2], rows[1::2], strict=True)]
         rows = [[jnp.where(less, x, y) for x, y in zip(a, b, strict=True)] for a, b, less in pairs]
     return jnp.stack(rows[0], axis=-1)
 
@@ -160,13 +156,18 @@ def _words(row: jax.Array) -> list[jax.Array]:
 
 
 def _insert_one_by_one(
-    tree: jax.Array, rows: jax.Array, wanted: jax.Array, held: jax.Array, *, capacity: int
+    tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
     counts, offsets = layout(capacity)
     number, width, words = rows.shape[0], tree.shape[1], rows.shape[1] - 2
     step = min(max(number, 2), _AT_ONCE)  # of a loop over one XLA makes no loop, and copies
-    rows = jnp.pad(rows, ((0, -number % step), (0, 0)))
     room = jnp.int32(capacity) - held
+    _, row = pin(held, root(tree))  # it is looked at again after the loop, which writes there
+    low = _words(row)
+    hopeful = keep & ((room > jnp.int32(0)) | _less(low[:words], _words(rows[:, :words])))
+    wanted = jnp.sum(hopeful, dtype=jnp.int32)
+    at = jnp.where(hopeful, jnp.cumsum(hopeful, dtype=jnp.int32) - jnp.int32(1), jnp.int32(number + step))
+    order = jnp.zeros((number + step,), jnp.int32).at[at].set(lax.iota(jnp.int32, number), mode="drop")
 
     def put(carry: tuple[jax.Array, jax.Array], given: tuple[jax.Array, jax.Array]) -> Any:
         tree, low = carry
@@ -188,27 +189,29 @@ def _insert_one_by_one(
 
     def some(carry: tuple[jax.Array, ...]) -> Any:
         first, tree, low, slots = carry
-        place = first + lax.iota(jnp.int32, step)
-        part = lax.dynamic_slice(rows, (first, jnp.int32(0)), (step, rows.shape[1]))
-        (tree, low), slot = lax.scan(put, (tree, low), (part, place))
+        number_of = lax.dynamic_slice(order, (first,), (step,))
+        (tree, low), slot = lax.scan(put, (tree, low), (rows[number_of], first + lax.iota(jnp.int32, step)))
         return first + jnp.int32(step), tree, low, lax.dynamic_update_slice(slots, slot, (first,))
 
     def more(carry: tuple[jax.Array, ...]) -> jax.Array:
-        first, _, low, _ = carry
-        next_row = lax.dynamic_slice(rows, (first, jnp.int32(0)), (1, words))[0]
-        return any_of((first < wanted) & ((first < room) | _less(_words(low[:words]), _words(next_row))))
+        return any_of(carry[0] < wanted)
 
-    nowhere = jnp.full((rows.shape[0],), capacity, jnp.int32)
-    start = (jnp.int32(0), tree, root(tree), nowhere)
+    nowhere = jnp.full((number + step,), capacity, jnp.int32)
+    start = (jnp.int32(0), tree, row, nowhere)
     _, tree, _, slots = lax.while_loop(more, some, start)
-    return tree, slots[:number]
+    return tree, jnp.where(hopeful, slots[jnp.minimum(at, jnp.int32(number))], jnp.int32(capacity))
 
 
 def _insert_at_once(
-    tree: jax.Array, rows: jax.Array, wanted: jax.Array, held: jax.Array, *, capacity: int
+    tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
     counts, offsets = layout(capacity)
     number, words = rows.shape[0], rows.shape[1] - 2
+    # Those that are left out last, the highest first, of equal ones the first to come.
+    inverse = tuple(~rows[:, w] for w in range(words))
+    left_out, order = (~keep).astype(jnp.uint32), lax.iota(jnp.int32, number)
+    order = lax.sort((left_out, *inverse, order), num_keys=words + 2)[-1]
+    rows, wanted = rows[order], jnp.sum(keep, dtype=jnp.int32)
     most = min(number, capacity)
     rows, place = rows[:most], lax.iota(jnp.int32, most)
     room = jnp.int32(capacity) - held
@@ -224,8 +227,8 @@ def _insert_at_once(
         node = node >> 3
         low = _lowest_child(_children(tree, node, offsets[level - 1]))
         tree = tree.at[node + jnp.int32(offsets[level])].set(low, mode="promise_in_bounds")
-    slot = jnp.where(takes, slot, jnp.int32(capacity))
-    return tree, jnp.pad(slot, (0, number - most), constant_values=np.int32(capacity))
+    slot = jnp.pad(jnp.where(takes, slot, jnp.int32(capacity)), (0, number - most), constant_values=np.int32(capacity))
+    return tree, jnp.zeros((number,), jnp.int32).at[order].set(slot, unique_indices=True)
 
 
 def _children(tree: jax.Array, node: jax.Array, below: int) -> jax.Array:

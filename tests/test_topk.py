@@ -186,29 +186,36 @@ def test_arrivals_beyond_2_to_32() -> None:
 @pytest.mark.parametrize(
     ("capacity", "number"), [(70, 9), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((5, 9), (70, 3), (600, 40)))]
 )
-def test_one_by_one_and_at_once_give_the_same_slots_and_the_same_tree(capacity: int, number: int) -> None:
+def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -> None:
     """On CPUs rows go in one by one, on accelerators all at once."""
 
     @functools.partial(jax.jit, static_argnums=0)
-    def both(way: Any, tree: Any, rows: Any, wanted: Any, held: Any) -> Any:
-        return way(tree, rows, wanted, held, capacity=capacity)
+    def by(way: Any, tree: Any, rows: Any, keep: Any, held: Any) -> Any:
+        return way(tree, rows, keep, held, capacity=capacity)
 
-    rng, tree, held, came = np.random.default_rng(0), _tournament.init(capacity, 1), 0, 0
+    ways = {
+        way: [_tournament.init(capacity, 1), 0] for way in (_tournament._insert_one_by_one, _tournament._insert_at_once)
+    }
+    rng, came, every = np.random.default_rng(0), 0, []
     for turn in range(30):
-        rank = np.sort(rng.integers(0, 40 + turn, number))[::-1]
+        rank, keep = rng.integers(0, 40 + turn, number), rng.random(number) < 0.8
         arrival = came + np.arange(number)
         rows = np.stack([rank, np.full(number, 2**32 - 1), 2**32 - 1 - arrival], axis=-1).astype(np.uint32)
-        given = (tree, jnp.asarray(rows), jnp.int32(rng.integers(number + 1)), jnp.int32(held))
-        one, two = (both(way, *given) for way in (_tournament._insert_one_by_one, _tournament._insert_at_once))
-        assert np.array_equal(one[1], two[1])
-        nodes = np.ones(len(tree), bool)
-        nodes[-7:] = False  # padding beside the root, where the loop puts what it does not take
-        assert np.array_equal(np.asarray(one[0])[nodes], np.asarray(two[0])[nodes])
-        tree, slots = one
-        held, came = min(capacity, held + int((np.asarray(slots) < capacity).sum())), came + number
-        low = np.asarray(_tournament.lowest(tree, capacity, number))
-        leaves = sorted(map(tuple, np.asarray(tree)[:held].tolist()))
-        assert [tuple(row) for row in low.tolist()][: len(leaves)] == leaves[:number]
+        came += number
+        every += [tuple(row) for row in rows[keep].tolist()]
+        kept = sorted(every)[-capacity:]
+        for way, (tree, held) in ways.items():
+            tree, slots = by(way, tree, jnp.asarray(rows), jnp.asarray(keep), jnp.int32(held))
+            held, slots = min(capacity, held + int((np.asarray(slots) < capacity).sum())), np.asarray(slots)
+            leaves = np.asarray(tree)[:capacity]
+            assert sorted(tuple(row[:3]) for row in leaves[:held].tolist()) == kept
+            assert leaves[:held, 3].tolist() == list(range(held)) and (leaves[held:] == 2**32 - 1).all()
+            last = {int(slot): i for i, slot in enumerate(slots) if slot < capacity}
+            assert all(tuple(leaves[slot, :3]) == tuple(rows[i]) for slot, i in last.items())
+            assert tuple(np.asarray(_tournament.root(tree))) == min(map(tuple, leaves))
+            low = np.asarray(_tournament.lowest(tree, capacity, number))
+            assert [tuple(row[:3]) for row in low.tolist()][: len(kept)] == kept[:number]
+            ways[way] = [tree, held]
 
 
 def test_words_are_in_the_order_of_the_ranks() -> None:
