@@ -1,9 +1,9 @@
 """What does it cost to keep the highest of all rows, beside torchrl's TensorDictMaxValueWriter?
 
 Both get the same thousand rows a call, of a rank and sixteen numbers, into a full buffer: rows that are all higher than those
-held, the dearest there is; rows of which few are; and rows of which none is. torchrl's writer is a heap in Python that looks at
-each row; ours is `writers.TopK` in one donated, jitted `extend`. Both must hold the same ranks afterwards. Expected: 20 times
-as fast or more. The growth with the capacity is asked of ours alone.
+held, the dearest there is; rows as high as those held; and rows of which none is higher. torchrl's writer is a heap in
+Python that looks at each row; ours is `writers.TopK` in one donated, jitted `extend`. Both must hold the same ranks afterwards.
+Expected: 20 times as fast or more. The growth with the capacity is asked of ours alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXTEND = "The highest of all rows, 1,000 rows a call: time of torchrl's TensorDi
 GROWTH = "The highest of all rows, {:,} to {:,} held: growth exponent"
 
 ROWS, WIDTH = 1000, 16
-CASES = ("all are higher", "a few are", "none is")
+CASES = ("all are higher", "as high as those held", "none is higher")
 
 
 def ranks(case: str, capacity: int, calls: int) -> Iterator[np.ndarray]:
@@ -33,7 +33,7 @@ def ranks(case: str, capacity: int, calls: int) -> Iterator[np.ndarray]:
     for call in range(calls):
         if case == "all are higher":  # and different, up to the 2^24 whole numbers that float32 has
             yield (1 + ROWS * call + rng.permutation(ROWS)).astype(np.float32)
-        elif case == "a few are":
+        elif case == "as high as those held":
             yield rng.random(ROWS, np.float32)
         else:
             yield -1 - rng.random(ROWS, np.float32)

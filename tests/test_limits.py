@@ -310,3 +310,14 @@ def test_a_limit_is_a_value() -> None:
     assert Limit(0.5, 3) == Limit(0.5, 3) and hash(Limit(0.5, 3)) == hash(Limit(0.5, 3))
     assert Limit(np.float32(0.1)).samples_per_insert == np.float32(0.1)
     assert Limit(np.float32(0.1)).added(Limit(0.1).init(host=True), 10).surplus == 10
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_strict_promotion_and_x64(x64: bool) -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64):
+        limit = limits.samples_per_insert(0.5, 4, rows=2, draws=3)
+        pace = limit.sampled(limit.added(limit.init(), 8), jnp.int32(3))
+        assert bool(limit.can_add(pace, 2, size=jnp.int32(8))) and not limit.can_sample(pace, 4)
+        assert pace.added.dtype == pace.surplus.dtype == jnp.uint32
+        assert float(limit.stats(pace)["surplus"]) == 1

@@ -229,3 +229,14 @@ def test_a_step_copies_nothing(number: int) -> None:
 
     rows = {"id": jax.ShapeDtypeStruct((number,), np.int32)}
     fbuf.testing.assert_inplace(step, jax.eval_shape(buffer.init, EXAMPLE), rows, jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_strict_promotion_and_x64(x64: bool) -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64):
+        buffer = buffer_of()
+        state = buffer.clear(put(buffer, buffer.init(EXAMPLE), 0, 40))
+        state = put(buffer, state, 0, 40)
+        assert float(buffer.stats(state)["seen"]) == 40 and len(set(by_slot(buffer, state))) == 12

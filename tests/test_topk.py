@@ -402,3 +402,13 @@ def test_a_write_alone_copies_nothing(number: int) -> None:
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), example)
     memory = fbuf.testing.assert_inplace(buffer.extend, jax.eval_shape(buffer.init, example), rows)
     assert memory.bound < 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_strict_promotion_and_x64(x64: bool) -> None:
+    with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
+        buffer = buffer_of(sampler=fbuf.samplers.Prioritized())
+        state = put(buffer, buffer.init(example_of(np.float32)), np.arange(80, dtype=np.float32))
+        state, batch = buffer.sample(state, jax.random.key(0), 4)
+        assert ids(buffer, state) == list(range(68, 80)) and float(buffer.stats(state)["lowest_rank"]) == 68
