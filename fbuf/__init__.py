@@ -5,7 +5,7 @@ that run inside a jitted training step. Large leaves may live zstd-compressed on
 copy. Start with the README, or with `python -m fbuf demo`.
 """
 
-from fbuf import datasets, interop, samplers, storages, testing, views, writers
+from fbuf import datasets, interop, limits, samplers, storages, testing, views, writers
 from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
 from fbuf._buffer import Buffer
 from fbuf._checkedbuffer import checked
@@ -39,6 +39,7 @@ __all__ = [
     "checked",
     "datasets",
     "interop",
+    "limits",
     "load",
     "prioritized",
     "samplers",

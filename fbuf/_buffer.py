@@ -62,8 +62,8 @@ class Buffer:
         `Ranked(...)`, `Staleness(...)`.
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
-      writer: Which slots new rows take: `writers.Ring()`; `writers.Frozen()`, none, with `storages.DataSet`; or one of
-        your own that replaces any row it likes (`fbuf._typing.Scattering`).
+      writer: Which slots new rows take: `writers.Ring()`, `TopK(...)`, `Reservoir()`; `Frozen()`, none, with
+        `storages.DataSet`; or one of your own that replaces any row it likes (`fbuf._typing.Scattering`).
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
       prefetch: 1: each `sample` hands out the batch that the one before drew, and draws the next; see below. 0: it draws

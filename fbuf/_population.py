@@ -15,6 +15,7 @@ from jax import lax
 from fbuf import _openrows, _ring
 from fbuf._config import state
 from fbuf._typing import Change, Geometry, Population
+from fbuf._wide import multiply_high
 
 
 @state
@@ -191,18 +192,10 @@ def below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array
     """
     bits = jax.random.bits(key, (2, *shape), jnp.uint32)
     n = bound.astype(jnp.uint32)
-    carry_in = _multiply_high(bits[1], n)
+    carry_in = multiply_high(bits[1], n)
     low = bits[0] * n
     total = low + carry_in
-    return (_multiply_high(bits[0], n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
-
-
-def _multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The high 32 bits of a product of uint32s."""
-    half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
-    a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
-    middle = a1 * b0 + (a0 * b0 >> half)
-    return a1 * b1 + (middle >> half) + ((middle & mask) + a0 * b1 >> half)
+    return (multiply_high(bits[0], n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
 def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:

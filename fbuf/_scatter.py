@@ -17,9 +17,10 @@ from jax import lax
 
 from fbuf._config import state
 from fbuf._duplicates import keep_last
+from fbuf._pin import any_of
 from fbuf._ring import later
 from fbuf._tree import Spec
-from fbuf._typing import Geometry, Ring, Scattering
+from fbuf._typing import Forgetting, Geometry, Ring, Scattering
 
 
 @state
@@ -51,7 +52,11 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
     """No rows any more, and every index handed out so far is stale."""
-    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, writer.init(geometry, spec))
+    if isinstance(writer, Forgetting):
+        own = writer.clear(scatter.own, geometry, spec)
+    else:
+        own = writer.init(geometry, spec)
+    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 
 def held(ring: Ring) -> jax.Array:
@@ -76,11 +81,13 @@ def place(
     _check(writer, given, shape, scatter.own, own)
     inside = keep & (given >= jnp.int32(0)) & (given < capacity)
     wanted = jnp.where(inside, given, capacity).reshape(-1)
-    final = (wanted < capacity) & keep_last(wanted)
-    # Empty slots are filled in order: of those named, sorted, the first that leaves a gap and all after it are refused.
-    fresh = jnp.sort(jnp.where(final & (wanted >= before), wanted, capacity))
-    order = jnp.arange(fresh.shape[0], dtype=jnp.int32)
-    filled = jnp.sum(jnp.cumprod((fresh == before + order) & (fresh < capacity), dtype=jnp.int32), dtype=jnp.int32)
+    # Each sort only where there is something to sort: a full buffer, and one that keeps none of the rows, are common.
+    final = (wanted < capacity) & lax.cond(any_of(inside), keep_last, lambda w: jnp.zeros(w.shape, bool), wanted)
+    order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
+    named = jnp.where(final & (wanted >= before), wanted, capacity)
+    filled = lax.cond(
+        any_of(before < capacity), _filled, lambda named, before, capacity: jnp.int32(0), named, before, capacity
+    )
     taken = final & (wanted < before + filled)
     nowhere = capacity + order
     slot = jnp.where(taken, wanted, nowhere)
@@ -92,6 +99,13 @@ def place(
         scatter=Scatter(number, jnp.stack([low[-1], high[-1]]), own),
         refused=jnp.sum(final & ~taken, dtype=jnp.uint32),
     )
+
+
+def _filled(named: jax.Array, before: jax.Array, capacity: jax.Array) -> jax.Array:
+    """int32[], how many empty slots from `before` on are filled: of those named, sorted, all before the first gap."""
+    fresh = jnp.sort(named)
+    order = jnp.arange(named.shape[0], dtype=jnp.int32)
+    return jnp.sum(jnp.cumprod((fresh == before + order) & (fresh < capacity), dtype=jnp.int32), dtype=jnp.int32)
 
 
 def _check(writer: Scattering, slot: Any, shape: tuple[int, ...], before: Any, after: Any) -> None:

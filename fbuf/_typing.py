@@ -207,6 +207,22 @@ class Scattering(Protocol):
 
 
 @runtime_checkable
+class Reporting(Protocol):
+    """What a scattering writer has besides if it remembers something worth logging."""
+
+    def stats(self, own: Any) -> dict[str, jax.Array]:
+        """Scalars, from scalars of what it remembers only."""
+
+
+@runtime_checkable
+class Forgetting(Protocol):
+    """What a scattering writer has besides if what it remembers outlives the rows in part; else `clear` calls its `init`."""
+
+    def clear(self, own: Any, geometry: Geometry, spec: Spec) -> Any:
+        """What it remembers after all rows are forgotten."""
+
+
+@runtime_checkable
 class Storage(Protocol):
     """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row."""
 

@@ -28,6 +28,7 @@ from fbuf._typing import (
     Read,
     Rebuilding,
     Recording,
+    Reporting,
     Ring,
     Scattering,
     Spreading,
@@ -585,6 +586,8 @@ def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[s
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
     if isinstance(buffer.storage, Growable):
         counts |= buffer.storage.stats(state.rows, counts["size"])
+    if state.scatter is not None and isinstance(buffer.writer, Reporting):
+        counts |= buffer.writer.stats(state.scatter.own)
     if state.ahead is not None:
         counts["stale_draws"] = state.ahead.stale
     return state, counts | buffer.sampler.stats(state.sampler)

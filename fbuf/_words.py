@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["anew", "pairs"]
+__all__ = ["anew", "at", "pairs"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -46,6 +46,18 @@ def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
         data = jax.random.bits(key, (2,), jnp.uint32)
     counter = lax.iota(jnp.uint32, number)
     return _threefry(data[0], data[1], jnp.full((number,), _OURS, jnp.uint32), counter)
+
+
+def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two independent words for each 64-bit counter: of the same counter always the same.
+
+    Args:
+      words: uint32[2], what is secret; of a key that serves nothing else.
+      high, low: uint32[B], the counters.
+    Returns:
+      uint32[B] twice.
+    """
+    return _threefry(words[0], words[1], high, low)
 
 
 def anew(key: jax.Array) -> Callable[[], jax.Array]:

@@ -27,6 +27,7 @@ from benchmarks import (
     bench_priorities,
     bench_sample,
     bench_slices,
+    bench_topk,
 )
 from benchmarks._harness import Absent, load_peer, table
 
@@ -426,3 +427,10 @@ def test_slices_report():
     targets = [r["target"] for r in report]
     assert targets[:4] == [">= 1.0", ">= 5", ">= 15", ">= 1.0"] and not any(targets[4:])  # one call; then in a scan
     assert bench_slices.measure_add(fbuf.views.Sequence(4), (256, 512), rounds=2, steps=8)["target"] == "<= 0.05"
+
+
+@pytest.mark.slow
+def test_topk_holds_what_torchrl_holds() -> None:
+    pytest.importorskip("torchrl")
+    report = bench_topk.compare(1500, 2) + bench_topk.growth((1000, 2000), 2)  # raises where the ranks differ
+    assert len(report) == len(bench_topk.CASES) + 1 and all(r["ratio"] is not None for r in report)

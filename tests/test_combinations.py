@@ -60,11 +60,17 @@ VIEWS = {
     "Episode": Episode(6),
     "Hindsight": Hindsight(Transition(n_step=2, stack=3), missed, goal="goal", achieved="reached"),
 }
-WRITERS = {"Ring": fbuf.writers.Ring()}
+WRITERS = {
+    "Ring": fbuf.writers.Ring(),
+    "TopK": fbuf.writers.TopK("reward"),
+    "Reservoir": fbuf.writers.Reservoir(),
+}
 REFUSED = {
     (sampler, "Sequence('cross')"): "its windows cross the ends of episodes"
     for sampler in ("Uniform(over='episodes')", "Prioritized(spread=...)")
 }
+ANY_ORDER = ("Device", "Deduplicated", "Compressed", "Host")  # storages for writers that replace any row
+UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not getattr(SAMPLERS[s], "in_order", False)]
 DEFAULT = {
     ("Epoch", "Sequence('mask')"),
     ("Consume", "Episode"),
@@ -95,22 +101,22 @@ def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     }
 
 
-def make(storage: str, sampler: str, view: str) -> fbuf.Buffer:
+def make(storage: str, sampler: str, view: str, writer: str = "Ring") -> fbuf.Buffer:
     return fbuf.Buffer(
         40,
         lanes=LANES,
         storage=fresh(STORAGES[storage]),
         sampler=SAMPLERS[sampler],
         view=VIEWS[view],
-        writer=WRITERS["Ring"],
-        episode_end=("terminated", "truncated"),
+        writer=WRITERS[writer],
+        episode_end=("terminated", "truncated") if WRITERS[writer].streams else (),
     )
 
 
 @functools.cache
-def batches(storage: str, sampler: str, view: str) -> list[Any]:
+def batches(storage: str, sampler: str, view: str, writer: str = "Ring") -> list[Any]:
     """What a few steps draw: the ring goes round, priorities change."""
-    buffer = make(storage, sampler, view)
+    buffer = make(storage, sampler, view, writer)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: Any, rows: Any, key: Any) -> Any:
@@ -146,6 +152,33 @@ def test_storages_do_not_matter(sampler: str, view: str) -> None:
         for one, two in zip(reference, other, strict=True):
             same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
             assert all(jax.tree.leaves(same)), storage
+
+
+@pytest.mark.parametrize("sampler", [pytest.param(s, marks=pytest.mark.slow) for s in UNORDERED])
+@pytest.mark.parametrize("writer", [w for w in WRITERS if not WRITERS[w].streams])
+def test_storages_do_not_matter_to_writers(writer: str, sampler: str) -> None:
+    reference = batches("Device", sampler, "Row", writer)
+    assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH
+    for storage in ANY_ORDER:
+        other = batches(storage, sampler, "Row", writer)
+        for one, two in zip(reference, other, strict=True):
+            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
+            assert all(jax.tree.leaves(same)), storage
+
+
+@pytest.mark.parametrize("writer", [w for w in WRITERS if not WRITERS[w].streams])
+def test_what_needs_rows_in_order_refuses_the_other_writers(writer: str) -> None:
+    for view in VIEWS:
+        for sampler in SAMPLERS:
+            if view != "Row" or sampler not in UNORDERED:
+                with pytest.raises(ValueError, match="may replace any"):
+                    make("Device", sampler, view, writer)
+            else:
+                assert make("Device", sampler, view, writer).dense
+    for storage in STORAGES:
+        if storage not in ANY_ORDER:
+            with pytest.raises(ValueError, match="the writer replaces any row"):
+                make(storage, "Uniform", "Row", writer).init(EXAMPLE)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ copied leaf fails; `state_of` checks that. Negative controls show that the check
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
@@ -202,6 +203,23 @@ def test_every_order_is_in_place(form: str, sampler: str, view: str, order: str)
 )
 def test_orders_are_in_place_with_blocks(form: str, sampler: str, view: str, order: str) -> None:
     FORMS[form](buffer_of(sampler, view, storage=DEDUPLICATED), order)
+
+
+WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
+
+
+@pytest.mark.parametrize(
+    ("form", "writer", "sampler", "order"),
+    [
+        ("scan", "topk", "prioritized", "estu"),
+        pytest.param("jit", "topk", "uniform", "ser", marks=pytest.mark.slow),
+        pytest.param("scan", "topk", "minimum", "seor", marks=pytest.mark.slow),
+        pytest.param("scan", "reservoir", "prioritized", "estu", marks=pytest.mark.slow),
+        pytest.param("jit", "reservoir", "uniform", "ser", marks=pytest.mark.slow),
+    ],
+)
+def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
+    FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
 
 
 @pytest.mark.slow

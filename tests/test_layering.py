@@ -23,16 +23,16 @@ PACKAGE = ROOT / "fbuf"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner", "_files"),
-    ("_openrows",),
+    ("_openrows", "_wide"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
     ("_host.treecall",),
-    ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep"),
+    ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep", "_tournament"),
     ("_ranks", "_neighbours", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
-    ("_verbs", "_checked", "testing", "torch"),
+    ("_verbs", "_checked", "testing", "torch", "limits"),
     ("_ahead", "_filled"),
     ("_plan", "_growth", "_checks"),
     ("_buffer",),  # glue

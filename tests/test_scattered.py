@@ -1,6 +1,6 @@
 """Buffers whose writer replaces any row, not the oldest: every storage gives what plain Python gives.
 
-The two writers are written as a user would write them. What the host store promises by itself is in tests/test_places.py.
+Two of the writers are written as a user would write them. What the host store promises by itself is in tests/test_places.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,12 @@ STORAGES = {
     "Blocks": Compressed(keys=("obs",), codec=Blocks()),
 }
 HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
-WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
+WRITERS = {
+    "Largest": Largest("score"),
+    "Anywhere": Anywhere(),
+    "TopK": fbuf.writers.TopK("score"),
+    "Reservoir": fbuf.writers.Reservoir(),
+}
 SAMPLERS = {
     "Uniform": Uniform(),
     "Prioritized": Prioritized(),
@@ -168,7 +173,10 @@ def test_storages_do_not_matter(writer: str, sampler: str, mode: str, lanes: int
         assert all(jax.tree.leaves(same)), storage
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+OURS = [pytest.param(w, marks=pytest.mark.slow) for w in ("TopK", "Reservoir")]
+
+
+@pytest.mark.parametrize("writer", ["Largest", "Anywhere", *OURS])
 def test_eager_jit_and_scan_agree(writer: str) -> None:
     one, *others = (batches("Compressed", writer, "Uniform", mode, None) for mode in ("eager", "donated", "scan"))
     for other in others:

@@ -1,0 +1,375 @@
+"""Limits: how many rows may be drawn for each row added, as pure state; for training loops in one jit, and for threads.
+
+    limit = fbuf.limits.samples_per_insert(8, min_size=1000, rows=16, draws=256)
+    pace = limit.init()
+
+    def step(carry, rows):  # 16 rows, then as many batches of 256 as there is room for
+        replay, pace, key = carry
+        replay, pace = buffer.extend(replay, rows), limit.added(pace, 16)
+
+        def learn(carry):
+            replay, pace, key = carry
+            key, now = jax.random.split(key)
+            replay, batch = buffer.sample(replay, now, 256)
+            ...
+            return replay, limit.sampled(pace, 256), key
+
+        return lax.while_loop(lambda carry: limit.can_sample(carry[1], 256), learn, (replay, pace, key)), None
+
+A `Limit` is a value, `pace` a pytree of a few words beside the buffer's state; actors ask `can_add`, learners `can_sample`, and
+both tell what they did. What the two may do follows from one number, the surplus: `samples_per_insert` times the rows added
+less the rows drawn. It is kept as a whole number (the ratio is a fraction), so it is exact however long a run takes;
+float32 would lose count at 2^24, and Reverb's double near 2^53. With Python ints in place of arrays (`init(host=True)`) the
+same functions serve threads, which wait until a `threading.Condition` says that something has changed:
+
+    with changed:
+        while not limit.can_sample(pace, 256):
+            changed.wait()
+        pace = limit.sampled(pace, 256)
+        changed.notify_all()
+
+What may be drawn *of one row* is the sampler's business: `samplers.Consume(times=k)` gives each row out k times at most.
+Rejected: limits inside `Buffer` (every user's state would carry them, and one buffer may feed several learners); a limiter that
+waits itself (a traced function cannot).
+
+Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", section 3.4; semantics of dm-reverb's RateLimiter.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf import _wide
+from fbuf._config import component, state
+from fbuf._wide import Wide
+
+__all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
+
+_MOST = 2**31 - 1
+
+
+@state
+class LimitState:
+    """How far a run is. Arrays, or with `init(host=True)` Python ints."""
+
+    added: Any  # uint32[2], rows, high word first; or an int
+    drawn: Any  # uint32[2], rows, duplicates counted; or an int
+    surplus: Any  # uint32[2], numerator * added - denominator * drawn, signed; or an int
+
+
+@component
+class Limit:
+    r"""Who may go on, by the surplus :math:`samples\_per\_insert \cdot added - drawn`.
+
+    Attributes:
+      samples_per_insert: Rows drawn for each row added, on average: a number > 0, taken as it is written in decimals (0.1 is a
+        tenth), or a `fractions.Fraction`. With batches of B after every N rows it is B / N; divided by B it is
+        what papers call the replay ratio.
+      min_size: Rows that must be held before any is drawn; up to there rows can always be added.
+      min_diff: `can_sample` only if the surplus is at least this afterwards; None: whatever it is.
+      max_diff: `can_add` only if the surplus is at most this afterwards; None: whatever it is.
+
+    Raises:
+      ValueError: a number out of range, or a fraction of numbers beyond 2^31 - 1; or rows could not be drawn once
+        `min_size` are added.
+
+    Example:
+      >>> import fbuf
+      >>> limit = fbuf.limits.Limit(samples_per_insert=2, min_size=2, min_diff=0)
+      >>> pace = limit.added(limit.init(), 3)
+      >>> bool(limit.can_sample(pace, 6)), bool(limit.can_sample(pace, 7))
+      (True, False)
+    """
+
+    samples_per_insert: float | Fraction = 1
+    min_size: int = 1
+    min_diff: float | Fraction | None = None
+    max_diff: float | Fraction | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("min_size", self.min_size, 1)
+        ratio = _fraction("samples_per_insert", self.samples_per_insert)
+        if ratio <= 0 or max(ratio.numerator, ratio.denominator) > _MOST:
+            raise ValueError(
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a number > 0 that is a "
+                f"fraction of numbers up to 2^31 - 1. Write Fraction(x).limit_denominator(1_000_000)."
+            )
+        for name in ("min_diff", "max_diff"):
+            value = getattr(self, name)
+            if value is not None and abs(_fraction(name, value)) * ratio.denominator >= 2**62:
+                raise ValueError(
+                    f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}. Use None."
+                )
+        if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
+            raise ValueError(
+                f"Limit: min_diff is {self.min_diff!r}, above {float(ratio * self.min_size):g}, samples_per_insert * min_size: "
+                f"nothing could be drawn when {self.min_size} rows are held. Use a smaller min_diff."
+            )
+
+    def init(self, *, added: int = 0, drawn: int = 0, host: bool = False) -> LimitState:
+        """Before the first row; or after so many, to go on from counts known otherwise.
+
+        Args:
+          added, drawn: Rows so far, less than 2^64.
+          host: Python ints instead of arrays, for threads.
+        """
+        for name, value in (("added", added), ("drawn", drawn)):
+            _check_count(name, value, 0, 2**64 - 1)
+        surplus = self._ratio.numerator * added - self._ratio.denominator * drawn
+        if host:
+            return LimitState(added, drawn, surplus)
+        if not -(2**63) <= surplus < 2**63:
+            raise ValueError(f"Limit.init: the surplus of {added} and {drawn} rows is beyond 63 bits. Use host=True.")
+        return LimitState(*(jnp.stack(_wide.of(n)) for n in (added, drawn, surplus)))
+
+    def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
+        """After `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
+        if _on_host(pace):
+            return LimitState(pace.added + rows, pace.drawn, pace.surplus + self._ratio.numerator * rows)
+        more = _unsigned(rows)
+        surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
+        return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
+
+    def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
+        """After `draws` more were drawn, B for a batch: an int, or int32[]."""
+        if _on_host(pace):
+            return LimitState(pace.added, pace.drawn + draws, pace.surplus - self._ratio.denominator * draws)
+        more = _unsigned(draws)
+        cost = _wide.negative(_wide.multiply(more, jnp.uint32(self._ratio.denominator)))
+        return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(_wide.add(_pair(pace.surplus), cost)))
+
+    def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
+        """bool[]: whether `rows` more may be added now, all of them.
+
+        Args:
+          pace: Of this limit.
+          rows: An int, or int32[].
+          size: Rows held, `buffer.size(state)`, where rows go otherwise than by being overwritten (`clear`, `Consume`);
+            None: as many as were added.
+        """
+        _, high = self._bounds
+        if _on_host(pace):
+            held = pace.added if size is None else int(size)
+            fits = high is None or pace.surplus + self._ratio.numerator * rows <= high
+            return held + rows <= self.min_size or fits
+        if high is None:
+            return jnp.ones((), bool)
+        more = _unsigned(rows)
+        surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
+        held = _wide.add(_held(pace, size), Wide(jnp.uint32(0), more))
+        return _wide.at_most(surplus, _wide.of(high)) | _wide.at_most(held, _wide.of(self.min_size))
+
+    def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
+        """bool[]: whether `draws` rows may be drawn now, all of them.
+
+        Args:
+          pace: Of this limit.
+          draws: B of a batch: an int, or int32[].
+          size: As for `can_add`.
+        """
+        low, _ = self._bounds
+        if _on_host(pace):
+            held = pace.added if size is None else int(size)
+            return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * draws >= low)
+        enough = _wide.at_most(_wide.of(self.min_size), _held(pace, size))
+        if low is None:
+            return enough
+        cost = _wide.multiply(_unsigned(draws), jnp.uint32(self._ratio.denominator))
+        left = _wide.add(_pair(pace.surplus), _wide.negative(cost))
+        return enough & _wide.at_most(_wide.of(low), left)
+
+    def stats(self, pace: LimitState) -> dict[str, Any]:
+        """Scalars worth logging: `added`, `drawn`, and `surplus` in rows drawn; as float32, or Python numbers."""
+        if _on_host(pace):
+            return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
+        below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
+        surplus, opposite = _pair(pace.surplus), _wide.negative(_pair(pace.surplus))
+        size = jnp.where(below, -_float(opposite), _float(surplus)) / jnp.float32(self._ratio.denominator)
+        return {"added": _float(_pair(pace.added)), "drawn": _float(_pair(pace.drawn)), "surplus": size}
+
+    def check_steps(self, rows: int, draws: int) -> None:
+        """Raises if calls of `rows` rows and of `draws` draws could end up waiting for one another for ever.
+
+        Raises:
+          ValueError: between `min_diff` and `max_diff` there is less room than one call of each takes; or `max_diff` is reached
+            before `min_size` rows are added.
+        """
+        _check_count("rows", rows, 1)
+        _check_count("draws", draws, 1)
+        low, high = self._bounds
+        if high is None:
+            return
+        ratio, parts = self._ratio, self._ratio.denominator
+        need = ratio.numerator * rows + parts * draws - 1  # then one of both is possible, whatever the surplus
+        if low is not None and high - low < need:
+            raise ValueError(
+                f"Limit: from min_diff={float(self.min_diff or 0):g} to max_diff={float(self.max_diff or 0):g} there is room "
+                f"for {(high - low) / parts:g}; expected {need / parts:g} or more, or calls of {rows} rows and of {draws} "
+                f"draws could wait for one another. Use error_buffer={math.ceil(need / parts / 2)} or more."
+            )
+        start = _whole_steps(self.min_size, rows)
+        if start > self.min_size and ratio.numerator * start > high:
+            raise ValueError(
+                f"Limit: max_diff is {float(self.max_diff or 0):g}, but {rows} rows at a time come to {start} when min_size="
+                f"{self.min_size} is reached, a surplus of {float(ratio * start):g}: nothing could be added before that. "
+                f"Use min_size={start}."
+            )
+
+    @property
+    def _ratio(self) -> Fraction:
+        return _fraction("samples_per_insert", self.samples_per_insert)
+
+    @property
+    def _bounds(self) -> tuple[int | None, int | None]:
+        """Least and most surplus as it is counted."""
+        parts = self._ratio.denominator
+        low = None if self.min_diff is None else math.ceil(_fraction("min_diff", self.min_diff) * parts)
+        high = None if self.max_diff is None else math.floor(_fraction("max_diff", self.max_diff) * parts)
+        return low, high
+
+
+def samples_per_insert(
+    ratio: float | Fraction,
+    min_size: int,
+    error_buffer: float | Fraction | tuple[float | Fraction, float | Fraction] | None = None,
+    *,
+    rows: int = 1,
+    draws: int = 1,
+) -> Limit:
+    """So many rows drawn for each row added, give or take `error_buffer` (Reverb's SampleToInsertRatio).
+
+    Until `min_size` rows are held none is drawn. From then on adding waits where the surplus would come above `ratio * min_size
+    + error_buffer`, and drawing where it would come below `ratio * min_size - error_buffer`.
+
+    Args:
+      ratio, min_size: `samples_per_insert` and `min_size` of `Limit`.
+      error_buffer: How far the two may drift apart, in rows drawn; or (min_diff, max_diff), as they are. None: as far as one
+        call of each takes, `ratio * rows + draws`.
+      rows, draws: How many rows one call adds (N, or N * E with lanes), and how many it draws (B).
+    Raises:
+      ValueError: a number out of range; or an `error_buffer` so small that calls of this size would wait for one another.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.limits.samples_per_insert(8, min_size=1000, rows=16, draws=256)
+      Limit(samples_per_insert=8, min_size=1000, min_diff=7616, max_diff=8384)
+    """
+    _check_count("min_size", min_size, 1)
+    each = _fraction("samples_per_insert", ratio)
+    if isinstance(error_buffer, tuple):
+        low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
+    else:
+        late = each * (_whole_steps(min_size, rows) - min_size)
+        apart = max(each * rows + draws, late) if error_buffer is None else _fraction("error_buffer", error_buffer)
+        low, high = each * min_size - apart, each * min_size + apart
+    limit = Limit(ratio, min_size, _plain(low), _plain(high))
+    least = max(Fraction(1), each)
+    if high - low < 2 * least:
+        raise ValueError(
+            f"limits.samples_per_insert: error_buffer is {error_buffer!r}, so that the surplus may vary by "
+            f"{float(high - low):g}; expected {float(2 * least):g} or more. Use error_buffer={float(least):g}, or leave it out."
+        )
+    limit.check_steps(rows, draws)
+    return limit
+
+
+def min_size(size: int) -> Limit:
+    """Nothing is drawn until `size` rows are held; else no limit (Reverb's MinSize).
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.limits.min_size(1000)
+      Limit(min_size=1000)
+    """
+    return Limit(min_size=size)
+
+
+def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
+    """No more than so many rows drawn for each row added, in all; adding never waits.
+
+    On average: `samplers.Consume(times=k)` is what gives no single row out more than k times.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.limits.at_most(4)
+      Limit(samples_per_insert=4, min_diff=0)
+    """
+    return Limit(draws, min_size, min_diff=0)
+
+
+def queue(size: int) -> Limit:
+    """No more drawn than added, and no more than `size` added that were not drawn (Reverb's Queue).
+
+    With `samplers.Consume()` each row is drawn once; in which order is the sampler's business.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.limits.queue(128)
+      Limit(min_diff=0, max_diff=128)
+    """
+    _check_count("size", size, 1)
+    return Limit(min_diff=0, max_diff=size)
+
+
+def _whole_steps(size: int, rows: int) -> int:
+    """The first number of rows from `size` on that steps of `rows` come to."""
+    return -(-size // rows) * rows
+
+
+def _check_count(name: str, value: Any, least: int, most: int = _MOST) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"Limit: {name} is {value!r}; expected an int from {least} to {most}.")
+
+
+def _fraction(name: str, value: Any) -> Fraction:
+    """A number as it is written: 0.1 is a tenth."""
+    if isinstance(value, Fraction):
+        return value
+    if not isinstance(value, (numbers.Real, np.number)) or isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError(f"Limit: {name} is {value!r}; expected a finite number, or a fractions.Fraction.")
+    return Fraction(str(value))
+
+
+def _plain(value: Fraction) -> int | Fraction:
+    return value.numerator if value.denominator == 1 else value
+
+
+def _on_host(pace: LimitState) -> bool:
+    return isinstance(pace.surplus, int)
+
+
+def _unsigned(count: Any) -> jax.Array:
+    """uint32[]."""
+    if isinstance(count, (int, np.integer)):
+        _check_count("a number of rows", count, 0)
+    elif np.shape(count) != () or not jnp.issubdtype(jnp.result_type(count), jnp.integer):
+        raise TypeError(
+            f"Limit: a number of rows is {count!r}; expected an int, or an integer []. Write rows.shape[0]."
+        )
+    return jnp.asarray(count).astype(jnp.uint32)
+
+
+def _pair(words: Any) -> Wide:
+    return Wide(words[0], words[1])
+
+
+def _after(words: jax.Array, more: jax.Array) -> jax.Array:
+    return jnp.stack(_wide.add(_pair(words), Wide(jnp.uint32(0), more)))
+
+
+def _held(pace: LimitState, size: Any) -> Wide:
+    """Rows held; 2^62 stands for any more of them."""
+    if size is not None:
+        return Wide(jnp.uint32(0), _unsigned(size))
+    return Wide(jnp.minimum(pace.added[0], jnp.uint32(2**30)), pace.added[1])
+
+
+def _float(words: Wide) -> jax.Array:
+    return words.high.astype(jnp.float32) * jnp.float32(2**32) + words.low.astype(jnp.float32)

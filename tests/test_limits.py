@@ -1,0 +1,323 @@
+"""`fbuf.limits` against Reverb's published cases, against Python's fractions, in scans, and between threads."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf import limits
+from fbuf.limits import Limit
+
+# ------------------------------------------------------------------------------------------------ Reverb's own cases
+# Of rate_limiter_test.cc and rate_limiters_test.py: what is asked after so many inserts, samples and deletes.
+
+REVERB = [
+    # CanSample
+    ((1.0, 1, -1.0, 1.0), (0, 0, 0), "sample", 1, False),
+    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 1, True),
+    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 2, True),
+    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 3, False),
+    # CanInsert
+    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 1, True),
+    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 2, True),
+    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 3, True),
+    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 4, False),
+    ((1.5, 2, 0.0, 5.0), (3, 0, 0), "insert", 1, False),
+    ((1.5, 2, 0.0, 5.0), (3, 2, 0), "insert", 1, True),
+    ((1.5, 2, 0.0, 5.0), (3, 2, 0), "insert", 2, False),
+    # BlocksSamplesUntilMinInsertsReached
+    ((1.0, 2, -1.0, 1.0), (0, 0, 0), "sample", 1, False),
+    ((1.0, 2, -1.0, 1.0), (1, 0, 0), "sample", 1, False),
+    ((1.0, 2, -1.0, 1.0), (1, 0, 0), "insert", 1, True),
+    ((1.0, 2, -1.0, 1.0), (2, 0, 0), "sample", 1, True),
+    # OperationsWithinTheBufferAreNotBlocked
+    ((1.5, 1, -3.0, 3.1), (1, 0, 0), "insert", 1, True),
+    ((1.5, 1, -3.0, 3.1), (2, 5, 0), "sample", 1, True),
+    ((1.5, 1, -3.0, 3.1), (2, 6, 0), "sample", 1, False),
+    # BlocksCallsThatExceedsTheMinMaxLimits
+    ((1.5, 2, -1.0, 3.0), (2, 0, 0), "sample", 1, True),
+    ((1.5, 2, -1.0, 3.0), (2, 1, 0), "insert", 1, False),
+    ((1.5, 2, -1.0, 3.0), (2, 2, 0), "insert", 1, True),
+    # UnblocksInsertsIfDeletedItemsBringsSizeBelowMinSize
+    ((5, 2, 0.0, 5.0), (2, 0, 0), "insert", 1, False),
+    ((5, 2, 0.0, 5.0), (2, 0, 0), "sample", 1, True),
+    ((5, 2, 0.0, 5.0), (2, 1, 0), "insert", 1, False),
+    ((5, 2, 0.0, 5.0), (2, 1, 1), "insert", 1, True),
+    # BlocksSamplesIfDeleteBringsSizeBelowMinSize
+    ((5, 2, 0.0, 5.0), (2, 0, 1), "sample", 1, False),
+    ((5, 2, 0.0, 5.0), (3, 0, 1), "sample", 1, True),
+]
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_reverbs_cases(host: bool) -> None:
+    for numbers, (inserts, samples, deletes), what, count, allowed in REVERB:
+        limit = Limit(*numbers)
+        pace = limit.sampled(limit.added(limit.init(host=host), inserts), samples)
+        ask = limit.can_sample if what == "sample" else limit.can_add
+        assert bool(ask(pace, count, size=inserts - deletes)) == allowed, (numbers, inserts, samples, deletes, what)
+        if not deletes:
+            assert bool(ask(pace, count)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("ratio", "min_size", "error_buffer", "good"),
+    [
+        (5, 10, 4, False),
+        (0.5, 10, 0.9, False),
+        (0.5, 10, 1.1, True),
+        (5, 10, (8, 12), False),
+        (0.1, 10, (9.5, 10.5), False),
+        (1, 10, (5, 9), True),  # Reverb warns
+        (1, 10, (11, 15), False),
+        (1, 0, (-100, 100), False),
+        (1, 10, (7, 12), True),
+    ],
+)
+def test_reverbs_checks(ratio: float, min_size: int, error_buffer: Any, good: bool) -> None:
+    if good:
+        limits.samples_per_insert(ratio, min_size, error_buffer)
+    else:
+        with pytest.raises(ValueError, match="Limit|error_buffer"):
+            limits.samples_per_insert(ratio, min_size, error_buffer)
+
+
+def test_what_reverbs_other_limiters_are() -> None:
+    for size, good in ((-1, False), (0, False), (1, True)):
+        with (
+            pytest.MonkeyPatch.context()
+            if good
+            else pytest.raises(ValueError, match="min_size is .*; expected an int from 1")
+        ):
+            limits.min_size(size)
+    limit = limits.min_size(3)
+    pace = limit.added(limit.init(host=True), 3)
+    assert limit.can_add(pace, 10**9) and limit.can_sample(pace, 10**9)
+    assert not limit.can_sample(limit.init(host=True))
+    limit = limits.queue(4)
+    pace = limit.added(limit.init(host=True), 4)
+    assert not limit.can_add(pace) and limit.can_sample(pace, 4) and not limit.can_sample(pace, 5)
+    limit = limits.at_most(2)
+    pace = limit.added(limit.init(host=True), 3)
+    assert limit.can_add(pace, 10**9) and limit.can_sample(pace, 6) and not limit.can_sample(pace, 7)
+
+
+# ------------------------------------------------------------------------------------------------------ plain Python
+
+RATIOS = st.sampled_from([1, 8, 0.1, 0.25, 1.5, Fraction(1, 3), 32.7, Fraction(2**31 - 1, 2**31 - 2)])
+COUNTS = st.sampled_from([0, 1, 2, 7, 256, 2**20, 2**31 - 1])
+STARTS = st.sampled_from([0, 3, 2**24 + 1, 2**32 - 2, 2**53 + 1])
+
+
+@given(
+    ratio=RATIOS,
+    size=st.integers(1, 9),
+    bounds=st.tuples(*[st.one_of(st.none(), st.floats(0, 20).map(lambda x: round(x, 2)))] * 2),
+    start=STARTS,
+    program=st.lists(st.tuples(st.booleans(), COUNTS), max_size=8),
+)
+def test_the_arithmetic_is_that_of_fractions(
+    ratio: Any, size: int, bounds: tuple[Any, Any], start: int, program: list[tuple[bool, int]]
+) -> None:
+    exact = Fraction(str(ratio))
+    low = None if bounds[0] is None else -bounds[0]
+    limit = Limit(ratio, size, low, bounds[1])
+    drawn = int(exact * start)
+    added = start
+    paces = [limit.init(added=added, drawn=drawn), limit.init(added=added, drawn=drawn, host=True)]
+    for adds, count in [*program, (True, 1), (False, 1)]:
+        surplus = exact * added - drawn
+        may_add = added + count <= size or bounds[1] is None or surplus + exact * count <= Fraction(str(bounds[1]))
+        may_draw = added >= size and (low is None or surplus - count >= Fraction(str(low)))
+        for pace in paces:
+            assert bool(limit.can_add(pace, count)) == may_add
+            assert bool(limit.can_sample(pace, count)) == may_draw
+        paces = [(limit.added if adds else limit.sampled)(pace, count) for pace in paces]
+        added, drawn = added + count * adds, drawn + count * (not adds)
+        assert paces[1].surplus == (exact * added - drawn) * exact.denominator
+    words = {n: np.asarray(getattr(paces[0], n)).tolist() for n in ("added", "drawn", "surplus")}
+    assert words["added"] == list(divmod(added, 2**32)) and words["drawn"] == list(divmod(drawn, 2**32))
+    assert words["surplus"] == list(divmod(paces[1].surplus % 2**64, 2**32))
+    for name, value in limit.stats(paces[1]).items():
+        assert float(limit.stats(paces[0])[name]) == pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+@given(
+    ratio=st.sampled_from([1, 8, 0.25, 1.5, Fraction(1, 3)]),
+    size=st.integers(1, 60),
+    rows=st.integers(1, 20),
+    draws=st.integers(1, 40),
+    turns=st.lists(st.booleans(), max_size=60),
+    buffer=st.one_of(st.none(), st.integers(0, 100)),
+)
+def test_steps_that_were_checked_never_wait_for_one_another(
+    ratio: Any, size: int, rows: int, draws: int, turns: list[bool], buffer: int | None
+) -> None:
+    try:
+        limit = limits.samples_per_insert(ratio, size, buffer, rows=rows, draws=draws)
+    except ValueError:
+        assert buffer is not None
+        return
+    pace = limit.init(host=True)
+    for adds in turns:
+        can = limit.can_add(pace, rows), limit.can_sample(pace, draws)
+        assert any(can), "both wait"
+        if can[not adds]:
+            pace = limit.added(pace, rows) if adds else limit.sampled(pace, draws)
+    if pace.added >= size:
+        low, high = Fraction(limit.min_diff), Fraction(limit.max_diff)
+        surplus = Fraction(str(ratio)) * pace.added - pace.drawn
+        assert low <= surplus <= high
+
+
+# ---------------------------------------------------------------------------------------------------- in one program
+
+
+def test_a_scan_keeps_the_ratio() -> None:
+    buffer = fbuf.Buffer(64)
+    limit = limits.samples_per_insert(2, min_size=16, rows=4, draws=8)
+
+    def step(carry: Any, given: Any) -> Any:
+        rows, key = given
+
+        def learn(carry: Any) -> Any:
+            replay, pace, learnt = carry
+            replay, batch = buffer.sample(replay, jax.random.fold_in(key, learnt), 8)
+            return replay, limit.sampled(pace, 8), learnt + jnp.int32(1)
+
+        replay, pace, learnt = carry
+        carry = buffer.extend(replay, rows), limit.added(pace, 4), learnt
+        carry = lax.while_loop(lambda carry: limit.can_sample(carry[1], 8), learn, carry)
+        return carry, (carry[2], limit.can_add(carry[1], 4))
+
+    start = (buffer.init(jnp.int32(0)), limit.init(), jnp.int32(0))
+    given = jnp.arange(400, dtype=jnp.int32).reshape(100, 4), jax.random.split(jax.random.key(0), 100)
+    (replay, pace, learnt), (counts, can) = jax.jit(lambda c, g: lax.scan(step, c, g), donate_argnums=0)(start, given)
+    model, drawn = limit.init(host=True), []
+    for _ in range(100):
+        model = limit.added(model, 4)
+        while limit.can_sample(model, 8):
+            model = limit.sampled(model, 8)
+        drawn.append(model.drawn // 8)
+    assert np.asarray(counts).tolist() == drawn and np.asarray(can).all()
+    assert limit.stats(pace) == {n: pytest.approx(x) for n, x in limit.stats(model).items()}
+    assert abs(model.drawn - 2 * 400) <= 2 * 16 + 16
+
+
+def test_counts_may_be_traced() -> None:
+    limit = Limit(1, 2, 0, 10)
+
+    @jax.jit
+    def run(pace: Any, rows: jax.Array) -> Any:
+        pace = limit.added(pace, rows)
+        return pace, limit.can_sample(pace, rows), limit.can_add(pace, rows, size=rows)
+
+    pace, sample, add = run(limit.init(), jnp.int32(6))
+    assert bool(sample) and not bool(add) and np.asarray(pace.added).tolist() == [0, 6]
+
+
+def test_a_pace_is_saved_beside_the_buffer(tmp_path: Path) -> None:
+    buffer, limit = fbuf.Buffer(8), limits.at_most(3)
+    pace = limit.sampled(limit.init(added=2**33, drawn=5), 7)
+    fbuf.save(tmp_path, buffer, buffer.init({"t": 0}), extra={"pace": pace})
+    pace_again = fbuf.load(tmp_path, extra={"pace": limit.init()})[2]["pace"]
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(pace), jax.tree.leaves(pace_again), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------ between threads
+
+
+def test_threads_keep_the_ratio() -> None:
+    """Two actors and a learner share a `Replay`; each waits for the other, nobody for ever."""
+    replay = fbuf.Replay(fbuf.Buffer(256), {"t": 0})
+    limit = limits.samples_per_insert(4, min_size=20, rows=5, draws=16)
+    changed, pace, seen = threading.Condition(), limit.init(host=True), []
+
+    def go(ask: Any, tell: Any, act: Any, count: int, calls: int) -> None:
+        nonlocal pace
+        for _ in range(calls):
+            with changed:
+                while not ask(pace, count):
+                    assert changed.wait(60)
+                pace = tell(pace, count)
+                act()
+                seen.append(limit.stats(pace)["surplus"])
+                changed.notify_all()
+
+    rows = {"t": np.arange(5)}
+    actor = (limit.can_add, limit.added, lambda: replay.extend(rows), 5, 40)
+    learner = (limit.can_sample, limit.sampled, lambda: replay.sample(16), 16, 95)
+    threads = [threading.Thread(target=go, args=a) for a in (actor, actor, learner)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(t.is_alive() for t in threads)
+    assert pace.added == 400 and pace.drawn == 95 * 16
+    settled = seen[4:]
+    assert min(settled) >= limit.min_diff and max(settled) <= limit.max_diff
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Limit(0), r"samples_per_insert is 0, which is 0; expected a number > 0"),
+        (lambda: Limit(1e-10), r"fraction of numbers up to 2\^31 - 1\. Write Fraction\(x\)\.limit_denominator"),
+        (lambda: Limit(float("nan")), r"samples_per_insert is nan; expected a finite number"),
+        (lambda: Limit("2"), r"samples_per_insert is '2'; expected a finite number"),
+        (lambda: Limit(1, True), r"min_size is True; expected an int from 1"),
+        (lambda: Limit(1, 4, 5), r"min_diff is 5, above 4, samples_per_insert \* min_size: nothing could be drawn"),
+        (lambda: Limit(0.5, 1, None, 1e19), r"max_diff is 1e\+19; expected less than 2\^62 / 2"),
+        (
+            lambda: limits.samples_per_insert(8, 1000, 100, rows=16, draws=256),
+            r"room for 200; expected 383 or more.*error_buffer=192",
+        ),
+        (
+            lambda: limits.samples_per_insert(1, 5, 7, rows=13, draws=1),
+            r"come to 13 when min_size=5 is reached.* Use min_size=13",
+        ),
+        (lambda: limits.queue(0), r"size is 0; expected an int from 1"),
+        (lambda: Limit().init(added=-1), r"added is -1; expected an int from 0"),
+        (lambda: Limit().init(added=2**64 - 1), r"beyond 63 bits\. Use host=True"),
+        (lambda: Limit().added(Limit().init(), -1), r"a number of rows is -1; expected an int from 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_counts_are_whole() -> None:
+    with pytest.raises(TypeError, match=r"a number of rows is .*; expected an int, or an integer \[\]"):
+        Limit().added(Limit().init(), jnp.ones(3))
+
+
+def test_a_limit_is_a_value() -> None:
+    assert Limit(0.5, 3) == Limit(0.5, 3) and hash(Limit(0.5, 3)) == hash(Limit(0.5, 3))
+    assert Limit(np.float32(0.1)).samples_per_insert == np.float32(0.1)
+    assert Limit(np.float32(0.1)).added(Limit(0.1).init(host=True), 10).surplus == 10
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_strict_promotion_and_x64(x64: bool) -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64):
+        limit = limits.samples_per_insert(0.5, 4, rows=2, draws=3)
+        pace = limit.sampled(limit.added(limit.init(), 8), jnp.int32(3))
+        assert bool(limit.can_add(pace, 2, size=jnp.int32(8))) and not limit.can_sample(pace, 4)
+        assert pace.added.dtype == pace.surplus.dtype == jnp.uint32
+        assert float(limit.stats(pace)["surplus"]) == 1

@@ -1,0 +1,242 @@
+"""`writers.Reservoir`: each set of C of the rows that came is equally likely to be held, whatever calls they came in."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf import _wide, _words
+from fbuf._wide import Wide
+from fbuf.views import Sequence, Transition
+from fbuf.writers import Reservoir
+from tests.test_uniformity import chi_square_z
+
+CAPACITY, AT_ONCE = 12, 40
+EXAMPLE = {"id": jax.ShapeDtypeStruct((), np.int32)}
+WORD = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1]))
+LONG = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from([2**32 - 1, 2**32, 2**63, 2**64 - 1]))
+
+
+def buffer_of(seed: int = 0, capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, writer=Reservoir(seed), **parts)
+
+
+def put(buffer: fbuf.Buffer, state: Any, first: int, number: int, mask: Any = None) -> Any:
+    """Adds rows `first`, `first` + 1, ... at most forty."""
+    mask = np.ones(number, bool) if mask is None else mask
+    rows = {"id": first + np.arange(AT_ONCE, dtype=np.int32)}
+    return buffer.extend(state, rows, mask=np.pad(mask, (0, AT_ONCE - number)))
+
+
+def by_slot(buffer: fbuf.Buffer, state: Any) -> list[int]:
+    got = jax.device_get(buffer.get(state, jnp.arange(buffer.capacity, dtype=jnp.int32)))
+    return np.where(got.mask, got.data["id"], -1).tolist()
+
+
+words_at = jax.jit(_words.at)
+
+
+class Model:
+    """Algorithm R, one row after the other, with Python's numbers of any size."""
+
+    def __init__(self, key: Any, capacity: int, seen: int = 0):
+        self.key, self.capacity, self.seen = jnp.asarray(key), capacity, seen
+        self.slots: list[int] = [-1] * capacity
+
+    def add(self, row: int) -> None:
+        self.seen += 1
+        high, low = divmod(self.seen, 2**32)
+        one, other = words_at(self.key, np.uint32([high]), np.uint32([low]))
+        random = (int(one[0]) << 32) + int(other[0])
+        slot = self.seen - 1 if self.seen <= self.capacity else random * self.seen >> 64
+        if slot < self.capacity:
+            self.slots[slot] = row
+
+
+# -------------------------------------------------------------------------------------------------- plain Python
+
+
+@settings(max_examples=max(settings.default.max_examples // 3, 1))
+@given(program=st.lists(st.tuples(st.integers(1, AT_ONCE), st.integers(0, 2**16), st.booleans()), max_size=4))
+def test_rows_lie_where_algorithm_r_puts_them(program: list[tuple[int, int, bool]]) -> None:
+    buffer = buffer_of()
+    state, came = buffer.init(EXAMPLE), 0
+    model = Model(state.scatter.own.key, CAPACITY)
+    for number, seed, masked in program:
+        mask = np.random.default_rng(seed).random(number) < 0.6 if masked else np.ones(number, bool)
+        state = put(buffer, state, came, number, mask)
+        for i in np.flatnonzero(mask):
+            model.add(came + int(i))
+        came += number
+        assert by_slot(buffer, state) == model.slots
+        stats = buffer.stats(state)
+        assert float(stats["seen"]) == model.seen and int(stats["refused_rows"]) == 0
+
+
+def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
+    buffer, laned = buffer_of(seed=3), buffer_of(seed=3, lanes=4)
+    rows = {"id": np.arange(96, dtype=np.int32)}
+    one = buffer.init(EXAMPLE)
+    for i in range(0, 96, 8):
+        one = put(buffer, one, i, 8)
+    run = jax.jit(lambda state: lax.scan(lambda s, row: (buffer.add(s, row), None), state, rows)[0], donate_argnums=0)
+    scanned = run(buffer.init(EXAMPLE))
+    many = laned.extend(laned.init(EXAMPLE), {"id": rows["id"].reshape(24, 4)})
+    assert by_slot(buffer, one) == by_slot(buffer, scanned) == by_slot(laned, many)
+    assert np.asarray(buffer.rows(one).data["id"]).tolist() == sorted(by_slot(buffer, one))
+
+
+@pytest.mark.parametrize("seen", [2**32 - 7, pytest.param(2**40 - 7, marks=pytest.mark.slow)])
+def test_beyond_2_to_32_rows(seen: int) -> None:
+    buffer = buffer_of()
+    state = put(buffer, buffer.init(EXAMPLE), 0, 12)
+    own = dataclasses.replace(state.scatter.own, seen=jnp.array(divmod(seen, 2**32), jnp.uint32))
+    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
+    model = Model(own.key, CAPACITY, seen)
+    model.slots = list(range(12))
+    for turn in range(2):
+        state = put(buffer, state, 100 + 40 * turn, 40)
+        for i in range(40):
+            model.add(100 + 40 * turn + i)
+    high, low = np.asarray(state.scatter.own.seen).tolist()
+    assert (high << 32) + low == seen + 80 and by_slot(buffer, state) == model.slots
+    assert float(buffer.stats(state)["seen"]) == pytest.approx(seen + 80, rel=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- 64-bit numbers
+
+
+def pair(number: int) -> Wide:
+    return Wide(jnp.uint32(number >> 32), jnp.uint32(number & 0xFFFFFFFF))
+
+
+def whole(number: Wide) -> int:
+    return (int(number.high) << 32) + int(number.low)
+
+
+@given(a=LONG, b=LONG, c=WORD, d=WORD)
+def test_numbers_of_64_bits(a: int, b: int, c: int, d: int) -> None:
+    modulus = 2**64
+
+    def signed(x: int) -> int:
+        return x - modulus if x >= 2**63 else x
+
+    assert whole(_wide.add(pair(a), pair(b))) == (a + b) % modulus
+    assert whole(_wide.negative(pair(a))) == -a % modulus == whole(_wide.of(-a))
+    assert whole(_wide.multiply(jnp.uint32(c), jnp.uint32(d))) == c * d
+    assert whole(_wide.product_high(pair(a), pair(b))) == a * b >> 64
+    assert bool(_wide.at_most(pair(a), pair(b))) == (signed(a) <= signed(b))
+
+
+# ------------------------------------------------------------------------------------------------------ uniformity
+
+
+def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
+    """bool[runs, rows], which rows many buffers hold after some calls; each with a key of its own."""
+    buffer = buffer_of(capacity=capacity)
+
+    def one(key: jax.Array) -> jax.Array:
+        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)  # type: ignore[attr-defined]
+        for ids in np.array_split(np.arange(rows, dtype=np.int32), calls):
+            state = buffer.extend(state, {"id": ids})
+        held = buffer.get(state, jnp.arange(capacity, dtype=jnp.int32)).data["id"]
+        return jnp.zeros(rows, bool).at[held].set(True)
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
+
+
+@pytest.mark.parametrize("calls", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_set_of_rows_is_equally_likely(calls: int) -> None:
+    runs = 40_000
+    held = held_sets(rows=8, calls=calls, capacity=3, runs=runs)
+    assert (held.sum(axis=1) == 3).all()
+    sets = list(itertools.combinations(range(8), 3))
+    counts = np.array([held[:, list(s)].all(axis=1).sum() for s in sets])
+    assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
+
+
+@pytest.mark.slow
+def test_every_row_of_a_long_stream_is_equally_likely() -> None:
+    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
+    counts = held.sum(axis=0)
+    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
+    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
+    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
+
+
+# --------------------------------------------------------------------------------------------- keys, kept, refused
+
+
+def test_seeds_keys_and_clear() -> None:
+    def filled(seed: int, key: int | None = None) -> Any:
+        buffer = buffer_of(seed)
+        state = buffer.init(EXAMPLE)
+        if key is not None:
+            state = buffer.writer.rekeyed(state, jax.random.key(key))  # type: ignore[attr-defined]
+        return buffer, put(buffer, put(buffer, state, 0, 40), 40, 40)
+
+    (buffer, state), (_, again), (other, another) = filled(0), filled(0), filled(1)
+    _, keyed = filled(0, 5)
+    assert by_slot(buffer, state) == by_slot(buffer, again) != by_slot(other, another)
+    assert by_slot(buffer, keyed) not in (by_slot(buffer, state), by_slot(other, another))
+    cleared = buffer.clear(state)
+    assert float(buffer.stats(cleared)["seen"]) == 0 and not buffer.can_sample(cleared)
+    cleared = put(buffer, put(buffer, cleared, 0, 40), 40, 40)
+    assert by_slot(buffer, cleared) != by_slot(buffer, state)  # other draws
+
+
+def test_it_is_saved_and_goes_on(tmp_path: Path) -> None:
+    buffer = buffer_of()
+    state = put(buffer, buffer.init(EXAMPLE), 0, 40)
+    fbuf.save(tmp_path, buffer, state)
+    again, loaded = fbuf.load(tmp_path)
+    assert again == buffer
+    assert by_slot(again, put(again, loaded, 40, 40)) == by_slot(buffer, put(buffer, state, 40, 40))
+    with pytest.raises(fbuf.SchemaError, match=r"writer\.seed: found 0, expected 1"):
+        fbuf.load(tmp_path, buffer_of(1))
+
+
+def test_what_it_refuses() -> None:
+    for view in (Transition(), Sequence(4)):
+        with pytest.raises(ValueError, match=r"looks at neighbouring rows, but Reservoir\(\) may replace any"):
+            buffer_of(view=view)
+    for seed in (-1, 2**32, 1.0, True):
+        with pytest.raises(ValueError, match=r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1"):
+            Reservoir(seed)  # type: ignore[arg-type]
+    ring = fbuf.Buffer(4)
+    with pytest.raises(TypeError, match=r"rekeyed: the state is of a buffer with another writer"):
+        Reservoir().rekeyed(ring.init(EXAMPLE), jax.random.key(0))
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_step_copies_nothing(number: int) -> None:
+    buffer = buffer_of(capacity=200_000)
+
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, 8)
+        return buffer.extend(state, rows), batch
+
+    rows = {"id": jax.ShapeDtypeStruct((number,), np.int32)}
+    fbuf.testing.assert_inplace(step, jax.eval_shape(buffer.init, EXAMPLE), rows, jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_strict_promotion_and_x64(x64: bool) -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64):
+        buffer = buffer_of()
+        state = buffer.clear(put(buffer, buffer.init(EXAMPLE), 0, 40))
+        state = put(buffer, state, 0, 40)
+        assert float(buffer.stats(state)["seen"]) == 40 and len(set(by_slot(buffer, state))) == 12
