@@ -713,7 +713,7 @@ def test_wrong_options(option, tmp_path):
 
 
 def test_default_root(monkeypatch, tmp_path):
-    from fbuf.datasets._atari import default_root
+    from fbuf.datasets._root import default_root
 
     monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
     assert default_root() == tmp_path / "here"

@@ -11,7 +11,6 @@ Source: Agarwal et al. 2020; the layout of https://github.com/google-research/ba
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
@@ -21,18 +20,11 @@ from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_get import get
 from fbuf.datasets._atari_names import split
 from fbuf.datasets._bars import Progress
+from fbuf.datasets._root import root_of
 from fbuf.datasets._source import Source
 from fbuf.views import Transition
 
 _CALL = "fbuf.datasets.atari_dqn"
-
-
-def default_root() -> Path:
-    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
-    if given := os.environ.get("FBUF_DATASETS"):
-        return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
 
 
 def atari_dqn(
@@ -118,7 +110,7 @@ def atari_dqn(
         raise ValueError(f"{_CALL}: partial is {partial!r}; expected 'keep' or 'drop'.")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
-    path = (default_root() if root is None else Path(root).expanduser()).absolute() / game / str(run)
+    path = root_of(root) / game / str(run)
     made: tuple[Buffer, BufferState] = get(
         _CALL,
         id,

@@ -52,13 +52,9 @@ def open(
 
     Example:
       >>> import fbuf, jax, numpy as np, tempfile
-      >>> from fbuf import _pieces
-      >>> with tempfile.TemporaryDirectory() as path:
-      ...     with _pieces.PieceWriter(path, 0, _pieces.Schema({"t": ((), "int32")})) as piece:
-      ...         piece.append({"t": np.arange(6, dtype=np.int32)})
-      ...         piece.commit()
-      ...     made = _pieces.finish(path, [_pieces.Used(0)])
-      ...     buffer, state = fbuf.datasets.open(path, sampler=fbuf.samplers.Epoch(shuffle=False))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     made = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=f"{folder}/six", episode_end=())
+      ...     buffer, state = fbuf.datasets.open(f"{folder}/six", sampler=fbuf.samplers.Epoch(shuffle=False))
       ...     state, batch = buffer.sample(state, jax.random.key(0), 4)
       >>> batch.data["t"].tolist()
       [0, 1, 2, 3]

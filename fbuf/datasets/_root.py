@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fbuf.datasets._atari import default_root
+
+def default_root() -> Path:
+    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
+    if given := os.environ.get("FBUF_DATASETS"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
 
 
 def root_of(root: str | os.PathLike[str] | None) -> Path:
