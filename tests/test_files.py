@@ -709,6 +709,21 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
+_KEPT_TO_THE_END = """
+import sys
+from fbuf import _files
+one, two = _files.read(sys.argv[1]), _files.read(sys.argv[1])
+two.close()
+sys.modules["kept"] = [one, two]  # until the last
+"""
+
+
+def test_what_is_open_when_a_process_ends_says_nothing(tmp_path: Path) -> None:
+    save(str(tmp_path), 0)
+    done = subprocess.run([sys.executable, "-c", _KEPT_TO_THE_END, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_inspect_and_verify(tmp_path: Path) -> None:
     path = str(tmp_path / "c")
     assert run("inspect", path)[0] == run("verify", path)[0] == 1

@@ -8,7 +8,6 @@ safetensors file. Memory: one block.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -158,8 +157,10 @@ class OpenFile:
             self._disk.close(fd)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the system does it
+        try:
             self.close()
+        except Exception:  # at exit modules are emptied, `contextlib` too; the system closes it
+            pass
 
 
 def open_plain(disk: Disk, path: str) -> tuple[int, int]:
