@@ -388,9 +388,11 @@ def test_extra_comes_back_as_it_was(tmp_path: Path) -> None:
     fbuf.save(tmp_path / "saved", BUFFER, state)
     with pytest.raises(fbuf.SchemaError, match="was saved without extra"):
         fbuf.load(tmp_path / "saved", extra=True)
-    for wrong in ({"x": object()}, {"x": np.array(["text"])}):
+    for wrong in ({"x": object()}, {"x": np.array(["text"])}, {"x": np.ma.array([1, 2], mask=[0, 1])}):
         with pytest.raises(TypeError, match="extra 'x' is .*; expected arrays, PRNG keys, numbers or text"):
             fbuf.save(tmp_path / "saved", BUFFER, state, extra=wrong)
+    with pytest.raises(ValueError, match="two leaves have the name 'a/b'"):  # not one of them, without a word
+        fbuf.save(tmp_path / "saved", BUFFER, state, extra={"a/b": 1, "a": {"b": 2}})
 
 
 # -------------------------------------------------------------------------------------------------------- devices

@@ -25,6 +25,7 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
 
     Raises:
       TypeError: a leaf is none of these.
+      ValueError: two leaves have the same name.
     """
     arrays: dict[str, Any] = {}
     leaves = []
@@ -40,16 +41,26 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             data = jax.random.key_data(leaf) if key else leaf
             about["shape"] = list(data.shape)
             arrays[f"{_PREFIX}{i}"] = DeviceLeaf(data, whole=True)
-        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUmM":
+        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUmM" and not _masked(leaf):
             about |= {"kind": "numpy" if isinstance(leaf, np.ndarray) else "scalar", "shape": list(leaf.shape)}
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
             raise TypeError(
-                f"{call}: extra '{name}' is {type(leaf).__name__}; expected arrays, PRNG keys, numbers or text. Leave it "
-                f"out, or convert it: np.asarray(x)."
+                f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
+                f"convert it: np.asarray(x), of bytes np.frombuffer(x, np.uint8), of text and objects str(x)."
             )
         leaves.append(about)
     return arrays, {"structure": _spec.encode(jax.tree.structure(extra)), "leaves": leaves}
+
+
+def _masked(leaf: Any) -> bool:
+    """Whether it has a mask, which would be lost."""
+    return isinstance(leaf, np.ma.MaskedArray)
+
+
+def _kind(leaf: Any) -> str:
+    kind = type(leaf).__name__
+    return f"{kind} of {leaf.dtype}" if isinstance(leaf, np.ndarray) and not _masked(leaf) else kind
 
 
 def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
