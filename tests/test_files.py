@@ -413,6 +413,16 @@ def test_folders_of_other_things(tmp_path: Path) -> None:
     assert load(str(tmp_path / "new" / "deep" / "er")) == 1
 
 
+def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
+    """It would have a name that no load looks for."""
+    save(str(tmp_path), 0)
+    (tmp_path / "manifest-999999999999.json").touch()
+    with pytest.raises(FileExistsError, match="has the number 999999999999, which is the last there is"):
+        save(str(tmp_path), 1)
+    with pytest.warns(RuntimeWarning, match="generation 1 of"):
+        assert load(str(tmp_path)) == 0
+
+
 def test_where_nothing_may_be_written_no_source_is_read() -> None:
     for number in (errno.EACCES, errno.EROFS):
         given = sources(3)

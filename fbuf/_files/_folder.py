@@ -16,7 +16,7 @@ from fbuf._files._data import OpenFile, open_plain
 from fbuf._files._disk import INSTEAD, Disk, read_into, sync_folder, write_all
 from fbuf._files._errors import VersionError
 from fbuf._files._manifest import MOST_BYTES, Manifest
-from fbuf._files._names import LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
+from fbuf._files._names import LAST, LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
 from fbuf._files._parsing import Damaged, decode
 from fbuf._host import locks
 from fbuf._host.arrays import StoreCorrupted
@@ -128,8 +128,15 @@ class Folder:
             self.disk.close(fd)
 
     def next_number(self) -> int:
-        """The number of the next generation."""
-        return last_number(self.names()) + 1
+        """The number of the next generation. Raises FileExistsError: a file has the last there is, which no save gave it."""
+        number = last_number(self.names()) + 1
+        if number > LAST:  # its name would be none of ours: saved, and never found again
+            raise FileExistsError(
+                errno.EEXIST,
+                f"fbuf.save: a file in {self.path} has the number {LAST}, which is the last there is; expected smaller ones. "
+                f"Give another path, or remove that file: no save has written it.",
+            )
+        return number
 
     def publish(self, generation: int, text: bytes, sync: bool) -> None:
         """Puts a manifest in place: from then on its generation is the newest."""
