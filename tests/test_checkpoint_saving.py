@@ -229,6 +229,36 @@ def test_a_save_waits_for_the_one_under_way(tmp_path: Path, monkeypatch: pytest.
     assert one.done() and (one.result().generation, two.result().generation) == (1, 2)
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_threads_that_save_to_one_path_take_turns(wait: bool, tmp_path: Path) -> None:
+    states, errors = [filled(BUFFER, 5 + i) for i in range(6)], list[Exception]()
+
+    def work(state: Any) -> None:
+        try:
+            fbuf.save(tmp_path / "saved", BUFFER, state, wait=wait, sync=False).result()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert fbuf.save(tmp_path / "saved", BUFFER, states[0], sync=False).result().generation == 7
+
+
+def test_where_no_thread_can_be_started_the_next_save_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 5), wait=False)
+    assert fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 5)).result().generation == 1
+
+
 _EXITS = """
 import sys
 import jax.numpy as jnp

@@ -55,7 +55,7 @@ def save(
       extra: A pytree of arrays, PRNG keys, numbers and text to save beside it, as in `{"key": key, "step": 1000}`.
       wait: False: returns as soon as what changed since the last save is copied, so that the state may be donated, and
         writes in a thread. An error is raised by `Saving.result`, else by the next save to that path, else it is printed
-        when the process ends, which waits for its saves. A save to a path waits for the one under way there.
+        when the process ends, which waits for its saves. A save to a path waits for the one under way there, of any thread.
       sync: Wait for the disk. False: killed processes do no harm, a failure of power may.
       progress: True for a bar, or a callable that is given bytes done and bytes in all.
     Returns:
@@ -96,15 +96,15 @@ def saved(
     """`save`, with arrays and a note of who calls it besides."""
     folder = checked_path(call, path)
     check_state(call, buffer, state)
-    _saving.finish(folder)
-    arrays, meta = gathered(call, buffer, state)
-    beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
-    mine, meta["replay"] = ({}, None) if own is None else own
-    arrays |= beside | mine
-    theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
-    sources = arrays if wait else _kept(folder, arrays, theirs)
-    work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
-    return Saving(folder, work, wait=wait)
+    with _saving.turn(folder):
+        arrays, meta = gathered(call, buffer, state)
+        beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
+        mine, meta["replay"] = ({}, None) if own is None else own
+        arrays |= beside | mine
+        theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
+        sources = arrays if wait else _kept(folder, arrays, theirs)
+        work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
+        return Saving(folder, work, wait=wait)
 
 
 def _kept(folder: str, arrays: Mapping[str, Any], theirs: bool) -> dict[str, Any]:
