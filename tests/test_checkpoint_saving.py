@@ -329,8 +329,16 @@ def test_others_add_while_a_replay_is_saved(tmp_path: Path) -> None:
 def test_what_is_no_state_is_refused(tmp_path: Path) -> None:
     state = filled(BUFFER, 5)
     path = str(tmp_path / "saved")
-    with pytest.raises(TypeError, match="the state is traced"):
+    with pytest.raises(TypeError, match="the call or the state is traced"):
         jax.jit(lambda state: fbuf.save(path, BUFFER, state) and 0)(state)
+    with pytest.raises(TypeError, match="the call or the state is traced"):
+        jax.jit(lambda x: fbuf.save(path, BUFFER, state) and x)(0)
+    with pytest.raises(TypeError, match="the state has shapes in it; expected arrays"):
+        fbuf.save(path, BUFFER, jax.eval_shape(lambda: state))
+    with pytest.raises(TypeError, match=r"buffer is Replay; expected a Buffer. Write replay.save\(path\)"):
+        fbuf.save(path, fbuf.Replay(BUFFER, EXAMPLE, 0), state)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="buffer is Checked; expected a Buffer. Write fbuf.save.path, checked.buffer"):
+        fbuf.save(path, fbuf.checked(BUFFER), state)
     with pytest.raises(
         TypeError, match=r"buffer is BufferState; expected a Buffer. Write fbuf.save\(path, buffer, state\)"
     ):
@@ -354,6 +362,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match="holds arrays, but no buffer"):
         fbuf.load(tmp_path / "arrays")
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3))
+    with pytest.raises(TypeError, match="fbuf.load: the call is traced"):
+        jax.jit(lambda x: fbuf.load(tmp_path / "saved")[1].token + x)(0)
     for resize in (0, -1, True, 2.5, "10"):
         with pytest.raises(ValueError, match="resize is .*; expected the capacity"):
             fbuf.load(tmp_path / "saved", resize=resize)

@@ -21,6 +21,7 @@ from fbuf._buffer import Buffer
 from fbuf._checkpoint import _extra, _match, _move, _parts
 from fbuf._checkpoint._leaves import place
 from fbuf._checkpoint._save import Progress, checked_path
+from fbuf._host import owner
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf.storages import _arrays
@@ -65,6 +66,7 @@ def load(
       StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
       SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
       VersionError (a ValueError): a later release has saved it.
+      TypeError: the call is traced.
       FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with
         another.
     Cost: each byte is read once; twice with "full" where rows come to lie in files. Memory: the state, and a few blocks; twice
@@ -92,7 +94,17 @@ def load(
 
 
 def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[_files.Saved], Any]) -> Any:
-    """What `build` makes of the newest generation that is whole. Raises SchemaError: it is a checkpoint of something else."""
+    """What `build` makes of the newest generation that is whole.
+
+    Raises:
+      SchemaError: it is a checkpoint of something else.
+      TypeError: the call is traced.
+    """
+    if owner.traced():
+        raise TypeError(
+            f"{call}: the call is traced, and would read once what a program is to read each time; expected an eager call. "
+            f"Call it outside jit, scan and vmap, and pass the state in."
+        )
 
     def checked(saved: _files.Saved) -> Any:
         if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():

@@ -24,9 +24,12 @@ from fbuf._checkpoint import _describe, _extra, _parts, _saving, _spec
 from fbuf._checkpoint._held import Held
 from fbuf._checkpoint._leaves import DeviceLeaf
 from fbuf._checkpoint._saving import Saving
+from fbuf._host import owner
 from fbuf._state import BufferState
 
 Progress = Callable[[int, int], None]
+_INSTEAD = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.buffer, state)"}
+"""What to write for what is not a buffer, but has one."""
 
 
 def save(
@@ -61,7 +64,8 @@ def save(
     Returns:
       A handle: `result()` says how much was written.
     Raises:
-      TypeError: the state is traced, or spread over processes; or holds what has no bytes (objects in `storages.Ragged`).
+      TypeError: the call or the state is traced, or spread over processes; or holds what has no bytes (objects in
+        `storages.Ragged`).
       RuntimeError: the state was donated.
       ValueError: another buffer made it.
       OSError: the disk is full or fails; the checkpoint before is whole. BlockingIOError: another process saves there.
@@ -135,19 +139,20 @@ def checked_path(call: str, path: Any) -> str:
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Refuses what cannot be saved, before anything is done."""
     if not isinstance(buffer, Buffer):
-        raise TypeError(
-            f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {call}(path, buffer, state)."
-        )
+        write = _INSTEAD.get(type(buffer).__name__, f"{call}(path, buffer, state)")
+        raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {write}.")
     if not isinstance(state, BufferState):
         raise TypeError(
             f"{call}: state is {type(state).__name__}; expected a BufferState. Write {call}(path, buffer, state)."
         )
     leaves = jax.tree.leaves(state)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if owner.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
-            f"{call}: the state is traced, but files are written once and not when a program runs; expected arrays. Call it "
-            f"outside jit, scan and vmap, with the state that came out of them."
+            f"{call}: the call or the state is traced, but files are written once, not as a program runs; expected arrays. "
+            f"Call it outside jit, scan and vmap, with the state that came out of them."
         )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise TypeError(f"{call}: the state has shapes in it; expected arrays. Save what init or a verb returned.")
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if any(leaf.is_deleted() for leaf in arrays):
         raise RuntimeError(
