@@ -445,6 +445,26 @@ def test_rows_in_files_come_to_lie_where_they_are_told(tmp_path: Path) -> None:
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
 
 
+def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one would find its path taken, by rows that nobody can say are whole."""
+    buffer = fbuf.Buffer(10)
+    fbuf.save(tmp_path / "saved", buffer, numbered(buffer, buffer.init({"t": 0.0}), 0, 15), extra={"a": 1})
+    other = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    with pytest.raises(fbuf.SchemaError, match="is not like the example"):
+        fbuf.load(tmp_path / "saved", other, extra={"b": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last that is done
+        with pytest.raises(ZeroDivisionError):
+            fbuf.load(tmp_path / "saved", other)
+    assert not (tmp_path / "rows").exists()
+    loaded, again = fbuf.load(tmp_path / "saved", other)
+    held = jax.device_get(loaded.rows(again).data["t"])
+    with pytest.raises(OSError, match="taken|in use"):
+        fbuf.load(tmp_path / "saved", other)  # what was there before it stays
+    del again
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data["t"]), held)
+
+
 def test_the_step_is_compiled_once(tmp_path: Path) -> None:
     """A loaded buffer is the same value, so that a jitted step which closes over it does not compile again."""
     buffer = combinations.make("Device", "Uniform", "Row")

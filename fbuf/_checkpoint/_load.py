@@ -22,6 +22,7 @@ from fbuf._checkpoint import _extra, _match, _move, _parts
 from fbuf._checkpoint._leaves import place
 from fbuf._checkpoint._save import Progress, checked_path
 from fbuf._host import owner
+from fbuf._host.folder import undone
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf.storages import _arrays
@@ -85,10 +86,8 @@ def load(
     call = "fbuf.load"
 
     def build(saved: _files.Saved) -> Any:
-        loaded, state = restored(call, saved, buffer, example, resize, verify)
-        if extra is None:
-            return loaded, state
-        return loaded, state, _extra.unpack(call, saved.path, saved, saved.meta["extra"], extra)
+        beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
+        return *restored(call, saved, buffer, example, resize, verify), *beside
 
     return from_newest(call, path, verify, progress, build)
 
@@ -133,16 +132,17 @@ def restored(
     target.storage.host_keys(spec)
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
         saved.verify()  # before files are made there, which a second try would find in its way
-    if (reader.storage, reader.capacity) == (target.storage, target.capacity):
-        state = _read(call, saved, reader, spec, structure)
-    else:
-        with _apart(reader, target) as reader:
+    with undone(getattr(target.storage, "path", None)):
+        if (reader.storage, reader.capacity) == (target.storage, target.capacity):
             state = _read(call, saved, reader, spec, structure)
-            state = _move.moved(f"{call}: {path}", reader, target, state)
-    if not keeps_ahead:
-        state = dataclasses.replace(state, ahead=None)
-        state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
-    target.check_state(state)
+        else:
+            with _apart(reader, target) as reader:
+                state = _read(call, saved, reader, spec, structure)
+                state = _move.moved(f"{call}: {path}", reader, target, state)
+        if not keeps_ahead:
+            state = dataclasses.replace(state, ahead=None)
+            state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
+        target.check_state(state)
     return target, state
 
 
