@@ -474,3 +474,13 @@ def test_the_step_is_compiled_once(tmp_path: Path) -> None:
     before = step._cache_size()  # type: ignore[attr-defined]
     steps(loaded, again, 100, 1)
     assert step._cache_size() == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("count", [10, 2_000_000])
+def test_nan_rows_load_while_jax_looks_for_nan(count: int, tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(2_000_000)
+    state = buffer.extend(buffer.init({"t": 0.0}), {"t": jnp.full(count, jnp.nan)})
+    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
+    with jax.debug_nans(True):
+        _, again = fbuf.load(tmp_path / "saved")
+    same(again.rows, state.rows)
