@@ -138,13 +138,12 @@ def checked_path(call: str, path: Any) -> str:
 
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Refuses what cannot be saved, before anything is done."""
+    usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
     if not isinstance(buffer, Buffer):
-        write = _INSTEAD.get(type(buffer).__name__, f"{call}(path, buffer, state)")
+        write = _INSTEAD.get(type(buffer).__name__, usage)
         raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {write}.")
     if not isinstance(state, BufferState):
-        raise TypeError(
-            f"{call}: state is {type(state).__name__}; expected a BufferState. Write {call}(path, buffer, state)."
-        )
+        raise TypeError(f"{call}: state is {type(state).__name__}; expected a BufferState. Write {usage}.")
     leaves = jax.tree.leaves(state)
     if owner.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
@@ -157,7 +156,7 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
     if any(leaf.is_deleted() for leaf in arrays):
         raise RuntimeError(
             f"{call}: the state was donated, and its arrays are gone; expected one that is not. Save the state that the step "
-            f"returned: state = step(state); {call}(path, buffer, state)."
+            f"returned: state = step(state); {usage}."
         )
     if not all(leaf.is_fully_addressable for leaf in arrays):
         raise TypeError(
