@@ -559,3 +559,10 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3000), progress=lambda *at: told.append(at))
     assert told[-1][0] == told[-1][1] > 3000 * 256
+    for verify in ("full", "lazy"):
+        total = told[-1][1]
+        told.clear()
+        fbuf.load(tmp_path / "saved", verify=verify, progress=lambda *at: told.append(at))
+        assert told[-1] == (total, total) and len(told) > 2  # while it is read, and not only while the rest is checked
+    with pytest.raises(ZeroDivisionError):
+        fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0)

@@ -21,7 +21,7 @@ class Bar:
         self._total, self._done = total, 0
         self._tell: Progress | None = progress if callable(progress) else None
         self._bar: Any = None
-        if progress is True:
+        if progress and self._tell is None:
             try:
                 from tqdm.auto import tqdm
             except ImportError:

@@ -33,6 +33,7 @@ class SavedArray:
         self.shape, self.dtype = entry.layout.shape, entry.layout.dtype
         self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
         self.checked: Array = np.zeros(entry.layout.count, bool)
+        self.bar: Bar | None = None  # told of each block once
         if entry.layout.block is not None:
             self.block = entry.layout.block
 
@@ -77,9 +78,7 @@ class SavedArray:
             start, stop = self._layout.span(i)
             yield start, self._rows(start, stop).reshape(self._layout.block_shape(i))
 
-    def faults(
-        self, bar: Bar | None = None, whole: set[tuple[str, int, int]] | None = None
-    ) -> Iterator[StoreCorrupted]:
+    def faults(self, whole: set[tuple[str, int, int]] | None = None) -> Iterator[StoreCorrupted]:
         """Reads what was not read yet, and gives what is wrong with each block.
 
         Args:
@@ -95,11 +94,9 @@ class SavedArray:
                         raise self._damaged(i)
                     if whole is not None:
                         whole.add((file.path, at, crc))
-                self.checked[i] = True
+                self._passed(i, size)
             except StoreCorrupted as error:
                 yield error
-            if bar is not None:
-                bar(size)
 
     def _rows(self, start: int, stop: int) -> Array:
         layout = self._layout
@@ -127,6 +124,11 @@ class SavedArray:
             raise self._damaged(i)
         if self.dtype == bool and out.view(np.uint8).max() > 1:
             raise StoreCorrupted(f"fbuf.load: array '{self._name}' is bool and holds other bytes than 0 and 1")
+        self._passed(i, data.nbytes)
+
+    def _passed(self, i: int, size: int) -> None:
+        if self.bar is not None and not self.checked[i]:
+            self.bar(size)
         self.checked[i] = True
 
     def _damaged(self, i: int) -> StoreCorrupted:
@@ -168,12 +170,23 @@ class Saved:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def verify(self, progress: Progress | bool | None = None) -> None:
-        """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
+    @contextlib.contextmanager
+    def told(self, progress: Progress | bool | None) -> Iterator[None]:
+        """Tells how far reading is, of all that is read meanwhile."""
         with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
             for array in self.arrays.values():
-                for error in array.faults(bar):
-                    raise error
+                array.bar = bar
+            try:
+                yield
+            finally:
+                for array in self.arrays.values():
+                    array.bar = None
+
+    def verify(self) -> None:
+        """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
+        for array in self.arrays.values():
+            for error in array.faults():
+                raise error
 
     def close(self) -> None:
         """Closes the files; twice is fine."""
