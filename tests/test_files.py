@@ -766,4 +766,4 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
 def test_layouts_of_every_form() -> None:
     layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
     assert [layout.first(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
-    assert layout.sizes().tolist() == [16, 0, 24]
+    assert layout.sizes.tolist() == [16, 0, 24]

@@ -138,10 +138,14 @@ class Folder:
             )
         return number
 
-    def publish(self, generation: int, text: bytes, sync: bool) -> None:
-        """Puts a manifest in place: from then on its generation is the newest."""
+    def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:
+        """Puts a manifest in place: from then on its generation is the newest.
+
+        Args:
+          named: The names of all its data files are on the disk for sure.
+        """
         new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
-        if sync:
+        if sync and not named:
             sync_folder(self.disk, self.path)  # the data file's name, before anything names it
         with telling("make", new, INSTEAD):
             fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -170,9 +174,11 @@ class Folder:
         left = [n for n in names if is_new(n) or (is_data(n) and n > data_name(newest))]
         self._remove(left)
 
-    def prune(self, latest: Manifest, keep: int) -> None:
+    def prune(self, latest: Manifest, before: Manifest | None, keep: int) -> None:
         """Removes all but the latest generation and the newest others that are whole, `keep` in all.
 
+        Args:
+          before: A manifest that was read already.
         Raises:
           OSError, VersionError: a generation cannot be looked at; nothing was removed.
         """
@@ -183,7 +189,8 @@ class Folder:
                 break
             if generation != latest.generation:
                 with contextlib.suppress(StoreCorrupted):
-                    manifest = self.manifest(generation)
+                    known = before if before is not None and before.generation == generation else None
+                    manifest = known or self.manifest(generation)
                     if self.whole(manifest):
                         kept.append(manifest)
         manifests = {manifest_name(manifest.generation) for manifest in kept}

@@ -84,7 +84,7 @@ class SavedArray:
         Args:
           whole: (path, offset, crc32) of blocks that need not be read; those that are whole are added.
         """
-        sizes, buffer = self._layout.sizes(), memoryview(bytearray(_PIECE))
+        sizes, buffer = self._layout.sizes, memoryview(bytearray(_PIECE))
         for i in np.flatnonzero(~self.checked).tolist():
             at, size, crc = int(self._entry.offset[i]), int(sizes[i]), int(self._entry.crc[i])
             file = self._files[self._entry.file[i]]
@@ -134,7 +134,7 @@ class SavedArray:
     def _damaged(self, i: int) -> StoreCorrupted:
         DAMAGED.add(self._save)
         start, stop = self._layout.span(i)
-        at, size = int(self._entry.offset[i]), int(self._layout.sizes()[i])
+        at, size = int(self._entry.offset[i]), int(self._layout.sizes[i])
         return StoreCorrupted(
             f"{self._files[self._entry.file[i]].path} is damaged in bytes {at} to {at + size}, rows {start} to {stop} of array "
             f"'{self._name}': they have another crc32 than they were saved with"

@@ -76,7 +76,7 @@ def write(
         finally:
             old.close()
         try:
-            folder.prune(manifest, keep)
+            folder.prune(manifest, old.manifest, keep)
         except (OSError, VersionError) as error:
             warnings.warn(
                 f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2
