@@ -40,11 +40,11 @@ def fill(
     source: Source,
     buffer: Buffer | None,
     *,
-    capacity: int | None,
     fields: Fields,
     dtypes: Mapping[str, str] | None,
     newest: int | None,
     progress: Progress,
+    capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows of `source`; arguments and errors as the public functions say."""
     columns = chosen(call, source, fields)
