@@ -539,6 +539,17 @@ def test_rows_of_64_bits_want_x64(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "saved")
 
 
+def test_extra_of_64_bits_wants_x64(tmp_path: Path) -> None:
+    """A step count beyond 2^31 would come back as another."""
+    state = filled(BUFFER, 3)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
+        fbuf.save(tmp_path / "saved", BUFFER, state, extra=extra)
+        same(fbuf.load(tmp_path / "saved", extra=True)[2], extra)
+    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
+        fbuf.load(tmp_path / "saved", extra=True)
+
+
 def test_a_state_that_was_fetched_can_be_saved(tmp_path: Path) -> None:
     state = jax.device_get(filled(BUFFER, 7))
     fbuf.save(tmp_path / "saved", BUFFER, state)
