@@ -248,7 +248,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     with a look at the counters before and after, on the host; not to be called inside jit.
 
     Args:
-      what: A `Buffer`, or a step.
+      what: A `Buffer`, checked or not (then what it allows stays allowed), or a step.
       allow: Of a buffer: counts that are no errors, by their names in `stats`: `("retired_rows",)`.
     Returns:
       A buffer-like value (static for jit, hashed and compared by value; `.buffer` is the one without checks), or the step,
@@ -272,9 +272,11 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
       Traceback (most recent call last):
       ValueError: checked: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True.
     """
-    if isinstance(what, (Buffer, Checked)):
-        buffer = what.buffer if isinstance(what, Checked) else what
-        return Checked(buffer, allow)
+    if isinstance(what, Checked):
+        more = Checked(what.buffer, allow).allow  # looked at by it
+        return Checked(what.buffer, (*what.allow, *(name for name in more if name not in what.allow)))
+    if isinstance(what, Buffer):
+        return Checked(what, allow)
     if not callable(what):
         raise TypeError(
             f"checked: got {type(what).__name__}; expected a Buffer, or a step that takes and returns states. Write "

@@ -115,10 +115,10 @@ def rebuild(leaves: jax.Array, *, reduce: Reduce = "sum") -> jax.Array:
       float32[nodes(C)], bitwise what `set` of every leaf gives.
     Cost: O(C).
     """
-    leaves = lax.stop_gradient(leaves)
-    capacity = leaves.shape[0]
-    levels = _levels_above(_pad(leaves, reduce), capacity, 1, reduce)
-    return jnp.concatenate([_pad(leaves, reduce), *levels])
+    levels = [_pad(lax.stop_gradient(leaves), reduce)]
+    for _ in layout(leaves.shape[0])[0][1:]:
+        levels.append(_level_above(levels[-1], reduce=reduce))
+    return jnp.concatenate(levels)
 
 
 def set(
@@ -210,6 +210,13 @@ def _pad(level: jax.Array, reduce: Reduce) -> jax.Array:
     if not missing:
         return level
     return lax.pad(level, np.float32(_IDENTITY[reduce]), [(0, missing, 0)])
+
+
+@functools.partial(jax.jit, static_argnames="reduce")
+def _level_above(level: jax.Array, *, reduce: Reduce) -> jax.Array:
+    """The padded level above a padded one. Of eager calls each operation is a program; of all levels in one, XLA works out
+    the lower ones again for each upper one."""
+    return _pad(_combine(_columns(level), reduce), reduce)
 
 
 def _levels_above(level: jax.Array, capacity: int, first: int, reduce: Reduce) -> list[jax.Array]:

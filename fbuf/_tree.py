@@ -24,9 +24,18 @@ def name_of(path: str | tuple[str, ...]) -> str:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaves of `tree` by name, in flattening order. A bare array is the one leaf `""`."""
+    """Leaves of `tree` by name, in flattening order. A bare array is the one leaf `""`.
+
+    Raises:
+      ValueError: two have the same name: `{"a/b": 1, "a": {"b": 2}}`.
+    """
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+    if len(leaves) < len(pairs):
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
+        twice = next(name for name in leaves if names.count(name) > 1)
+        raise ValueError(f"fbuf: two leaves have the name '{twice}'; expected another for each. Rename one of them.")
+    return leaves
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         _alone()
         saving.check_state("fbuf.orbax.SaveArgs", given.buffer, given.state)
         arrays, meta = saving.gathered("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        _write(directory, arrays, meta, given)
+        _write(directory, arrays, meta, given.sync, given.progress)
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Copies the state, and writes it in a thread once orbax has made the folder."""
@@ -60,10 +60,10 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         saving.check_state("fbuf.orbax.SaveArgs", given.buffer, given.state)
         arrays, meta = saving.gathered("fbuf.orbax.SaveArgs", given.buffer, given.state)
         held = {name: Held(name, source, None) for name, source in arrays.items()}
-        options = dataclasses.replace(given, buffer=None, state=None)
+        sync, progress = given.sync, given.progress  # and not the state
 
         async def write() -> None:
-            _write(directory, held, meta, options)
+            _write(directory, held, meta, sync, progress)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="fbuf")]
 
@@ -100,6 +100,9 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
       sync: Wait for the disk, so that a failure of power does no harm. orbax itself does not.
       progress: True: a bar; or a function of bytes done and bytes in all.
 
+    Raises:
+      As `fbuf.save`, when it is made, and once more when orbax saves.
+
     Cost: with an asynchronous manager a copy of the state in host memory, of rows on the host as they are held there; else a
     block.
 
@@ -121,6 +124,11 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
     state: Any
     sync: bool = True
     progress: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be saved now: threads that orbax started for other items wait 300 s for one that raises later."""
+        _alone()
+        saving.check_state("fbuf.orbax.SaveArgs", self.buffer, self.state)
 
 
 @ocp.args.register_with_handler(ReplayHandler, for_restore=True)
@@ -159,9 +167,9 @@ def _alone() -> None:
         )
 
 
-def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], given: Any) -> None:
+def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], sync: bool, progress: Any) -> None:
     meta["extra"] = meta["replay"] = None
-    _files.write(os.fspath(directory), arrays, meta, keep=1, sync=given.sync, progress=given.progress)
+    _files.write(os.fspath(directory), arrays, meta, keep=1, sync=sync, progress=progress)
 
 
 def _spread(state: BufferState, wanted: Any) -> BufferState:

@@ -413,6 +413,8 @@ def test_what_is_allowed_is_only_counted() -> None:
     state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(filled(few, 45), rows_of(50, 30))
     assert int(few.stats(state)["retired_rows"]) > 0
     checked = fbuf.checked(few, allow=("retired_rows",))
+    assert fbuf.checked(checked) == fbuf.checked(checked, allow=("retired_rows",)) == checked
+    assert fbuf.checked(checked, allow=("empty_samples",)).allow == ("retired_rows", "empty_samples")
     grown, state = checked.grow(state)
     assert isinstance(grown, type(checked)) and grown.allow == checked.allow and grown.buffer != few
     other = dataclasses.replace(grown.buffer, sampler=Prioritized())

@@ -445,6 +445,26 @@ def test_rows_in_files_come_to_lie_where_they_are_told(tmp_path: Path) -> None:
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
 
 
+def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one would find its path taken, by rows that nobody can say are whole."""
+    buffer = fbuf.Buffer(10)
+    fbuf.save(tmp_path / "saved", buffer, numbered(buffer, buffer.init({"t": 0.0}), 0, 15), extra={"a": 1})
+    other = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    with pytest.raises(fbuf.SchemaError, match="is not like the example"):
+        fbuf.load(tmp_path / "saved", other, extra={"b": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last that is done
+        with pytest.raises(ZeroDivisionError):
+            fbuf.load(tmp_path / "saved", other)
+    assert not (tmp_path / "rows").exists()
+    loaded, again = fbuf.load(tmp_path / "saved", other)
+    held = jax.device_get(loaded.rows(again).data["t"])
+    with pytest.raises(OSError, match="taken|in use"):
+        fbuf.load(tmp_path / "saved", other)  # what was there before it stays
+    del again
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data["t"]), held)
+
+
 def test_the_step_is_compiled_once(tmp_path: Path) -> None:
     """A loaded buffer is the same value, so that a jitted step which closes over it does not compile again."""
     buffer = combinations.make("Device", "Uniform", "Row")
@@ -454,3 +474,13 @@ def test_the_step_is_compiled_once(tmp_path: Path) -> None:
     before = step._cache_size()  # type: ignore[attr-defined]
     steps(loaded, again, 100, 1)
     assert step._cache_size() == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("count", [10, 2_000_000])
+def test_nan_rows_load_while_jax_looks_for_nan(count: int, tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(2_000_000)
+    state = buffer.extend(buffer.init({"t": 0.0}), {"t": jnp.full(count, jnp.nan)})
+    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
+    with jax.debug_nans(True):
+        _, again = fbuf.load(tmp_path / "saved")
+    same(again.rows, state.rows)

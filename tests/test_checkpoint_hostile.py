@@ -14,6 +14,7 @@ import pytest
 
 import fbuf
 from fbuf import _files
+from fbuf._checkpoint import _room
 from tests.checkpointing import same
 from tests.golden import buffers
 
@@ -116,3 +117,35 @@ def test_a_later_release_s_component_is_named(tmp_path: Path) -> None:
     buffer, state = fbuf.load(GOLDEN / "device")
     assert buffer == buffers.BUFFERS["device"]
     same(buffer.size(state), np.int32(16))
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed()])
+def test_a_capacity_that_lies_allocates_nothing(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were never written are not stored: 3 kB may say that they stand for 700 GB."""
+    buffer = fbuf.Buffer(16, storage=storage, sampler=fbuf.samplers.Prioritized())
+    row = {"obs": np.zeros((84, 84), np.uint8)}
+    state = buffer.extend(buffer.init(row), {"obs": np.ones((5, 84, 84), np.uint8)})
+    fbuf.save(tmp_path / "saved", buffer, state)
+    with _files.read(str(tmp_path / "saved")) as saved:
+        arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
+    (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\nSwapFree: 1000 kB\n")
+    monkeypatch.setattr(_room, "_MEMORY", tmp_path / "meminfo")
+    large = copy.deepcopy(meta)
+    large["buffer"]["capacity"] = 1_000_000_000
+    for shape, _ in large["placed"].values():
+        shape[:1] = [1_000_000_000] if shape[:1] == [16] else shape[:1]
+    _files.write(str(tmp_path / "large"), arrays, large)
+    with pytest.raises(MemoryError, match=r"takes [\d,]{13,} bytes, of which [\d,]{3,7} are stored"):
+        fbuf.load(tmp_path / "large")
+    wide = copy.deepcopy(meta)  # rows of the right number, and another shape
+    name = next(n for n in wide["placed"] if n.startswith("rows/"))
+    wide["placed"][name][0][:1] = [1 << 46]
+    _files.write(str(tmp_path / "wide"), arrays, wide)
+    for settings in ({}, {"buffer": buffer, "example": row}):
+        with pytest.raises(fbuf.SchemaError, match="rows are said to take .* bytes; expected"):
+            fbuf.load(tmp_path / "wide", **settings)
+    large["buffer"]["capacity"] = 16  # leaves of the state that are not the buffer's
+    _files.write(str(tmp_path / "leaves"), arrays, large)
+    with pytest.raises(fbuf.SchemaError, match="is not one of this buffer|rows are said to take"):
+        fbuf.load(tmp_path / "leaves", buffer)
+    assert fbuf.load(tmp_path / "saved", buffer)[0] == buffer

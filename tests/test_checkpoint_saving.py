@@ -229,6 +229,36 @@ def test_a_save_waits_for_the_one_under_way(tmp_path: Path, monkeypatch: pytest.
     assert one.done() and (one.result().generation, two.result().generation) == (1, 2)
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_threads_that_save_to_one_path_take_turns(wait: bool, tmp_path: Path) -> None:
+    states, errors = [filled(BUFFER, 5 + i) for i in range(6)], list[Exception]()
+
+    def work(state: Any) -> None:
+        try:
+            fbuf.save(tmp_path / "saved", BUFFER, state, wait=wait, sync=False).result()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert fbuf.save(tmp_path / "saved", BUFFER, states[0], sync=False).result().generation == 7
+
+
+def test_where_no_thread_can_be_started_the_next_save_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 5), wait=False)
+    assert fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 5)).result().generation == 1
+
+
 _EXITS = """
 import sys
 import jax.numpy as jnp
@@ -299,8 +329,16 @@ def test_others_add_while_a_replay_is_saved(tmp_path: Path) -> None:
 def test_what_is_no_state_is_refused(tmp_path: Path) -> None:
     state = filled(BUFFER, 5)
     path = str(tmp_path / "saved")
-    with pytest.raises(TypeError, match="the state is traced"):
+    with pytest.raises(TypeError, match="the call or the state is traced"):
         jax.jit(lambda state: fbuf.save(path, BUFFER, state) and 0)(state)
+    with pytest.raises(TypeError, match="the call or the state is traced"):
+        jax.jit(lambda x: fbuf.save(path, BUFFER, state) and x)(0)
+    with pytest.raises(TypeError, match="the state has shapes in it; expected arrays"):
+        fbuf.save(path, BUFFER, jax.eval_shape(lambda: state))
+    with pytest.raises(TypeError, match=r"buffer is Replay; expected a Buffer. Write replay.save\(path\)"):
+        fbuf.save(path, fbuf.Replay(BUFFER, EXAMPLE, 0), state)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="buffer is Checked; expected a Buffer. Write fbuf.save.path, checked.buffer"):
+        fbuf.save(path, fbuf.checked(BUFFER), state)
     with pytest.raises(
         TypeError, match=r"buffer is BufferState; expected a Buffer. Write fbuf.save\(path, buffer, state\)"
     ):
@@ -324,6 +362,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match="holds arrays, but no buffer"):
         fbuf.load(tmp_path / "arrays")
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3))
+    with pytest.raises(TypeError, match="fbuf.load: the call is traced"):
+        jax.jit(lambda x: fbuf.load(tmp_path / "saved")[1].token + x)(0)
     for resize in (0, -1, True, 2.5, "10"):
         with pytest.raises(ValueError, match="resize is .*; expected the capacity"):
             fbuf.load(tmp_path / "saved", resize=resize)
@@ -388,9 +428,11 @@ def test_extra_comes_back_as_it_was(tmp_path: Path) -> None:
     fbuf.save(tmp_path / "saved", BUFFER, state)
     with pytest.raises(fbuf.SchemaError, match="was saved without extra"):
         fbuf.load(tmp_path / "saved", extra=True)
-    for wrong in ({"x": object()}, {"x": np.array(["text"])}):
+    for wrong in ({"x": object()}, {"x": np.array(["text"])}, {"x": np.ma.array([1, 2], mask=[0, 1])}):
         with pytest.raises(TypeError, match="extra 'x' is .*; expected arrays, PRNG keys, numbers or text"):
             fbuf.save(tmp_path / "saved", BUFFER, state, extra=wrong)
+    with pytest.raises(ValueError, match="two leaves have the name 'a/b'"):  # not one of them, without a word
+        fbuf.save(tmp_path / "saved", BUFFER, state, extra={"a/b": 1, "a": {"b": 2}})
 
 
 # -------------------------------------------------------------------------------------------------------- devices
@@ -497,6 +539,17 @@ def test_rows_of_64_bits_want_x64(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "saved")
 
 
+def test_extra_of_64_bits_wants_x64(tmp_path: Path) -> None:
+    """A step count beyond 2^31 would come back as another."""
+    state = filled(BUFFER, 3)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
+        fbuf.save(tmp_path / "saved", BUFFER, state, extra=extra)
+        same(fbuf.load(tmp_path / "saved", extra=True)[2], extra)
+    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
+        fbuf.load(tmp_path / "saved", extra=True)
+
+
 def test_a_state_that_was_fetched_can_be_saved(tmp_path: Path) -> None:
     state = jax.device_get(filled(BUFFER, 7))
     fbuf.save(tmp_path / "saved", BUFFER, state)
@@ -517,3 +570,10 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3000), progress=lambda *at: told.append(at))
     assert told[-1][0] == told[-1][1] > 3000 * 256
+    for verify in ("full", "lazy"):
+        total = told[-1][1]
+        told.clear()
+        fbuf.load(tmp_path / "saved", verify=verify, progress=lambda *at: told.append(at))
+        assert told[-1] == (total, total) and len(told) > 2  # while it is read, and not only while the rest is checked
+    with pytest.raises(ZeroDivisionError):
+        fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0)

@@ -413,6 +413,16 @@ def test_folders_of_other_things(tmp_path: Path) -> None:
     assert load(str(tmp_path / "new" / "deep" / "er")) == 1
 
 
+def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
+    """It would have a name that no load looks for."""
+    save(str(tmp_path), 0)
+    (tmp_path / "manifest-999999999999.json").touch()
+    with pytest.raises(FileExistsError, match="has the number 999999999999, which is the last there is"):
+        save(str(tmp_path), 1)
+    with pytest.warns(RuntimeWarning, match="generation 1 of"):
+        assert load(str(tmp_path)) == 0
+
+
 def test_where_nothing_may_be_written_no_source_is_read() -> None:
     for number in (errno.EACCES, errno.EROFS):
         given = sources(3)
@@ -709,6 +719,21 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
+_KEPT_TO_THE_END = """
+import sys
+from fbuf import _files
+one, two = _files.read(sys.argv[1]), _files.read(sys.argv[1])
+two.close()
+sys.modules["kept"] = [one, two]  # until the last
+"""
+
+
+def test_what_is_open_when_a_process_ends_says_nothing(tmp_path: Path) -> None:
+    save(str(tmp_path), 0)
+    done = subprocess.run([sys.executable, "-c", _KEPT_TO_THE_END, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_inspect_and_verify(tmp_path: Path) -> None:
     path = str(tmp_path / "c")
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
@@ -741,4 +766,4 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
 def test_layouts_of_every_form() -> None:
     layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
     assert [layout.first(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
-    assert layout.sizes().tolist() == [16, 0, 24]
+    assert layout.sizes.tolist() == [16, 0, 24]

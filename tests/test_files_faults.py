@@ -6,6 +6,7 @@ the old or wholly the new one, and no damaged byte is ever taken for a good one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -180,6 +181,26 @@ def test_failures_of_power() -> None:
             if not faulty.failed:
                 break
     assert tried > 400
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_failures_of_power_in_a_save_of_nothing_new(sync: bool) -> None:
+    """It waits for what the save before it did not wait for, and for its name."""
+    chance = random.Random(0)
+    for at in range(1000):
+        disk = Memory()
+        save(PATH, 1, disk)
+        save(PATH, 2, disk, sync=sync)
+        faulty = Faulty(disk, at, None, dead=True)
+        with contextlib.suppress(Killed):
+            assert save(PATH, 2, faulty).bytes_written < 4000  # a manifest
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for left in disk.crashes(chance, 12):
+                assert load(PATH, left) in ((1, 2) if faulty.failed and not sync else (2,))
+        if not faulty.failed:
+            break
+    assert at > 10
 
 
 def test_a_save_that_does_not_wait_may_be_lost_but_never_lies() -> None:

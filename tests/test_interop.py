@@ -186,6 +186,26 @@ def test_a_storage_without_room_for_all_rows_is_said(on_full):
         assert np.array_equal(buffer.last(state, 100).data["x"], frames[:100])
 
 
+@pytest.mark.parametrize("storage", [Memmap, Compressed])
+def test_an_import_that_fails_leaves_no_store(storage: type, small_blocks: None, tmp_path: Path) -> None:
+    """Half of the rows would look like all, and be in the way of the next try."""
+    buffer = fbuf.Buffer(30, storage=storage(path=str(tmp_path / "rows")))
+
+    class Torn:
+        shape, dtype = (30, 4096), np.dtype(np.uint8)
+
+        def __getitem__(self, rows: slice) -> np.ndarray:
+            if rows.start > 10:
+                raise OSError("the network went away")
+            return np.zeros((rows.stop - rows.start, 4096), np.uint8)
+
+    with pytest.raises(OSError, match="the network went away"):
+        from_arrays({"x": Torn()}, buffer=buffer)
+    assert not (tmp_path / "rows").exists()
+    _, state = from_arrays({"x": np.ones((30, 4096), np.uint8)}, buffer=buffer)
+    assert int(buffer.size(state)) == 30
+
+
 def test_the_same_name_twice():
     with pytest.raises(ValueError, match="two leaves the name 'z'"):
         from_arrays(made(3), fields={"x": "z", "action": "z"})

@@ -172,9 +172,9 @@ def test_other_dtypes_and_shapes_are_refused(tmp_path):
 
 def test_what_is_no_buffer_is_refused(tmp_path):
     buffer = fbuf.Buffer(4)
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        with pytest.raises(TypeError, match="expected a BufferState"):
-            save(manager, 0, buffer, {"x": 0})
+    for wrong, state in ((buffer, {"x": 0}), (None, buffer.init({"x": 0}))):
+        with pytest.raises(TypeError, match="expected a Buffer"):
+            replay.SaveArgs(wrong, state)  # not in `save`, when orbax has begun with other items
     with pytest.raises(TypeError, match="expected SaveArgs"):
         replay.ReplayHandler().save(tmp_path, args=replay.RestoreArgs())
 

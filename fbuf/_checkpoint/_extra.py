@@ -25,6 +25,7 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
 
     Raises:
       TypeError: a leaf is none of these.
+      ValueError: two leaves have the same name.
     """
     arrays: dict[str, Any] = {}
     leaves = []
@@ -40,30 +41,41 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             data = jax.random.key_data(leaf) if key else leaf
             about["shape"] = list(data.shape)
             arrays[f"{_PREFIX}{i}"] = DeviceLeaf(data, whole=True)
-        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUmM":
+        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUmM" and not _masked(leaf):
             about |= {"kind": "numpy" if isinstance(leaf, np.ndarray) else "scalar", "shape": list(leaf.shape)}
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
             raise TypeError(
-                f"{call}: extra '{name}' is {type(leaf).__name__}; expected arrays, PRNG keys, numbers or text. Leave it "
-                f"out, or convert it: np.asarray(x)."
+                f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
+                f"convert it: np.asarray(x), of bytes np.frombuffer(x, np.uint8), of text and objects str(x)."
             )
         leaves.append(about)
     return arrays, {"structure": _spec.encode(jax.tree.structure(extra)), "leaves": leaves}
+
+
+def _masked(leaf: Any) -> bool:
+    """Whether it has a mask, which would be lost."""
+    return isinstance(leaf, np.ma.MaskedArray)
+
+
+def _kind(leaf: Any) -> str:
+    kind = type(leaf).__name__
+    return f"{kind} of {leaf.dtype}" if isinstance(leaf, np.ndarray) and not _masked(leaf) else kind
 
 
 def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
     """The pytree: in the structure of `example`, or (True) as it was saved.
 
     Raises:
-      SchemaError: there is none; or `example` is of another structure, or a leaf of another shape or dtype.
+      SchemaError: there is none; `example` is of another structure, or a leaf of another shape or dtype; an array of JAX's has
+        64 bits, and x64 is off.
     """
     if meta is None:
         raise _files.SchemaError(
             f"{call}: {path} was saved without extra; expected some, since extra is asked for. Leave extra out, or save it: "
             f"fbuf.save(path, buffer, state, extra=...)."
         )
-    values = [_leaf(saved, i, about) for i, about in enumerate(meta["leaves"])]
+    values = [_leaf(call, path, saved, i, about) for i, about in enumerate(meta["leaves"])]
     if example is True:
         own = _spec.own_node(meta["structure"])
         if own is not None:
@@ -91,7 +103,7 @@ def _text(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
 
 
-def _leaf(saved: Any, i: int, about: Any) -> Any:
+def _leaf(call: str, path: str, saved: Any, i: int, about: Any) -> Any:
     kind = about["kind"]
     if kind in ("bool", "int", "str"):
         return about["value"]
@@ -100,4 +112,9 @@ def _leaf(saved: Any, i: int, about: Any) -> Any:
     array = np.asarray(saved.arrays[f"{_PREFIX}{i}"]).reshape(about["shape"])
     if kind == "key":
         return jax.random.wrap_key_data(jnp.array(array), impl=about["impl"])
+    if kind == "jax" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        raise _files.SchemaError(
+            f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off; expected it on, as when saved. "
+            f"Write jax.config.update('jax_enable_x64', True), or save numpy's: np.asarray(x)."
+        )
     return jnp.array(array) if kind == "jax" else array[()] if kind == "scalar" else np.array(array)

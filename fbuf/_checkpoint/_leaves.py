@@ -141,15 +141,16 @@ def place(source: Any, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.A
         whole = np.full(flat, element, dtype)
         whole[:kept] = source[0:kept]
         return jnp.array(whole.reshape(shape))
-    out = jnp.full(flat, element, dtype)
-    size = min(max(4 * rows_of_block(flat, dtype.itemsize), 1), flat[0])
-    for start in range(0, kept, size):
-        first = min(start, flat[0] - size)
-        part = np.full((size, *flat[1:]), element, dtype)
-        stop = min(first + size, kept)
-        part[: stop - first] = source[first:stop]
-        out = _put(out, part, first)
-    return out.reshape(shape)
+    with jax.debug_nans(False), jax.debug_infs(False):  # whatever was saved comes back
+        out = jnp.full(flat, element, dtype)
+        size = min(max(4 * rows_of_block(flat, dtype.itemsize), 1), flat[0])
+        for start in range(0, kept, size):
+            first = min(start, flat[0] - size)
+            part = np.full((size, *flat[1:]), element, dtype)
+            stop = min(first + size, kept)
+            part[: stop - first] = source[first:stop]
+            out = _put(out, part, first)
+        return out.reshape(shape)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

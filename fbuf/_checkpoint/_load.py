@@ -13,14 +13,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _ahead, _checks, _files
 from fbuf._buffer import Buffer
-from fbuf._checkpoint import _extra, _match, _move, _parts
+from fbuf._checkpoint import _extra, _match, _move, _parts, _room
 from fbuf._checkpoint._leaves import place
 from fbuf._checkpoint._save import Progress, checked_path
+from fbuf._host import owner
+from fbuf._host.folder import undone
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf.storages import _arrays
@@ -65,6 +68,8 @@ def load(
       StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
       SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
       VersionError (a ValueError): a later release has saved it.
+      TypeError: the call is traced.
+      MemoryError: the state takes more than is free (on a CPU; not looked at where buffer and example are given).
       FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with
         another.
     Cost: each byte is read once; twice with "full" where rows come to lie in files. Memory: the state, and a few blocks; twice
@@ -83,16 +88,24 @@ def load(
     call = "fbuf.load"
 
     def build(saved: _files.Saved) -> Any:
-        loaded, state = restored(call, saved, buffer, example, resize, verify)
-        if extra is None:
-            return loaded, state
-        return loaded, state, _extra.unpack(call, saved.path, saved, saved.meta["extra"], extra)
+        beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
+        return *restored(call, saved, buffer, example, resize, verify), *beside
 
     return from_newest(call, path, verify, progress, build)
 
 
 def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[_files.Saved], Any]) -> Any:
-    """What `build` makes of the newest generation that is whole. Raises SchemaError: it is a checkpoint of something else."""
+    """What `build` makes of the newest generation that is whole.
+
+    Raises:
+      SchemaError: it is a checkpoint of something else.
+      TypeError: the call is traced.
+    """
+    if owner.traced():
+        raise TypeError(
+            f"{call}: the call is traced, and would read once what a program is to read each time; expected an eager call. "
+            f"Call it outside jit, scan and vmap, and pass the state in."
+        )
 
     def checked(saved: _files.Saved) -> Any:
         if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():
@@ -121,16 +134,18 @@ def restored(
     target.storage.host_keys(spec)
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
         saved.verify()  # before files are made there, which a second try would find in its way
-    if (reader.storage, reader.capacity) == (target.storage, target.capacity):
-        state = _read(call, saved, reader, spec, structure)
-    else:
-        with _apart(reader, target) as reader:
-            state = _read(call, saved, reader, spec, structure)
-            state = _move.moved(f"{call}: {path}", reader, target, state)
-    if not keeps_ahead:
-        state = dataclasses.replace(state, ahead=None)
-        state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
-    target.check_state(state)
+    given = buffer is not None and example is not None
+    with undone(getattr(target.storage, "path", None)):
+        if (reader.storage, reader.capacity) == (target.storage, target.capacity):
+            state = _read(call, saved, reader, spec, structure, given)
+        else:
+            with _apart(reader, target) as reader:
+                state = _read(call, saved, reader, spec, structure, given)
+                state = _move.moved(f"{call}: {path}", reader, target, state)
+        if not keeps_ahead:
+            state = dataclasses.replace(state, ahead=None)
+            state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
+        target.check_state(state)
     return target, state
 
 
@@ -147,7 +162,7 @@ def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
         yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 
 
-def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any) -> BufferState:
+def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any, given: bool) -> BufferState:
     placed = saved.meta["placed"]
     abstract = _parts.template(reader, spec, structure)
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in _parts.packed(reader, abstract).items()}
@@ -156,6 +171,7 @@ def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure:
         there = {n for n in there if not n.startswith("state/ahead/")}
     found = {n: _Found(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     _match.check_leaves(call, saved.path, found, wanted)
+    _check_sizes(call, saved, reader, wanted, abstract.rows, given)
     rows = {
         name.removeprefix("rows/"): _arrays.Owned(_placed(saved, name)) if name in placed else array
         for name, array in saved.arrays.items()
@@ -164,6 +180,23 @@ def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure:
     made = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
     leaves = {n: _placed(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
     return _parts.unpacked(reader, abstract, leaves, made)
+
+
+def _check_sizes(
+    call: str, saved: _files.Saved, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool
+) -> None:
+    """Refuses arrays of rows larger than this buffer has, and a state that nobody asked for and has no room."""
+    there = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
+    claimed = _room.nbytes((_whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
+    expected = _room.nbytes((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows))
+    if claimed > expected and type(reader.storage).__module__.split(".")[0] == "fbuf":
+        raise _files.SchemaError(
+            f"{call}: {saved.path}: rows are said to take {claimed:,} bytes; expected {expected:,}, as of {reader!r}. Load "
+            f"another checkpoint."
+        )
+    if not given:
+        needed = _room.nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values())
+        _room.check(call, saved.path, needed + max(claimed, expected), saved.nbytes)
 
 
 class _Found:

@@ -24,9 +24,12 @@ from fbuf._checkpoint import _describe, _extra, _parts, _saving, _spec
 from fbuf._checkpoint._held import Held
 from fbuf._checkpoint._leaves import DeviceLeaf
 from fbuf._checkpoint._saving import Saving
+from fbuf._host import owner
 from fbuf._state import BufferState
 
 Progress = Callable[[int, int], None]
+_INSTEAD = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.buffer, state)"}
+"""What to write for what is not a buffer, but has one."""
 
 
 def save(
@@ -55,13 +58,14 @@ def save(
       extra: A pytree of arrays, PRNG keys, numbers and text to save beside it, as in `{"key": key, "step": 1000}`.
       wait: False: returns as soon as what changed since the last save is copied, so that the state may be donated, and
         writes in a thread. An error is raised by `Saving.result`, else by the next save to that path, else it is printed
-        when the process ends, which waits for its saves. A save to a path waits for the one under way there.
+        when the process ends, which waits for its saves. A save to a path waits for the one under way there, of any thread.
       sync: Wait for the disk. False: killed processes do no harm, a failure of power may.
       progress: True for a bar, or a callable that is given bytes done and bytes in all.
     Returns:
       A handle: `result()` says how much was written.
     Raises:
-      TypeError: the state is traced, or spread over processes; or holds what has no bytes (objects in `storages.Ragged`).
+      TypeError: the call or the state is traced, or spread over processes; or holds what has no bytes (objects in
+        `storages.Ragged`).
       RuntimeError: the state was donated.
       ValueError: another buffer made it.
       OSError: the disk is full or fails; the checkpoint before is whole. BlockingIOError: another process saves there.
@@ -96,15 +100,15 @@ def saved(
     """`save`, with arrays and a note of who calls it besides."""
     folder = checked_path(call, path)
     check_state(call, buffer, state)
-    _saving.finish(folder)
-    arrays, meta = gathered(call, buffer, state)
-    beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
-    mine, meta["replay"] = ({}, None) if own is None else own
-    arrays |= beside | mine
-    theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
-    sources = arrays if wait else _kept(folder, arrays, theirs)
-    work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
-    return Saving(folder, work, wait=wait)
+    with _saving.turn(folder):
+        arrays, meta = gathered(call, buffer, state)
+        beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
+        mine, meta["replay"] = ({}, None) if own is None else own
+        arrays |= beside | mine
+        theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
+        sources = arrays if wait else _kept(folder, arrays, theirs)
+        work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
+        return Saving(folder, work, wait=wait)
 
 
 def _kept(folder: str, arrays: Mapping[str, Any], theirs: bool) -> dict[str, Any]:
@@ -134,25 +138,25 @@ def checked_path(call: str, path: Any) -> str:
 
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Refuses what cannot be saved, before anything is done."""
+    usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
     if not isinstance(buffer, Buffer):
-        raise TypeError(
-            f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {call}(path, buffer, state)."
-        )
+        write = _INSTEAD.get(type(buffer).__name__, usage)
+        raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {write}.")
     if not isinstance(state, BufferState):
-        raise TypeError(
-            f"{call}: state is {type(state).__name__}; expected a BufferState. Write {call}(path, buffer, state)."
-        )
+        raise TypeError(f"{call}: state is {type(state).__name__}; expected a BufferState. Write {usage}.")
     leaves = jax.tree.leaves(state)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if owner.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
-            f"{call}: the state is traced, but files are written once and not when a program runs; expected arrays. Call it "
-            f"outside jit, scan and vmap, with the state that came out of them."
+            f"{call}: the call or the state is traced, but files are written once, not as a program runs; expected arrays. "
+            f"Call it outside jit, scan and vmap, with the state that came out of them."
         )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise TypeError(f"{call}: the state has shapes in it; expected arrays. Save what init or a verb returned.")
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if any(leaf.is_deleted() for leaf in arrays):
         raise RuntimeError(
             f"{call}: the state was donated, and its arrays are gone; expected one that is not. Save the state that the step "
-            f"returned: state = step(state); {call}(path, buffer, state)."
+            f"returned: state = step(state); {usage}."
         )
     if not all(leaf.is_fully_addressable for leaf in arrays):
         raise TypeError(

@@ -8,18 +8,22 @@ to a path waits for the one under way, so that saves cannot pile up.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fbuf import _files
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may save too
 _latest: dict[str, Saving] = {}
 """By path: one that is under way, or failed unseen."""
+_turns: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""By path: the lock of who is beginning a save there."""
 
 
 class Saving:
@@ -48,10 +52,14 @@ class Saving:
             finally:
                 self._work = _nothing  # it holds the state's arrays
             return
+        self._thread = threading.Thread(target=self._run, name=f"fbuf.save {path}", daemon=False)
         with _lock:
             _latest[_key(path)] = self
-        self._thread = threading.Thread(target=self._run, name=f"fbuf.save {path}", daemon=False)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no room for another, or the process is ending
+            self._see()
+            raise
 
     def _run(self) -> None:
         try:
@@ -108,7 +116,21 @@ def _key(path: str) -> str:
     return os.path.realpath(path)
 
 
-def finish(path: str) -> None:
+@contextlib.contextmanager
+def turn(path: str) -> Iterator[None]:
+    """Keeps this process's other saves to the same path waiting, while one looks what is new and writes it, or begins to.
+
+    Raises:
+      Exception: what went wrong with the save before, if nobody has seen that.
+    """
+    with _lock:
+        mine = _turns.setdefault(_key(path), threading.RLock())
+    with mine:
+        _finish(path)
+        yield
+
+
+def _finish(path: str) -> None:
     """Waits for a save to the same path; raises what went wrong with it, if nobody has seen that."""
     with _lock:
         earlier = _latest.get(_key(path))

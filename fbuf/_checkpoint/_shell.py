@@ -55,11 +55,11 @@ def load(
                 f"{call}: {file.path} was saved by fbuf.save, without a key; expected what Replay.save wrote. Load it with "
                 f"fbuf.load(path)."
             )
+        beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
         loaded, state = _load.restored(call, file, buffer, example, resize, verify)
         data = np.asarray(file.arrays["replay/key"])
         key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
         counters = np.array(file.arrays["replay/counters"])
-        beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
         return Shell(loaded, state, key, counters, note["strict"], note["unlimited"]), beside
 
     made: tuple[Shell, Any] = _load.from_newest(call, path, verify, progress, build)

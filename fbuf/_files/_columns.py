@@ -56,7 +56,7 @@ class Column:
         self.entry = old.manifest.arrays.get(plan.name) if old.manifest else None
         if self.entry is None or not self.entry.layout.matches(plan.layout):
             return
-        was, sizes, now = self.entry.layout, self.entry.layout.sizes(), plan.layout.sizes()
+        was, sizes, now = self.entry.layout, self.entry.layout.sizes, plan.layout.sizes
         place = None if was.keys is None else {key: i for i, key in enumerate(was.keys)}
         usable = [file is not None for file in old.files]
         for i in range(count):

@@ -8,7 +8,6 @@ safetensors file. Memory: one block.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -157,9 +156,11 @@ class OpenFile:
         if fd >= 0:
             self._disk.close(fd)
 
-    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # there at exit, when modules are gone
-        with suppress(Exception):  # then the system does it
+    def __del__(self) -> None:
+        try:
             self.close()
+        except Exception:  # at exit modules are emptied, `contextlib` too; the system closes it
+            pass
 
 
 def open_plain(disk: Disk, path: str) -> tuple[int, int]:

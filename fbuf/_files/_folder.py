@@ -16,7 +16,7 @@ from fbuf._files._data import OpenFile, open_plain
 from fbuf._files._disk import INSTEAD, Disk, read_into, sync_folder, write_all
 from fbuf._files._errors import VersionError
 from fbuf._files._manifest import MOST_BYTES, Manifest
-from fbuf._files._names import LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
+from fbuf._files._names import LAST, LOCK, data_name, generations, is_data, is_new, last_number, manifest_name, new_name
 from fbuf._files._parsing import Damaged, decode
 from fbuf._host import locks
 from fbuf._host.arrays import StoreCorrupted
@@ -128,13 +128,24 @@ class Folder:
             self.disk.close(fd)
 
     def next_number(self) -> int:
-        """The number of the next generation."""
-        return last_number(self.names()) + 1
+        """The number of the next generation. Raises FileExistsError: a file has the last there is, which no save gave it."""
+        number = last_number(self.names()) + 1
+        if number > LAST:  # its name would be none of ours: saved, and never found again
+            raise FileExistsError(
+                errno.EEXIST,
+                f"fbuf.save: a file in {self.path} has the number {LAST}, which is the last there is; expected smaller ones. "
+                f"Give another path, or remove that file: no save has written it.",
+            )
+        return number
 
-    def publish(self, generation: int, text: bytes, sync: bool) -> None:
-        """Puts a manifest in place: from then on its generation is the newest."""
+    def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:
+        """Puts a manifest in place: from then on its generation is the newest.
+
+        Args:
+          named: The names of all its data files are on the disk for sure.
+        """
         new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
-        if sync:
+        if sync and not named:
             sync_folder(self.disk, self.path)  # the data file's name, before anything names it
         with telling("make", new, INSTEAD):
             fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -163,9 +174,11 @@ class Folder:
         left = [n for n in names if is_new(n) or (is_data(n) and n > data_name(newest))]
         self._remove(left)
 
-    def prune(self, latest: Manifest, keep: int) -> None:
+    def prune(self, latest: Manifest, before: Manifest | None, keep: int) -> None:
         """Removes all but the latest generation and the newest others that are whole, `keep` in all.
 
+        Args:
+          before: A manifest that was read already.
         Raises:
           OSError, VersionError: a generation cannot be looked at; nothing was removed.
         """
@@ -176,7 +189,8 @@ class Folder:
                 break
             if generation != latest.generation:
                 with contextlib.suppress(StoreCorrupted):
-                    manifest = self.manifest(generation)
+                    known = before if before is not None and before.generation == generation else None
+                    manifest = known or self.manifest(generation)
                     if self.whole(manifest):
                         kept.append(manifest)
         manifests = {manifest_name(manifest.generation) for manifest in kept}

@@ -7,6 +7,7 @@ save by place, blocks with keys by key, so that the first may go without all oth
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +83,9 @@ class Layout:
         start, stop = self.span(index)
         return (stop - start, *self.shape[1:]) if self.shape else ()
 
+    @functools.cached_property
     def sizes(self) -> Array:
-        """Bytes of each block, int64[count]."""
+        """Bytes of each block, int64[count]; not to be written to."""
         if self.cuts is not None:
             return np.diff(np.asarray(self.cuts, np.int64)) * self.row_bytes
         assert self.block is not None

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 
 LOCK = "lock"
+LAST = 10**12 - 1
+"""The largest number of a generation that a name has room for."""
 _MANIFEST = re.compile(r"manifest-([0-9]{12})\.json")
 _DATA = re.compile(r"data-([0-9]{12})\.safetensors")
 _NEW = re.compile(r"manifest-([0-9]{12})\.json\.new")

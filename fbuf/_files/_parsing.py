@@ -125,7 +125,7 @@ def _check_overlap(arrays: Mapping[str, ArrayEntry], files: list[FileEntry]) -> 
     none: list[Array] = [np.zeros(0, np.int64)]
     file = np.concatenate([a.file for a in arrays.values()] or none)
     start = np.concatenate([a.offset for a in arrays.values()] or none)
-    stop = start + np.concatenate([a.layout.sizes() for a in arrays.values()] or none)
+    stop = start + np.concatenate([a.layout.sizes for a in arrays.values()] or none)
     if not len(file):
         return
     if (start < np.array([f.header for f in files])[file]).any() or (

@@ -11,28 +11,29 @@ Progress = Callable[[int, int], None]
 
 
 class Bar:
-    """What `progress=` asks for. `progress(bytes)` adds to it; `close` ends it.
+    """What `progress=` asks for. `bar(bytes)` adds to it; `close` ends it.
 
     Args:
       progress: None: nothing; True: a bar, tqdm's if it is installed; or a callable.
+      unit: Of what is counted.
     """
 
-    def __init__(self, progress: Progress | bool | None, what: str, total: int) -> None:
-        self._total, self._done = total, 0
+    def __init__(self, progress: Progress | bool | None, what: str, total: int, unit: str = "B") -> None:
+        self._total, self.done = total, 0
         self._tell: Progress | None = progress if callable(progress) else None
         self._bar: Any = None
-        if progress is True:
+        if progress and self._tell is None:
             try:
                 from tqdm.auto import tqdm
             except ImportError:
                 self._tell = _line(what)
             else:
-                self._bar = tqdm(desc=what, total=total, unit="B", unit_scale=True)
+                self._bar = tqdm(desc=what, total=total, unit=unit, unit_scale=True)
 
     def __call__(self, size: int) -> None:
-        self._done += size
+        self.done += size
         if self._tell is not None:
-            self._tell(self._done, self._total)
+            self._tell(self.done, self._total)
         if self._bar is not None:
             self._bar.update(size)
 

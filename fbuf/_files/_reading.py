@@ -48,7 +48,8 @@ def read(
 
     def opened(saved: Saved) -> Saved:
         if verify == "full":
-            saved.verify(progress)
+            with saved.told(progress):
+                saved.verify()
         return saved
 
     return _newest(folder, opened)
@@ -77,10 +78,10 @@ def restore(
     folder = _folder(path, verify, disk)
 
     def built(saved: Saved) -> Built:
-        with saved:
+        with saved, saved.told(progress):
             made = build(saved)
             if verify == "full":
-                saved.verify(progress)
+                saved.verify()
             return made
 
     return _newest(folder, built)

@@ -54,7 +54,7 @@ class Save:
     def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         room = self._room()
         for column in self._columns:
-            sizes = column.plan.layout.sizes()
+            sizes = column.plan.layout.sizes
             for i in range(column.plan.layout.count):
                 if column.file[i] == NEW:
                     self._block(column, i, room)
@@ -66,7 +66,9 @@ class Save:
             self.written += files[0].size
         manifest = self._manifest(meta, files)
         text = encode(manifest)
-        self._folder.publish(self._generation, text, self._sync)
+        before = self._old.manifest
+        named = self._data is None and before is not None and all(f.synced for f in before.files)
+        self._folder.publish(self._generation, text, self._sync, named)
         self.written += len(text)
         return manifest
 
@@ -111,7 +113,7 @@ class Save:
         live = np.zeros(len(self._old.files), np.int64)
         for column in self._columns:
             kept = column.file >= 0
-            np.add.at(live, column.file[kept], column.plan.layout.sizes()[kept])
+            np.add.at(live, column.file[kept], column.plan.layout.sizes[kept])
         return live.tolist()
 
     def _stays(self, file: int, live: int) -> bool:
@@ -128,7 +130,7 @@ class Save:
         if len(rest) >= MOST_FILES:
             moved |= set(rest[: len(rest) - MOST_FILES // 2])
         for column in self._columns:
-            sizes = column.plan.layout.sizes()
+            sizes = column.plan.layout.sizes
             for f in sorted(moved):
                 for i in column.kept(f):
                     self._move(column, i, int(sizes[i]), room)

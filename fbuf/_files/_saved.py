@@ -33,6 +33,7 @@ class SavedArray:
         self.shape, self.dtype = entry.layout.shape, entry.layout.dtype
         self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
         self.checked: Array = np.zeros(entry.layout.count, bool)
+        self.bar: Bar | None = None  # told of each block once
         if entry.layout.block is not None:
             self.block = entry.layout.block
 
@@ -83,15 +84,13 @@ class SavedArray:
             start, stop = self._layout.span(i)
             yield start, self._rows(start, stop).reshape(self._layout.block_shape(i))
 
-    def faults(
-        self, bar: Bar | None = None, whole: set[tuple[str, int, int]] | None = None
-    ) -> Iterator[StoreCorrupted]:
+    def faults(self, whole: set[tuple[str, int, int]] | None = None) -> Iterator[StoreCorrupted]:
         """Reads what was not read yet, and gives what is wrong with each block.
 
         Args:
           whole: (path, offset, crc32) of blocks that need not be read; those that are whole are added.
         """
-        sizes, buffer = self._layout.sizes(), memoryview(bytearray(_PIECE))
+        sizes, buffer = self._layout.sizes, memoryview(bytearray(_PIECE))
         for i in np.flatnonzero(~self.checked).tolist():
             at, size, crc = int(self._entry.offset[i]), int(sizes[i]), int(self._entry.crc[i])
             file = self._files[self._entry.file[i]]
@@ -101,11 +100,9 @@ class SavedArray:
                         raise self._damaged(i)
                     if whole is not None:
                         whole.add((file.path, at, crc))
-                self.checked[i] = True
+                self._passed(i, size)
             except StoreCorrupted as error:
                 yield error
-            if bar is not None:
-                bar(size)
 
     def _rows(self, start: int, stop: int) -> Array:
         layout = self._layout
@@ -133,12 +130,17 @@ class SavedArray:
             raise self._damaged(i)
         if self.dtype == bool and out.view(np.uint8).max() > 1:
             raise StoreCorrupted(f"fbuf.load: array '{self._name}' is bool and holds other bytes than 0 and 1")
+        self._passed(i, data.nbytes)
+
+    def _passed(self, i: int, size: int) -> None:
+        if self.bar is not None and not self.checked[i]:
+            self.bar(size)
         self.checked[i] = True
 
     def _damaged(self, i: int) -> StoreCorrupted:
         DAMAGED.add(self._save)
         start, stop = self._layout.span(i)
-        at, size = int(self._entry.offset[i]), int(self._layout.sizes()[i])
+        at, size = int(self._entry.offset[i]), int(self._layout.sizes[i])
         return StoreCorrupted(
             f"{self._files[self._entry.file[i]].path} is damaged in bytes {at} to {at + size}, rows {start} to {stop} of array "
             f"'{self._name}': they have another crc32 than they were saved with"
@@ -179,12 +181,23 @@ class Saved:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def verify(self, progress: Progress | bool | None = None) -> None:
-        """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
+    @contextlib.contextmanager
+    def told(self, progress: Progress | bool | None) -> Iterator[None]:
+        """Tells how far reading is, of all that is read meanwhile."""
         with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
             for array in self.arrays.values():
-                for error in array.faults(bar):
-                    raise error
+                array.bar = bar
+            try:
+                yield
+            finally:
+                for array in self.arrays.values():
+                    array.bar = None
+
+    def verify(self) -> None:
+        """Reads every block that was not read yet, and checks it. Raises StoreCorrupted. Memory: a megabyte."""
+        for array in self.arrays.values():
+            for error in array.faults():
+                raise error
 
     def close(self) -> None:
         """Closes the files; twice is fine."""

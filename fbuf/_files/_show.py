@@ -97,7 +97,7 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     for name, entry in saved.manifest.arrays.items():
         layout = entry.layout
         rows.append((name, layout.dtype.name, str(list(layout.shape)), f"{layout.nbytes:,}", str(layout.count)))
-        sizes = layout.sizes()
+        sizes = layout.sizes
         for number in np.unique(entry.file).tolist():
             live[saved.manifest.files[number].name] += int(sizes[entry.file == number].sum())
     yield from _table(rows)

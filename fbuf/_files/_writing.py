@@ -58,8 +58,8 @@ def write(
     Cost: each block without a mark, or with a new one, is read once; what is new is written once. Memory: one block, some
       300 bytes for every block, and a megabyte.
     """
-    if type(keep) is not int or keep < 1:
-        raise ValueError(f"fbuf.save: keep is {keep}; expected 1 or more.")
+    if isinstance(keep, bool) or not hasattr(keep, "__index__") or keep < 1:
+        raise ValueError(f"fbuf.save: keep is {keep!r}; expected an int, 1 or more.")
     check_meta(meta)
     plans, folder = plan(arrays), Folder(path, disk)
     folder.make(sync)
@@ -76,7 +76,7 @@ def write(
         finally:
             old.close()
         try:
-            folder.prune(manifest, keep)
+            folder.prune(manifest, old.manifest, keep)
         except (OSError, VersionError) as error:
             warnings.warn(
                 f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2

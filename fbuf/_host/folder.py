@@ -25,7 +25,7 @@ import struct
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +271,26 @@ class Folder:
     def close(self) -> None:
         """Lets another store have it, and removes it if it is temporary. Twice is fine."""
         self._end()
+
+
+@contextlib.contextmanager
+def undone(path: str | None) -> Iterator[None]:
+    """Removes the store that is made at `path` meanwhile, if what is to fill it fails: half of its rows look like all."""
+    here = None if path is None else os.path.abspath(os.path.expanduser(path))
+    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # what was there is nobody's to remove
+        yield
+        return
+    there = os.path.isdir(here)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if Path(here, "lock").read_text() == str(os.getpid()):
+                for name in sorted(filter(_OURS.fullmatch, os.listdir(here)), key="manifest.json".__ne__):
+                    unlink(os.path.join(here, name))
+                if not there:
+                    os.rmdir(here)
+        raise
 
 
 def replace(path: str, write: Callable[[File], None], size: int) -> None:

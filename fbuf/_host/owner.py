@@ -203,7 +203,8 @@ def traced() -> bool:
     """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
     name = "unsafe_am_i_under_a_vmap_DO_NOT_USE"  # if it is gone one day, the first write refuses
     vmapped: Any = getattr(core, name, None) or getattr(jax.core, name, bool)  # there until jax 0.7
-    return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
+    with jax.transfer_guard_host_to_device("allow"):
+        return isinstance(jnp.zeros((), jnp.int32), jax.core.Tracer) or vmapped()
 
 
 def sweep() -> None:

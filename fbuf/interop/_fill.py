@@ -19,13 +19,14 @@ import numpy as np
 
 from fbuf import _verbs
 from fbuf._buffer import Buffer
+from fbuf._host.folder import undone
 from fbuf._sample import Index
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import nested
 from fbuf._typing import Growable
 from fbuf.interop._columns import Fields, block_of, cast, chosen
 from fbuf.interop._progress import Progress, reporter
-from fbuf.interop._source import Source
+from fbuf.interop._source import Column, Source
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 
@@ -39,11 +40,11 @@ def fill(
     source: Source,
     buffer: Buffer | None,
     *,
-    capacity: int | None,
     fields: Fields,
     dtypes: Mapping[str, str] | None,
     newest: int | None,
     progress: Progress,
+    capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows of `source`; arguments and errors as the public functions say."""
     columns = chosen(call, source, fields)
@@ -58,11 +59,26 @@ def fill(
         raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, rows (a lane), or None for all.")
     steps = source.steps if newest is None else min(int(newest), source.steps)
     buffer = _buffer(call, source, steps, buffer, capacity)
-    lanes = () if source.lanes is None else (source.lanes,)
     example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
     whole = source.structure is not None and fields is None
     rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if whole else nested
-    state = buffer.init(rows_of(example))
+    with undone(getattr(buffer.storage, "path", None)):
+        state = _filled(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, progress)
+    return buffer, state
+
+
+def _filled(
+    call: str,
+    source: Source,
+    buffer: Buffer,
+    state: BufferState,
+    columns: Mapping[str, Column],
+    rows_of: Callable[[dict[str, Any]], Any],
+    steps: int,
+    progress: Progress,
+) -> BufferState:
+    """The state with the newest `steps` rows of the source."""
+    lanes = () if source.lanes is None else (source.lanes,)
     first = source.steps - steps
     size = sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values()) * (source.lanes or 1)
     block = max(1, min(steps, BLOCK_BYTES // max(size, 1), buffer.geometry.length))
@@ -94,7 +110,7 @@ def fill(
         )
     if given is not None and not buffer.dense:
         state = _set_priorities(call, buffer, state, source, given[first:], block)
-    return buffer, state
+    return state
 
 
 def _write(buffer: Buffer, state: BufferState, rows: Any, mask: Any, priority: Any) -> BufferState:

@@ -75,7 +75,7 @@ def from_flashbax(
         buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
-    return fill(_CALL, source, buffer, capacity=None, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
 def _field(state: Any, name: str) -> Any:

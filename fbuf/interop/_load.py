@@ -64,9 +64,7 @@ def from_file(
     reader: _npz.Reader | _h5.Reader = _npz.Reader(path) if path.suffix == ".npz" else _h5.Reader(path, _CALL)
     try:
         source = _source(path, reader, lanes, buffer)
-        return fill(
-            _CALL, source, buffer, capacity=None, fields=fields, dtypes=dtypes, newest=newest, progress=progress
-        )
+        return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
     finally:
         reader.close()
 

@@ -92,7 +92,7 @@ def from_torchrl(
         held = (source.steps if newest is None else min(newest, source.steps)) or 1
         alpha, beta = numbers
         buffer = prioritized(held * (source.lanes or 1), alpha, beta, lanes=source.lanes)
-    return fill(_CALL, source, buffer, capacity=None, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
 def _source(

@@ -57,7 +57,7 @@ def from_vault(
     source = _source(Path(path))
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _source(Path(path), one_lane=True)
-    return fill(_CALL, source, buffer, capacity=None, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
 def _source(path: Path, one_lane: bool = False) -> Source:
