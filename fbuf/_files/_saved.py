@@ -76,7 +76,7 @@ class SavedArray:
         """Of each block, int64[count]: first row, which of `Saved.files`, first byte there, bytes, crc32."""
         first: Array = np.array([self._layout.span(i)[0] for i in range(self._layout.count)], np.int64)
         entry = self._entry
-        return first, entry.file, entry.offset, self._layout.sizes(), entry.crc
+        return first, entry.file, entry.offset, self._layout.sizes, entry.crc
 
     def blocks(self) -> Iterator[tuple[int, Array]]:
         """(first row, rows) of each block, in order. Memory: one block."""
