@@ -148,6 +148,9 @@ class Memory(Disk):
     def size(self, fd: int) -> int:
         return len(self._file(fd).data)
 
+    def begin(self, fd: int, at: int, size: int) -> None:
+        pass
+
     def fsync(self, fd: int) -> None:
         file = self._open[fd]
         if file is None:

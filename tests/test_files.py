@@ -273,6 +273,22 @@ def test_saves_that_did_not_wait_are_waited_for_by_one_that_does() -> None:
 # ---------------------------------------------------------------------------------------------------- what can be wrong
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_disk_begins_early_where_it_is_waited_for(sync: bool, tmp_path: Path) -> None:
+    begun: list[tuple[int, int]] = []
+
+    class Watched(_files.Disk):
+        def begin(self, fd: int, at: int, size: int) -> None:
+            begun.append((at, size))
+            super().begin(fd, at, size)
+
+    arrays = {"a": np.arange(20 << 18, dtype=np.int32)}
+    _files.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
+    back(tmp_path, arrays)
+    assert len(begun) == (2 if sync else 0)
+    assert all(at + size == after for (at, size), (after, _) in zip(begun, begun[1:], strict=False))
+
+
 def test_there_is_no_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(

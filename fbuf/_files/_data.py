@@ -26,6 +26,8 @@ from fbuf._host.files import telling
 MOST_HEADER = 100_000_000
 """Bytes of a header that safetensors reads."""
 _PIECE = 1 << 20
+_BEHIND = 8 << 20
+"""Bytes that are written before the disk begins with them: it works while blocks are made."""
 
 
 def tensor_name(name: str, layout: Layout, index: int) -> str:
@@ -44,12 +46,13 @@ class DataFile:
     Args:
       header: Bytes to leave for what it says of blocks (`header_room`).
       save: The id of the save, which makes its header like no other.
+      sync: The disk is waited for at the end.
     Raises:
       OSError: it cannot be made; also if it is there.
     """
 
-    def __init__(self, disk: Disk, path: str, header: int, save: str) -> None:
-        self._disk, self.path, self._save = disk, path, save
+    def __init__(self, disk: Disk, path: str, header: int, save: str, sync: bool) -> None:
+        self._disk, self.path, self._save, self._sync = disk, path, save, sync
         self._infos: dict[str, Any] = {"__metadata__": {"format": "fbuf data", "version": "1", "save": save}}
         self._data = -(-(8 + header + len(_dumps(self._infos))) // 8) * 8
         if self._data > MOST_HEADER:
@@ -59,17 +62,20 @@ class DataFile:
             )
         with telling("make", path, INSTEAD):
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self._at = self._data
+        self._at = self._begun = self._data
 
     def add(self, name: str, layout: Layout, index: int, data: memoryview) -> int:
         """Writes a block, and says at which byte."""
         start = self._at
         write_all(self._disk, self._fd, self.path, data, start)
         self._at += data.nbytes
+        if self._sync and self._at - self._begun >= _BEHIND:
+            self._disk.begin(self._fd, self._begun, self._at - self._begun)
+            self._begun = self._at
         self._infos[tensor_name(name, layout, index)] = _info(layout, index, start - self._data, self._at - self._data)
         return start
 
-    def finish(self, sync: bool) -> FileEntry:
+    def finish(self) -> FileEntry:
         """Writes the header, waits for the disk, and closes the file."""
         text = _dumps(self._infos).ljust(self._data - 8)
         if len(text) != self._data - 8:
@@ -78,11 +84,11 @@ class DataFile:
             )
         head = (self._data - 8).to_bytes(8, "little") + text
         write_all(self._disk, self._fd, self.path, head, 0)
-        if sync:
+        if self._sync:
             with telling("sync", self.path, INSTEAD):
                 self._disk.fsync(self._fd)
         self.close()
-        return FileEntry(os.path.basename(self.path), self._at, self._data, zlib.crc32(head), self._save, sync)
+        return FileEntry(os.path.basename(self.path), self._at, self._data, zlib.crc32(head), self._save, self._sync)
 
     def close(self) -> None:
         """Gives the descriptor back; twice is fine."""

@@ -6,6 +6,7 @@ followed and nothing but a plain file is read: what lies in a folder may have be
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -41,6 +42,12 @@ class Disk:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a plain file")
         return status.st_size
+
+    def begin(self, fd: int, at: int, size: int) -> None:
+        """Asks the system, where it can be asked, to begin writing a part of a file to the disk, so that less is waited for."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # advice: what is still being written stays in the page cache
+                os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, fd: int) -> None:
         """Waits until a file, or the names in a folder, will outlive a failure of power."""

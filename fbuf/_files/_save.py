@@ -62,7 +62,7 @@ class Save:
         self._compact(room)
         files: list[FileEntry] = []
         if self._data is not None:
-            files.append(self._data.finish(self._sync))
+            files.append(self._data.finish())
             self.written += files[0].size
         manifest = self._manifest(meta, files)
         text = encode(manifest)
@@ -104,7 +104,7 @@ class Save:
     def _write(self, column: Column, i: int, data: memoryview, crc: int, room: int) -> None:
         if self._data is None:
             path = self._folder.file(data_name(self._generation))
-            self._data = DataFile(self._folder.disk, path, room, self._id)
+            self._data = DataFile(self._folder.disk, path, room, self._id, self._sync)
         column.offset[i] = self._data.add(column.plan.name, column.plan.layout, i, data)
         column.file[i], column.crc[i] = NEW, crc
 
