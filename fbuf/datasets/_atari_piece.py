@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ class Files(Protocol):
     def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
         """An array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
 
-    def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Array]:
+    def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Generator[Array, None, None]:
         """An array in blocks of its first axis; after the last the file is known to be whole."""
 
 
@@ -91,7 +91,8 @@ def convert(
             begin = number + (0 if one.part is dump.main else BEFORE)
             one.volumes = stack.enter_context(Volumes(path, begin, rows, mark))
         at = 0
-        for frames in files.blocks(OBSERVATION, "uint8", (len(action), *FRAME)):
+        blocks = files.blocks(OBSERVATION, "uint8", (len(action), *FRAME))
+        for frames in stack.enter_context(closing(blocks)):
             for one in made:
                 one.take(at, frames)
             tail.take(at, frames, action, reward, terminal)
