@@ -193,6 +193,47 @@ LINES = (
         )
         for batch in (32, 256, 4096)
     ),
+    Line(
+        "datasets",
+        r"Bytes of stacks with next stacks .* (?P<rows>[\d,]+) rows",
+        MEAN,
+        "bytes on the disk of a data set of {rows} Atari rows, geometric mean of {games} games",
+        "raw obs + next_obs stacks",
+        "{ratio}x fewer ({spread})",
+        EACH,
+    ),
+    Line(
+        "datasets",
+        r"Seconds to make a data set of (?P<rows>[\d,]+) rows",
+        MEAN,
+        "making it from the files of the DQN replay data set, one process",
+        "torchrl's `AtariDQNExperienceReplay`",
+        "{ratio}x as fast ({spread})",
+        EACH,
+    ),
+    *(
+        Line(
+            "datasets",
+            r"Seconds to read 256 stacks with next stacks of (?P<rows>[\d,]+) rows: ",
+            f"geometric mean, {case}$",
+            "reading 256 stacks with next stacks from it, under jit",
+            f"torchrl's memory maps, {case}",
+            "{ratio}x as fast ({spread})",
+            rf"(?!geometric).*, {case}$",
+        )
+        for case in ("its slice sampler", "its storage alone")
+    ),
+    *(
+        Line(
+            "datasets",
+            "Seconds to open",
+            rf"(?P<rows>[\d,]+) rows in .*, {case}$",
+            f"opening a data set of {{rows}} rows, for {case}",
+            "the second time in a process",
+            "{ratio} s",
+        )
+        for case in ("rows", "transitions of stacks")
+    ),
     *(
         Line("checkpoint", question, case, what, against, shows)
         for question, case, what, against, shows in (

@@ -19,6 +19,7 @@ import fbuf
 from benchmarks import (
     bench_checkpoint,
     bench_compression,
+    bench_datasets,
     bench_deduplicated,
     bench_dispatch,
     bench_epoch,
@@ -128,6 +129,18 @@ def made_up(count, seed=0):
     starts[np.minimum(np.cumsum(random.integers(1, 40, count)), count - 1)] = True
     starts[0] = True
     return frames, starts
+
+
+def test_datasets_makes_files_that_both_sides_read(monkeypatch, tmp_path):
+    frames, starts = made_up(240)
+    monkeypatch.setattr(bench_datasets._atari, "frames", lambda game, count: (frames[:count], starts[:count]))
+    report = bench_datasets._game("Pong", 120, 2, 1, tmp_path, ABSENT)
+    assert [r["case"] for r in report] == ["Pong", "Pong"] and report[0]["peer"] == "absent"
+    assert report[1]["ratio"] > 1 and "GB" in report[1]["note"]
+    buffer, state = fbuf.datasets.open(tmp_path / "Pong-fbuf" / "Pong" / "1")
+    rows = buffer.rows(state).data  # but for the last place of the last piece's ring
+    assert np.array_equal(rows["obs"], frames[: len(rows["obs"])]) and len(rows["obs"]) == 239
+    assert np.array_equal(rows["terminated"], np.append(starts[1:], False)[:239])
 
 
 def test_stacks_stop_at_episodes():
