@@ -1,4 +1,4 @@
-"""`python -m fbuf`: what fbuf can show from the command line.
+"""`python -m fbuf`, or `fbuf`: what fbuf can show and do from the command line.
 
 Subcommands load their parts when they run, so that help appears at once and needs no extra.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fbuf._files import _show
 from fbuf.datasets import _command as _datasets
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 done, 1 failed with a message on standard error, 130 interrupted.
     """
-    parser = argparse.ArgumentParser(prog="python -m fbuf", description="Functional experience replay for JAX.")
+    name = "fbuf" if Path(sys.argv[0]).name == "fbuf" else "python -m fbuf"
+    parser = argparse.ArgumentParser(prog=name, description="Functional experience replay for JAX.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",

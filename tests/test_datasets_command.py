@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import subprocess
@@ -182,3 +183,14 @@ def test_whoever_reads_may_stop(root: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("called", ["fbuf", "python -m fbuf"])
+def test_help_says_how_it_was_called(
+    called: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="fbuf")
+    assert command.load() is main
+    monkeypatch.setattr(sys, "argv", [f"/here/{called}" if called == "fbuf" else "/there/fbuf/__main__.py"])
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: {called} ")
