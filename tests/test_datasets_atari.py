@@ -39,7 +39,7 @@ from fbuf.datasets import (
 )
 from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._atari_volumes import BEFORE
-from fbuf.datasets._source import FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
+from fbuf.datasets._source import Entry, FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition
 from tests import _atari_pieces as made
@@ -77,6 +77,11 @@ def files(drawn_run: made.Run, tmp_path: Path) -> Path:
 
 def logs(files: Path) -> Path:
     return files / "dqn" / "Pong" / "1" / "replay_logs"
+
+
+def listing(files: Path) -> dict[int, dict[str, Entry]]:
+    folder = "dqn/Pong/1/replay_logs/"
+    return _atari_job.by_piece(Folder(str(files)).files(folder), folder)
 
 
 def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
@@ -282,6 +287,13 @@ def test_sources(files, drawn_run, tmp_path, way):
         assert not (tmp_path / "Pong" / "1" / "arrivals").exists()
 
 
+def test_copies_in_deeper_folders_are_not_of_the_run(files, drawn_run, tmp_path):
+    shutil.copytree(logs(files), logs(files) / "old")
+    for file in (logs(files) / "old").iterdir():
+        made.cut_short(file)
+    same(get(tmp_path / "root", files), drawn_run)
+
+
 def test_faults_of_a_server_are_overcome(files, drawn_run, tmp_path):
     name = "dqn/Pong/1/replay_logs/$store$_observation_ckpt.1.gz"
     with FaultServer.of(files) as server:
@@ -465,7 +477,7 @@ def test_a_codec_stays_that_of_the_pieces(files, drawn_run, tmp_path):
 
 
 def test_workers_know_no_jax_and_say_what_they_used(files, tmp_path):
-    listed = _atari_job.by_piece(Folder(str(files)).files("dqn/Pong/1/"))
+    listed = listing(files)
     path = str(tmp_path / "set")
     jobs = [_atari_job.job_of(Folder(str(files)), path, n, listed[n], schema()) for n in listed]
     reports: list[dict[str, Any]] = []
@@ -500,7 +512,7 @@ def test_memory_of_a_worker_does_not_grow_with_the_piece(tmp_path):
             file.write(header.getvalue())
             for start in range(0, rows if long else 1, 1400):
                 file.write(said[: min(1400, rows - start)].tobytes() if long else said.tobytes())
-    listed = _atari_job.by_piece(Folder(str(tmp_path)).files("dqn/"))
+    listed = listing(tmp_path)
     job = _atari_job.job_of(Folder(str(tmp_path)), str(tmp_path / "set"), 0, listed[0], schema())
     (outcome,) = _workers.work([job], 1, lambda report: None)
     assert outcome.error is None and 0 < outcome.peak < 200 << 20
@@ -544,7 +556,7 @@ def _cause(job: dict[str, Any]) -> BaseException | None:
 
 
 def test_errors_of_workers_arrive_as_they_were(files, tmp_path):
-    listed = _atari_job.by_piece(Folder(str(files)).files("dqn/Pong/1/"))
+    listed = listing(files)
     job = _atari_job.job_of(Folder(str(files)), str(tmp_path / "set"), 0, listed[0], schema())
     assert isinstance(_cause({**job, "number": "x"}), (TypeError, _workers.WorkerError))
     made.file_of(logs(files), "$store$_action", 0).unlink()

@@ -104,8 +104,8 @@ def _check_codec(call: str, path: Path, there: _pieces.Schema | None, codec: Any
 
 def _listing(call: str, dataset_id: str, source: Source) -> dict[int, dict[str, Entry]]:
     """The run's pieces. Raises SourceError: there are none."""
-    for folder in FOLDERS:
-        if found := by_piece(source.files(folder.format(id=dataset_id))):
+    for folder in (form.format(id=dataset_id) for form in FOLDERS):
+        if found := by_piece(source.files(folder), folder):
             return found
     raise SourceError(
         f"{call}: no file of {dataset_id} is at {_named(source)}; expected {FOLDERS[0].format(id=dataset_id)}"

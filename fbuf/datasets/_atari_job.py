@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 ARRIVALS = "arrivals"
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Bucket, Mirror, Folder, Fsspec)}
-_NAME = re.compile(r"(.*/)?(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
+_NAME = re.compile("(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
 
 
 class Report(Protocol):
@@ -37,12 +37,12 @@ class Report(Protocol):
     def __call__(self, *, nbytes: int = 0, rows: int = 0) -> None: ...
 
 
-def by_piece(entries: Iterable[Entry]) -> dict[int, dict[str, Entry]]:
-    """The files of a listing by number of piece and kind; what is called otherwise is not of a piece."""
+def by_piece(entries: Iterable[Entry], folder: str) -> dict[int, dict[str, Entry]]:
+    """The files right in `folder` by number of piece and kind; what is called otherwise, or lies deeper, is not of a piece."""
     found: dict[int, dict[str, Entry]] = {}
     for entry in entries:
-        if match := _NAME.fullmatch(entry.name):
-            found.setdefault(int(match[3]), {})[match[2]] = entry
+        if entry.name.startswith(folder) and (match := _NAME.fullmatch(entry.name[len(folder) :])):
+            found.setdefault(int(match[2]), {})[match[1]] = entry
     return dict(sorted(found.items()))
 
 
