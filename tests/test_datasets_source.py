@@ -184,7 +184,7 @@ def test_a_listing_that_never_comes_is_an_error(bucket: FaultServer) -> None:
 
 HOSTILE = [
     "../x", "dqn/../../x", "/etc/passwd", "dqn//x", "dqn/./x", "a\\b", "C:x", "a\x00b", "a\nb", "", "x" * 300, "é\udc80",
-    "~/x\x1b[31m", 7, None, "a/", "https://x/y",
+    "~/x\x1b[31m", 7, None, "../", "https://x/y",
 ]  # fmt: skip
 
 
@@ -201,6 +201,15 @@ def test_no_name_of_a_listing_leads_out_of_a_folder(name: Any) -> None:
             server.pages[kind] = json.dumps(value).encode()
             with pytest.raises(SourceError):
                 connect(server.base, retry=ONCE).files()
+
+
+@pytest.mark.parametrize("kind", ["gcs", "index"])
+def test_what_stands_for_a_folder_in_a_listing_is_no_file(kind: str) -> None:
+    """Empty objects named `folder/`, which consoles and copying programs leave in buckets."""
+    items = [{"name": name} for name in ("dqn/", "dqn/x/", "dqn/x/y.gz")]
+    with FaultServer(listings=(kind,)) as server:
+        server.pages[kind] = json.dumps({"items" if kind == "gcs" else "files": items}).encode()
+        assert [entry.name for entry in connect(server.base, retry=ONCE).files("dqn/")] == ["dqn/x/y.gz"]
 
 
 @given(st.one_of(st.text("a./\\:~\0 \x1b\udc80%$", max_size=8), st.lists(st.sampled_from(["..", ".", "", "a", "/"]))))
