@@ -212,6 +212,20 @@ def test_what_stands_for_a_folder_in_a_listing_is_no_file(kind: str) -> None:
         assert [entry.name for entry in connect(server.base, retry=ONCE).files("dqn/")] == ["dqn/x/y.gz"]
 
 
+def test_what_stands_for_a_folder_is_no_file_of_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fbuf.datasets._source import Fsspec
+
+    class System:
+        def exists(self, folder: str) -> bool:
+            return True
+
+        def find(self, folder: str, detail: bool) -> dict[str, dict[str, int]]:
+            return {f"{folder}/": {"size": 0}, f"{folder}/y.gz": {"size": 3}}
+
+    monkeypatch.setattr(Fsspec, "_system", lambda self: (System(), "bucket"))
+    assert [entry.name for entry in Fsspec("s3://bucket").files("dqn/x/")] == ["dqn/x/y.gz"]
+
+
 @given(st.one_of(st.text("a./\\:~\0 \x1b\udc80%$", max_size=8), st.lists(st.sampled_from(["..", ".", "", "a", "/"]))))
 def test_a_name_that_is_taken_stays_below_its_folder(name: str | list[str]) -> None:
     name = name if isinstance(name, str) else "/".join(name)
