@@ -39,11 +39,11 @@ from fbuf.datasets import (
 )
 from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._atari_volumes import BEFORE
-from fbuf.datasets._source import Entry, FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
+from fbuf.datasets._source import Bucket, Entry, FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition
 from tests import _atari_pieces as made
-from tests._fault_server import Drop, FaultServer, Slow, Status
+from tests._fault_server import LISTING, Drop, FaultServer, Slow, Status
 
 GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a piece
 LOST = 2  # the piece that is missing in the middle
@@ -272,13 +272,16 @@ def test_games_row_by_row(played, beside, tmp_path, game):
 # -------------------------------------------------------------------------------------------------- where from
 
 
-@pytest.mark.parametrize("way", ["folder", "file", "inner", "http", "bucket"])
+@pytest.mark.parametrize("way", ["folder", "file", "inner", "game", "run", "logs", "http", "bucket"])
 def test_sources(files, drawn_run, tmp_path, way):
     with FaultServer.of(files) if way in ("http", "bucket") else contextlib.nullcontext() as server:
         source = {
             "folder": lambda: files,
             "file": lambda: files.as_uri(),
             "inner": lambda: files / "dqn",
+            "game": lambda: files / "dqn" / "Pong",
+            "run": lambda: f"{logs(files).parent}/",
+            "logs": lambda: logs(files),
             "http": lambda: server.base,
             "bucket": lambda: server.base,
         }[way]()
@@ -430,10 +433,25 @@ def test_without_a_download_what_is_missing_is_told(files, tmp_path):
 def test_a_piece_that_is_not_listed(files, tmp_path):
     with pytest.raises(SourceError, match="Pong/1 has no piece 50 at .*; it has 0-4"):
         get(tmp_path, files, pieces=[0, 50])
-    with pytest.raises(SourceError, match="no file of Pong/1 is at"):
+    with pytest.raises(SourceError, match="no file of Pong/1 is at.*that holds dqn/Pong/1/replay_logs/ or Pong/1/rep"):
         get(tmp_path, tmp_path)
-    with pytest.raises(SourceError, match="no such folder"):
+    other = shutil.copytree(logs(files), tmp_path / "Breakout/1/replay_logs")
+    with pytest.raises(SourceError, match="no file of Pong/1 is at"):  # of another game, as its folder says
+        get(tmp_path, other)
+    with pytest.raises(
+        SourceError, match="get: the files of Pong/1 cannot be listed: .*no such folder.*source='folder'"
+    ):
         get(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("code", [401, 404])
+def test_a_bucket_that_is_closed_is_told_with_a_way_out(tmp_path, code):
+    with FaultServer() as server:
+        server.fault(LISTING, Status(code, times=9))
+        with pytest.raises(
+            SourceError, match=rf"get: the files of Pong/1 cannot be listed: .*{code}.*source='https://"
+        ):
+            get(tmp_path, Bucket(server.base, retry=QUICK))
 
 
 @pytest.mark.parametrize("pieces", [[], ["0"], [-1], [True], [1.5], 0.5])

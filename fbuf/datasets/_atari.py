@@ -64,7 +64,7 @@ def atari_dqn(
       id: `"Pong/1"`: a game and a run from 1 to 5. `fbuf.datasets.available()` lists all.
       root: Folder of data sets. Default: `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets`.
       source: Where files come from: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
-        in which `dqn/<Game>/<run>/replay_logs/` lies; an address that fsspec knows.
+        in which `dqn/<Game>/<run>/replay_logs/` lies, or some part of that path; an address that fsspec knows.
       pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
         are there stay there.
       download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
