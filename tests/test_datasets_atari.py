@@ -385,6 +385,18 @@ def test_other_files_of_a_piece_are_checked_too(files, drawn_run, tmp_path, kind
         get(tmp_path, files, pieces=[0, 1])
 
 
+def test_a_piece_without_invalid_range_is_read(files, drawn_run, tmp_path):
+    """It says nothing that the counter does not; a copy may lack it."""
+    made.file_of(logs(files), "invalid_range", 1).unlink()
+    rows = get(tmp_path, files, workers=1)
+    same(rows, drawn_run)
+    told = rows["meta"]["pieces"]["1"]
+    assert told["stack"] is None and "invalid_range" not in told["files"]
+    made.file_of(logs(files), "add_count", 1).unlink()
+    with pytest.raises(FileCorrupted, match="piece 1.*add_count_ckpt.1.gz is not there"):
+        get(tmp_path, files, download="force")
+
+
 def test_lengths_that_differ_are_damage(files, tmp_path):
     made.lie(made.file_of(logs(files), "$store$_reward", 1), (100,), "<f4")
     with pytest.raises(FileCorrupted, match="piece 1"):
@@ -565,6 +577,10 @@ def test_bars(capsys, monkeypatch):
     bars({"bytes": 1_000_000, "rows": 50})
     bars.close()
     assert "Pong/1: 1 of 2 MB" in capsys.readouterr().err
+    bars = _bars.Bars(True, "Pong/1", 0)  # no size is listed
+    bars({"bytes": 1_000_000, "rows": 50})
+    bars.close()
+    assert "Pong/1: 1 MB" in capsys.readouterr().err
     _bars.Bars(False, "Pong/1", 0)({"bytes": 1})
     assert capsys.readouterr().err == ""
 
