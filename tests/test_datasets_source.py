@@ -182,6 +182,15 @@ def test_a_listing_that_never_comes_is_an_error(bucket: FaultServer) -> None:
         connect("http://127.0.0.1:1", retry=RETRY).files()
 
 
+def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute in which nothing happens and nothing is said looks like a program that hangs."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.warns(UserWarning, match=r"127.0.0.1:1.*Connection refused.*trying again in \d+ s \(\d of 6\)") as told:
+        with pytest.raises(SourceError, match="failed 6 times"):
+            connect("http://127.0.0.1:1", retry=Retry(attempts=6, first=1.0, most=60.0)).files()
+    assert len(told) == 2  # and short ones are not
+
+
 HOSTILE = [
     "../x", "dqn/../../x", "/etc/passwd", "dqn//x", "dqn/./x", "a\\b", "C:x", "a\x00b", "a\nb", "", "x" * 300, "é\udc80",
     "~/x\x1b[31m", 7, None, "../", "https://x/y",
@@ -946,6 +955,7 @@ def test_sources_entries_and_errors_cross_processes() -> None:
         assert str(pickle.loads(pickle.dumps(kind("x")))) == "x"
 
 
+@pytest.mark.filterwarnings("ignore:there")
 def test_waits_double_with_chance_and_leave_the_users_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from fbuf.datasets._source._retry import Again, Tries
 
