@@ -20,7 +20,8 @@ The files of a piece are the arrays of a ring of C rows as they lay in memory, d
 * `invalid_range` names the rows whose n-step return or stack would reach over the head: h places before it and k from it on,
   for an agent with k frames a stack and h steps. Read in the order in which they were added, these are the piece's first
   and last rows, which are as good as any where the neighbouring piece is there. It says nothing that the head does not, and
-  is compared with it. Rows that it names elsewhere are made the last of an episode: what follows them is not known.
+  is compared with it. Rows that it names elsewhere are made the last of an episode: what follows them is not known. A copy
+  that lacks this file is read as well.
 
 torchrl's loader reads places 0 to C - 1 as if they were one after the other, joins every last place to the next piece, and
 gives out the rows of zeros, those never written and the row from a million steps earlier as steps.
