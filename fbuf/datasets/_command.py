@@ -78,7 +78,7 @@ def _pieces(text: str) -> list[int]:
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) - int(first) > 1000:
+        if not first.isdigit() or (dash and not last.isdigit()) or not 0 <= int(last or first) - int(first) <= 1000:
             raise argparse.ArgumentTypeError(f"{text!r} names no pieces; expected numbers such as 0-4,9")
         numbers |= set(range(int(first), int(last or first) + 1))
     return sorted(numbers)
