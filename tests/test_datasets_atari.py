@@ -39,11 +39,11 @@ from fbuf.datasets import (
 )
 from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._atari_volumes import BEFORE
-from fbuf.datasets._source import FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
+from fbuf.datasets._source import Bucket, Entry, FileCorrupted, Folder, Retry, SourceError, SpaceError, connect
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition
 from tests import _atari_pieces as made
-from tests._fault_server import Drop, FaultServer, Slow, Status
+from tests._fault_server import LISTING, Drop, FaultServer, Slow, Status
 
 GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a piece
 LOST = 2  # the piece that is missing in the middle
@@ -77,6 +77,11 @@ def files(drawn_run: made.Run, tmp_path: Path) -> Path:
 
 def logs(files: Path) -> Path:
     return files / "dqn" / "Pong" / "1" / "replay_logs"
+
+
+def listing(files: Path) -> dict[int, dict[str, Entry]]:
+    folder = "dqn/Pong/1/replay_logs/"
+    return _atari_job.by_piece(Folder(str(files)).files(folder), folder)
 
 
 def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
@@ -267,19 +272,29 @@ def test_games_row_by_row(played, beside, tmp_path, game):
 # -------------------------------------------------------------------------------------------------- where from
 
 
-@pytest.mark.parametrize("way", ["folder", "file", "inner", "http", "bucket"])
+@pytest.mark.parametrize("way", ["folder", "file", "inner", "game", "run", "logs", "http", "bucket"])
 def test_sources(files, drawn_run, tmp_path, way):
     with FaultServer.of(files) if way in ("http", "bucket") else contextlib.nullcontext() as server:
         source = {
             "folder": lambda: files,
             "file": lambda: files.as_uri(),
             "inner": lambda: files / "dqn",
+            "game": lambda: files / "dqn" / "Pong",
+            "run": lambda: f"{logs(files).parent}/",
+            "logs": lambda: logs(files),
             "http": lambda: server.base,
             "bucket": lambda: server.base,
         }[way]()
         rows = get(tmp_path, source, workers=2 if way == "http" else 0)
         same(rows, drawn_run)
         assert not (tmp_path / "Pong" / "1" / "arrivals").exists()
+
+
+def test_copies_in_deeper_folders_are_not_of_the_run(files, drawn_run, tmp_path):
+    shutil.copytree(logs(files), logs(files) / "old")
+    for file in (logs(files) / "old").iterdir():
+        made.cut_short(file)
+    same(get(tmp_path / "root", files), drawn_run)
 
 
 def test_faults_of_a_server_are_overcome(files, drawn_run, tmp_path):
@@ -370,6 +385,18 @@ def test_other_files_of_a_piece_are_checked_too(files, drawn_run, tmp_path, kind
         get(tmp_path, files, pieces=[0, 1])
 
 
+def test_a_piece_without_invalid_range_is_read(files, drawn_run, tmp_path):
+    """It says nothing that the counter does not; a copy may lack it."""
+    made.file_of(logs(files), "invalid_range", 1).unlink()
+    rows = get(tmp_path, files, workers=1)
+    same(rows, drawn_run)
+    told = rows["meta"]["pieces"]["1"]
+    assert told["stack"] is None and "invalid_range" not in told["files"]
+    made.file_of(logs(files), "add_count", 1).unlink()
+    with pytest.raises(FileCorrupted, match="piece 1.*add_count_ckpt.1.gz is not there"):
+        get(tmp_path, files, download="force")
+
+
 def test_lengths_that_differ_are_damage(files, tmp_path):
     made.lie(made.file_of(logs(files), "$store$_reward", 1), (100,), "<f4")
     with pytest.raises(FileCorrupted, match="piece 1"):
@@ -418,10 +445,25 @@ def test_without_a_download_what_is_missing_is_told(files, tmp_path):
 def test_a_piece_that_is_not_listed(files, tmp_path):
     with pytest.raises(SourceError, match="Pong/1 has no piece 50 at .*; it has 0-4"):
         get(tmp_path, files, pieces=[0, 50])
-    with pytest.raises(SourceError, match="no file of Pong/1 is at"):
+    with pytest.raises(SourceError, match="no file of Pong/1 is at.*that holds dqn/Pong/1/replay_logs/ or Pong/1/rep"):
         get(tmp_path, tmp_path)
-    with pytest.raises(SourceError, match="no such folder"):
+    other = shutil.copytree(logs(files), tmp_path / "Breakout/1/replay_logs")
+    with pytest.raises(SourceError, match="no file of Pong/1 is at"):  # of another game, as its folder says
+        get(tmp_path, other)
+    with pytest.raises(
+        SourceError, match="get: the files of Pong/1 cannot be listed: .*no such folder.*source='folder'"
+    ):
         get(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("code", [401, 404])
+def test_a_bucket_that_is_closed_is_told_with_a_way_out(tmp_path, code):
+    with FaultServer() as server:
+        server.fault(LISTING, Status(code, times=9))
+        with pytest.raises(
+            SourceError, match=rf"get: the files of Pong/1 cannot be listed: .*{code}.*source='https://"
+        ):
+            get(tmp_path, Bucket(server.base, retry=QUICK))
 
 
 @pytest.mark.parametrize("pieces", [[], ["0"], [-1], [True], [1.5], 0.5])
@@ -465,7 +507,7 @@ def test_a_codec_stays_that_of_the_pieces(files, drawn_run, tmp_path):
 
 
 def test_workers_know_no_jax_and_say_what_they_used(files, tmp_path):
-    listed = _atari_job.by_piece(Folder(str(files)).files("dqn/Pong/1/"))
+    listed = listing(files)
     path = str(tmp_path / "set")
     jobs = [_atari_job.job_of(Folder(str(files)), path, n, listed[n], schema()) for n in listed]
     reports: list[dict[str, Any]] = []
@@ -500,7 +542,7 @@ def test_memory_of_a_worker_does_not_grow_with_the_piece(tmp_path):
             file.write(header.getvalue())
             for start in range(0, rows if long else 1, 1400):
                 file.write(said[: min(1400, rows - start)].tobytes() if long else said.tobytes())
-    listed = _atari_job.by_piece(Folder(str(tmp_path)).files("dqn/"))
+    listed = listing(tmp_path)
     job = _atari_job.job_of(Folder(str(tmp_path)), str(tmp_path / "set"), 0, listed[0], schema())
     (outcome,) = _workers.work([job], 1, lambda report: None)
     assert outcome.error is None and 0 < outcome.peak < 200 << 20
@@ -535,6 +577,10 @@ def test_bars(capsys, monkeypatch):
     bars({"bytes": 1_000_000, "rows": 50})
     bars.close()
     assert "Pong/1: 1 of 2 MB" in capsys.readouterr().err
+    bars = _bars.Bars(True, "Pong/1", 0)  # no size is listed
+    bars({"bytes": 1_000_000, "rows": 50})
+    bars.close()
+    assert "Pong/1: 1 MB" in capsys.readouterr().err
     _bars.Bars(False, "Pong/1", 0)({"bytes": 1})
     assert capsys.readouterr().err == ""
 
@@ -544,7 +590,7 @@ def _cause(job: dict[str, Any]) -> BaseException | None:
 
 
 def test_errors_of_workers_arrive_as_they_were(files, tmp_path):
-    listed = _atari_job.by_piece(Folder(str(files)).files("dqn/Pong/1/"))
+    listed = listing(files)
     job = _atari_job.job_of(Folder(str(files)), str(tmp_path / "set"), 0, listed[0], schema())
     assert isinstance(_cause({**job, "number": "x"}), (TypeError, _workers.WorkerError))
     made.file_of(logs(files), "$store$_action", 0).unlink()

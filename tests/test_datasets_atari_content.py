@@ -318,6 +318,16 @@ def test_zeros_before_episodes_are_no_steps(writer):
     check(run, [0])
 
 
+def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):
+    run = made.record(made.synthetic(1200, episode=5), 2400)
+    rows = run.pieces[0].rows
+    third = int(np.flatnonzero(rows == made.BLANK)[8])
+    rows[third - 2 : third + 1] = rows[third + 1] + 20  # what some other writer left there
+    assert (rows == made.BLANK).sum() > 300
+    read_rows, _, _ = read(run, [0])
+    assert (read_rows["obs"].any(axis=(1, 2))).all()
+
+
 def test_a_dark_beginning_is_a_step_where_the_writer_has_no_zeros(writer):
     log = made.synthetic(300, episode=20)
     ends = np.flatnonzero(log.terminal)

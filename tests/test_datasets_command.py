@@ -139,16 +139,19 @@ def test_download(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert run(capsys, "download", "Pong/1", *options)[0] == 0
     expected = {"root": Path("/data"), "source": "http://mirror", "progress": False, "download": "force"}
     assert calls.pop() == ("Pong/1", expected | {"pieces": [0, 1, 2, 7], "workers": 3})
+    assert run(capsys, "download", "Pong/1", "--on-corrupt", "skip")[0] == 0
+    assert calls.pop()[1]["on_corrupt"] == "skip"
     assert run(capsys, "download", "minari:D4RL/door/human-v2", "--skip", "obs/mission")[0] == 0
     name, settings = calls.pop()
     assert name == "D4RL/door/human-v2" and settings["skip"] == ["obs/mission"]
     status, out, err = run(capsys, "download", "Pong/3", "Pong/1")  # the others go on
     assert status == 1 and "error: Pong/3: the server is gone" in err and "6 in 1 pieces" in out
-    for wrong in (("minari:a", "--pieces", "1"), ("Pong/1", "--skip", "obs")):
+    for wrong in (("minari:a", "--pieces", "1"), ("minari:a", "--on-corrupt", "skip"), ("Pong/1", "--skip", "obs")):
         assert run(capsys, "download", *wrong)[0] == 1
-    with pytest.raises(SystemExit) as stop:
-        main(["datasets", "download", "Pong/1", "--pieces", "a-b"])
-    assert stop.value.code == 2 and "names no pieces" in capsys.readouterr().err
+    for wrong_pieces in ("a-b", "3-1"):
+        with pytest.raises(SystemExit) as stop:
+            main(["datasets", "download", "Pong/1", "--pieces", wrong_pieces])
+        assert stop.value.code == 2 and "names no pieces" in capsys.readouterr().err
 
 
 def test_downloads_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,14 @@ def test_info_of_what_is_not_finished(tmp_path: Path) -> None:
     assert not datasets.info(tmp_path).finished
 
 
+def test_what_is_long_is_counted_not_cut_off(tmp_path: Path) -> None:
+    pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(0), 6))
+    _pieces.finish(tmp_path, [_pieces.Used(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300})
+    text = str(datasets.info(tmp_path))
+    assert "seams       50 entries: .meta['seams']" in text and "{" not in text
+    assert f"note        {'x' * 197}..." in text
+
+
 def test_verify(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     datasets.verify(tmp_path)

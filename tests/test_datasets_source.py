@@ -182,9 +182,18 @@ def test_a_listing_that_never_comes_is_an_error(bucket: FaultServer) -> None:
         connect("http://127.0.0.1:1", retry=RETRY).files()
 
 
+def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute in which nothing happens and nothing is said looks like a program that hangs."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.warns(UserWarning, match=r"127.0.0.1:1.*Connection refused.*trying again in \d+ s \(\d of 6\)") as told:
+        with pytest.raises(SourceError, match="failed 6 times"):
+            connect("http://127.0.0.1:1", retry=Retry(attempts=6, first=1.0, most=60.0)).files()
+    assert len(told) == 2  # and short ones are not
+
+
 HOSTILE = [
     "../x", "dqn/../../x", "/etc/passwd", "dqn//x", "dqn/./x", "a\\b", "C:x", "a\x00b", "a\nb", "", "x" * 300, "é\udc80",
-    "~/x\x1b[31m", 7, None, "a/", "https://x/y",
+    "~/x\x1b[31m", 7, None, "../", "https://x/y",
 ]  # fmt: skip
 
 
@@ -201,6 +210,29 @@ def test_no_name_of_a_listing_leads_out_of_a_folder(name: Any) -> None:
             server.pages[kind] = json.dumps(value).encode()
             with pytest.raises(SourceError):
                 connect(server.base, retry=ONCE).files()
+
+
+@pytest.mark.parametrize("kind", ["gcs", "index"])
+def test_what_stands_for_a_folder_in_a_listing_is_no_file(kind: str) -> None:
+    """Empty objects named `folder/`, which consoles and copying programs leave in buckets."""
+    items = [{"name": name} for name in ("dqn/", "dqn/x/", "dqn/x/y.gz")]
+    with FaultServer(listings=(kind,)) as server:
+        server.pages[kind] = json.dumps({"items" if kind == "gcs" else "files": items}).encode()
+        assert [entry.name for entry in connect(server.base, retry=ONCE).files("dqn/")] == ["dqn/x/y.gz"]
+
+
+def test_what_stands_for_a_folder_is_no_file_of_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fbuf.datasets._source import Fsspec
+
+    class System:
+        def exists(self, folder: str) -> bool:
+            return True
+
+        def find(self, folder: str, detail: bool) -> dict[str, dict[str, int]]:
+            return {f"{folder}/": {"size": 0}, f"{folder}/y.gz": {"size": 3}}
+
+    monkeypatch.setattr(Fsspec, "_system", lambda self: (System(), "bucket"))
+    assert [entry.name for entry in Fsspec("s3://bucket").files("dqn/x/")] == ["dqn/x/y.gz"]
 
 
 @given(st.one_of(st.text("a./\\:~\0 \x1b\udc80%$", max_size=8), st.lists(st.sampled_from(["..", ".", "", "a", "/"]))))
@@ -923,6 +955,7 @@ def test_sources_entries_and_errors_cross_processes() -> None:
         assert str(pickle.loads(pickle.dumps(kind("x")))) == "x"
 
 
+@pytest.mark.filterwarnings("ignore:there")
 def test_waits_double_with_chance_and_leave_the_users_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from fbuf.datasets._source._retry import Again, Tries
 

@@ -47,6 +47,25 @@ def test_errors_come_after_what_was_made_before_them() -> None:
     assert got == [1, 2] and not alive()
 
 
+def test_items_that_cannot_be_begun_are_an_error() -> None:
+    class Broken:
+        def __iter__(self) -> Iterator[int]:
+            raise OSError("the disk")
+
+    got: list[type[BaseException]] = []
+
+    def use() -> None:
+        try:
+            list(in_advance(Broken()))
+        except OSError as error:
+            got.append(type(error))
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert got == [OSError] and not alive()
+
+
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_who_stops_early_ends_it(error: type[BaseException] | None) -> None:
     ended = threading.Event()

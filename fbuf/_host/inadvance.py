@@ -30,8 +30,9 @@ def in_advance(items: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 
     def run() -> None:
         error: BaseException | None = None
-        source = iter(items)
+        source = None
         try:
+            source = iter(items)
             for item in source:
                 if not put(True, item):
                     break

@@ -5,6 +5,11 @@ turned into compressed pieces in parallel, bounded in memory, and what is whole 
 needs an external program, 14 GB of memory for each piece, and starts anew after a failure; what it gives back is
 told in `tests/test_datasets_atari_defects.py`.
 
+From the call down: `_atari_get` brings what is missing, `_atari_plan` says what that is and what all pieces make together
+(`_seams`: which follow one another); `_workers` and `_worker` run jobs in processes, `_atari_job` is one of them, a dump from
+its source; `_atari_ring` says what the dump's counters mean, `_atari_piece` makes rows of it, `_atari_volumes` puts them into
+pieces, `_atari_ends` keeps what seams are decided by.
+
 Source: Agarwal et al. 2020; the layout of https://github.com/google-research/batch_rl.
 """
 
@@ -64,7 +69,7 @@ def atari_dqn(
       id: `"Pong/1"`: a game and a run from 1 to 5. `fbuf.datasets.available()` lists all.
       root: Folder of data sets. Default: `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets`.
       source: Where files come from: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
-        in which `dqn/<Game>/<run>/replay_logs/` lies; an address that fsspec knows.
+        in which `dqn/<Game>/<run>/replay_logs/` lies, or some part of that path; an address that fsspec knows.
       pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
         are there stay there.
       download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
@@ -87,7 +92,8 @@ def atari_dqn(
       FileNotFoundError: download=False, and pieces are missing.
       SourceError (an OSError): the listing or a file cannot be had; call again to go on.
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
-      SpaceError (an OSError): the disk has no room for it; nothing was begun.
+      SpaceError (an OSError): the disk has no room for it; nothing was begun. Another OSError, of errno ENOSPC: it filled up
+        meanwhile; what is whole is kept.
       BlockingIOError: another process is making this data set.
     Cost: 50,000 to 100,000 frames a second of a core (the more with isal, which the extra `datasets` brings), 50 to 260 bytes a
       frame on the disk, as the game goes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +103,31 @@ def _check_codec(call: str, path: Path, there: _pieces.Schema | None, codec: Any
 
 
 def _listing(call: str, dataset_id: str, source: Source) -> dict[int, dict[str, Entry]]:
-    """The run's pieces. Raises SourceError: there are none."""
-    for folder in FOLDERS:
-        if found := by_piece(source.files(folder.format(id=dataset_id))):
-            return found
+    """The run's pieces. Raises SourceError: there are none, or nobody says which there are."""
+    try:
+        for folder in _folders(dataset_id, source):
+            if found := by_piece(source.files(folder), folder):
+                return found
+    except SourceError as error:
+        raise SourceError(
+            f"{call}: the files of {dataset_id} cannot be listed: {error} If you have a copy, name it: "
+            f"source='https://host/...' or source='folder', where {FOLDERS[0].format(id=dataset_id)} lies."
+        ) from error
+    here, inner = (form.format(id=dataset_id) for form in FOLDERS)
     raise SourceError(
-        f"{call}: no file of {dataset_id} is at {_named(source)}; expected {FOLDERS[0].format(id=dataset_id)}"
-        f"add_count_ckpt.0.gz and others. Name the folder or address above 'dqn' as source=."
+        f"{call}: no file of {dataset_id} is at {_named(source)}; expected add_count_ckpt.0.gz and others. Name as source= "
+        f"the folder or address that holds {here} or {inner}"
     )
+
+
+def _folders(dataset_id: str, source: Source) -> Iterator[str]:
+    """Where a run's files may lie: in the bucket's folders, or what of them the source's address does not name already."""
+    yield from (form.format(id=dataset_id) for form in FOLDERS)
+    address = os.path.abspath(source.root) if isinstance(source, Folder) else _named(source)
+    named, parts = address.rstrip("/").split("/"), FOLDERS[1].format(id=dataset_id).split("/")
+    for number in range(1, len(parts)):
+        if named[-number:] == parts[:number]:
+            yield "/".join(parts[number:])
 
 
 def _bring(

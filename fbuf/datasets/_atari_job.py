@@ -19,7 +19,7 @@ import numpy as np
 
 from fbuf import _pieces
 from fbuf._host.inadvance import in_advance
-from fbuf.datasets._atari_piece import KINDS, Damaged, convert
+from fbuf.datasets._atari_piece import INVALID_RANGE, KINDS, Damaged, convert
 from fbuf.datasets._source import Bucket, Entry, FileCorrupted, Folder, Mirror, Retry, Source, fetch, rows, rows_of
 from fbuf.datasets._source._fsspec import Fsspec
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 ARRIVALS = "arrivals"
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Bucket, Mirror, Folder, Fsspec)}
-_NAME = re.compile(r"(.*/)?(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
+_NAME = re.compile("(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
 
 
 class Report(Protocol):
@@ -37,12 +37,12 @@ class Report(Protocol):
     def __call__(self, *, nbytes: int = 0, rows: int = 0) -> None: ...
 
 
-def by_piece(entries: Iterable[Entry]) -> dict[int, dict[str, Entry]]:
-    """The files of a listing by number of piece and kind; what is called otherwise is not of a piece."""
+def by_piece(entries: Iterable[Entry], folder: str) -> dict[int, dict[str, Entry]]:
+    """The files right in `folder` by number of piece and kind; what is called otherwise, or lies deeper, is not of a piece."""
     found: dict[int, dict[str, Entry]] = {}
     for entry in entries:
-        if match := _NAME.fullmatch(entry.name):
-            found.setdefault(int(match[3]), {})[match[2]] = entry
+        if entry.name.startswith(folder) and (match := _NAME.fullmatch(entry.name[len(folder) :])):
+            found.setdefault(int(match[2]), {})[match[1]] = entry
     return dict(sorted(found.items()))
 
 
@@ -94,7 +94,7 @@ def run(job: dict[str, Any], report: Report) -> None:
     """
     source, number = source_of(job["source"]), job["number"]
     files = {kind: entry_of(said) for kind, said in job["files"].items()}
-    if lacking := [kind for kind in KINDS if kind not in files]:
+    if lacking := [kind for kind in KINDS if kind not in files and kind != INVALID_RANGE]:
         raise Damaged(f"{lacking[0]}_ckpt.{number}.gz is not there; expected six files of each piece")
     place = Path(job["path"], ARRIVALS, str(number))
     at_hand = _AtHand(source, files, place, report)
@@ -112,6 +112,8 @@ class _AtHand:
         self._elsewhere = False  # another thread reads; reports come from this one only
 
     def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
+        if kind not in self._files:  # `invalid_range`, which says nothing that `add_count` does not
+            return np.zeros(0, dtypes[0])
         with self._open(kind, dtype=dtypes, item=None if shape == () else ()) as stream:
             fits = (want in (None, got) for want, got in zip(shape, stream.shape, strict=False))
             if len(stream.shape) != len(shape) or not all(fits):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 
-BUCKET = "https://storage.googleapis.com/atari-replay-datasets"
 RUNS = 5
 GAMES: tuple[str, ...] = tuple(
     (

@@ -11,7 +11,7 @@ The files of a piece are the arrays of a ring of C rows as they lay in memory, d
   there is gapless.
 * Before each episode lie three rows of zeros, so that a stack of four can be read back from its first frame. They are no
   steps of the agent, are never drawn by Dopamine, and are left out here, where views fill up stacks themselves. A piece has
-  them if what follows every end in it is zeros.
+  them if what follows the ends in it is zeros.
 * Because an episode's first step adds four rows at once, the head can jump over C - 1. Then a cycle is not dumped, and
   pieces with following numbers are a million rows apart: which `add_count` tells, and nothing else does. (Runs that "lack
   piece 50" seem to be these.)
@@ -20,7 +20,8 @@ The files of a piece are the arrays of a ring of C rows as they lay in memory, d
 * `invalid_range` names the rows whose n-step return or stack would reach over the head: h places before it and k from it on,
   for an agent with k frames a stack and h steps. Read in the order in which they were added, these are the piece's first
   and last rows, which are as good as any where the neighbouring piece is there. It says nothing that the head does not, and
-  is compared with it. Rows that it names elsewhere are made the last of an episode: what follows them is not known.
+  is compared with it. Rows that it names elsewhere are made the last of an episode: what follows them is not known. A copy
+  that lacks this file is read as well.
 
 torchrl's loader reads places 0 to C - 1 as if they were one after the other, joins every last place to the next piece, and
 gives out the rows of zeros, those never written and the row from a million steps earlier as steps.
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 BLANKS = 3  # rows of zeros before an episode: Dopamine's stack, less one
+_MOST = 0.99  # of episodes, that begin with them where a writer puts them
 
 
 class Part(NamedTuple):
@@ -119,8 +121,8 @@ def blanks(
 ) -> Blanks:
     """Looks at what follows the ends of episodes.
 
-    That *every* episode of the piece begins with rows of zeros is asked for: a game may begin with a dark screen and an agent
-    that waits, but not every time.
+    That all episodes of the piece but one in a hundred begin with rows of zeros is asked for: a game may begin with a dark
+    screen and an agent that waits, but not every time; and one torn place must not make steps of all zeros.
     """
     order = in_order(of)
     zero = ((action == 0) & (reward == 0) & (terminal == 0))[order]
@@ -128,7 +130,8 @@ def blanks(
     if of.main is not None and len(order) and (of.before or of.main).first == 0:
         begins = np.concatenate([[0], begins])
     whole = begins[begins + BLANKS <= len(order)]
-    padded = bool(zero[whole[:, None] + np.arange(BLANKS)].all()) if len(whole) else None
+    begun = zero[whole[:, None] + np.arange(BLANKS)].all(axis=1)
+    padded = bool(begun.mean() >= _MOST) if len(whole) else None
     place = np.zeros(of.capacity, bool)
     around = (begins[:, None] + np.arange(BLANKS)).reshape(-1)
     around = around[around < len(order)]

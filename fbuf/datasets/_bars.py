@@ -45,8 +45,13 @@ class Bars:
             bar.update(number - bar.n)
         if self._line:
             seconds = max(time.monotonic() - self._begun, 1e-3)
-            share = f"{self.bytes / 1e6:.0f} of {self._total / 1e6:.0f} MB"
-            print(f"\r{self._what}: {share}, {self.rows / seconds:.0f} rows/s ", end="", file=sys.stderr, flush=True)
+            of = f" of {self._total / 1e6:.0f}" if self._total else ""
+            print(
+                f"\r{self._what}: {self.bytes / 1e6:.0f}{of} MB, {self.rows / seconds:.0f} rows/s ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def close(self) -> None:
         """No more."""

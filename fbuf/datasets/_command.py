@@ -65,6 +65,7 @@ def _add_download(action: argparse.ArgumentParser) -> None:
     action.add_argument("--source", help="a mirror: https://..., file://..., a folder (Minari: where it keeps its own)")
     action.add_argument("--workers", type=int, help="pieces converted at a time (default: one a core, up to 8)")
     action.add_argument("--pieces", type=_pieces, help="of a run, only these: 0-4,9 (default: all)")
+    action.add_argument("--on-corrupt", choices=("raise", "skip"), help="of a run: leave damaged pieces out (skip)")
     action.add_argument("--force", action="store_true", help="again, even if it is there")
     action.add_argument(
         "--skip", action="append", default=[], metavar="LEAF", help="of a Minari data set: a leaf to leave out"
@@ -77,7 +78,7 @@ def _pieces(text: str) -> list[int]:
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) - int(first) > 1000:
+        if not first.isdigit() or (dash and not last.isdigit()) or not 0 <= int(last or first) - int(first) <= 1000:
             raise argparse.ArgumentTypeError(f"{text!r} names no pieces; expected numbers such as 0-4,9")
         numbers |= set(range(int(first), int(last or first) + 1))
     return sorted(numbers)
@@ -212,10 +213,14 @@ def _download_one(name: str, options: argparse.Namespace) -> None:
     if name.startswith(MINARI):
         if options.pieces is not None:
             raise CommandError("--pieces is for runs such as Pong/1; Minari's data sets come whole. Leave it out")
+        if options.on_corrupt is not None:
+            raise CommandError("--on-corrupt is for runs such as Pong/1, which have pieces. Leave it out")
         buffer, _ = datasets.minari(name.removeprefix(MINARI), download=download, skip=options.skip, **settings)
     else:
         if options.skip:
             raise CommandError("--skip is for Minari's data sets. Leave it out")
+        if options.on_corrupt is not None:
+            settings["on_corrupt"] = options.on_corrupt
         buffer, _ = datasets.atari_dqn(name, download=download, pieces=options.pieces, **settings)
     assert isinstance(buffer.storage, DataSet)
     print(datasets.info(buffer.storage.path))

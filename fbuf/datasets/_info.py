@@ -17,6 +17,8 @@ from fbuf._host import owner
 from fbuf.datasets._atari_job import ARRIVALS
 from fbuf.datasets._lock import held
 
+_LINE = 200
+
 
 @dataclasses.dataclass(frozen=True)
 class Info:
@@ -60,7 +62,7 @@ class Info:
         ]
         if self.beside:
             lines.append(f"  not used    pieces {', '.join(map(str, self.beside))}")
-        lines += [f"  {_plain(key):<11} {_plain(str(value))[:200]}" for key, value in self.meta.items()]
+        lines += [f"  {_plain(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
         return "\n".join(lines)
 
 
@@ -149,6 +151,16 @@ def delete(path: str | os.PathLike[str]) -> None:
         _pieces.remove(base)
     with contextlib.suppress(OSError):  # something else lies there
         os.rmdir(base)
+
+
+def _short(key: str, value: Any) -> str:
+    """A value on a line."""
+    text = _plain(str(value))
+    if len(text) <= _LINE:
+        return text
+    if isinstance(value, (list, dict)):
+        return f"{len(value)} entries: .meta[{key!r}]"
+    return text[: _LINE - 3] + "..."
 
 
 def _plain(text: str) -> str:

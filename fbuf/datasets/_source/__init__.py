@@ -9,7 +9,14 @@
     with rows_of(path, dtype="int32") as actions:
         whole = actions.array()
 
-Everything here is a value or a stream; sources, entries and errors cross processes.
+Everything here is a value or a stream; sources, entries and errors cross processes. Where to look:
+
+* An address: `_connect` makes a source of it: `_bucket`, `_mirror`, `_folder` or `_fsspec`, with what `_entry` says.
+* A listing: `_page` reads it, `_names` checks its names.
+* Bytes over HTTP: `_web` is one request, `_webstream` one file in as many as it takes, `_retry` when to ask again.
+* Bytes on their way: `_passing` counts and hashes them (`_digest`), `_fetch` puts them on the disk (`_space`: is there room).
+* What they mean: `_gunzip` unpacks, `_header` reads what an array is, `_npystream` its rows.
+* What goes wrong: `_errors`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 from fbuf.datasets._source._entry import Entry
 from fbuf.datasets._source._errors import SourceError
-from fbuf.datasets._source._names import check_name
+from fbuf.datasets._source._names import check_name, is_folder
 from fbuf.datasets._source._page import page
 from fbuf.datasets._source._retry import Retry
 from fbuf.datasets._source._webstream import WebStream
@@ -59,6 +59,9 @@ class Bucket:
             url = f"{self.address}?{urlencode(query)}"
             value = self._page(url)
             for item in value.get("items", []):
+                item = item if isinstance(item, dict) else {}
+                if is_folder(item.get("name")):
+                    continue
                 entry = self._entry(item, url)
                 if entry.name.startswith(prefix):
                     found[entry.name] = entry
@@ -86,8 +89,7 @@ class Bucket:
             raise NoListing(f"{url}: its items are no list.")
         return value
 
-    def _entry(self, item: Any, url: str) -> Entry:
-        item = item if isinstance(item, dict) else {}
+    def _entry(self, item: dict[str, Any], url: str) -> Entry:
         name = check_name(item.get("name"), url)
         size, generation = item.get("size"), item.get("generation")
         for key, value in (("size", size), ("generation", generation)):

@@ -29,4 +29,4 @@ class FileCorrupted(ValueError):
 
 
 class SpaceError(OSError):
-    """The disk has less room than a data set needs; nothing was begun."""
+    """The disk has less room than is needed; the message says whether nothing was begun, or what is kept."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fbuf.datasets._source._entry import Entry
 from fbuf.datasets._source._errors import SourceError
-from fbuf.datasets._source._names import check_name
+from fbuf.datasets._source._names import check_name, is_folder
 
 
 class OpenedStream:
@@ -60,7 +60,7 @@ class Fsspec:
         for path, info in found.items():
             name = path.removeprefix(root).lstrip("/")
             size = info.get("size")
-            if name.startswith(prefix):
+            if name.startswith(prefix) and not is_folder(name):
                 entries.append(Entry(check_name(name, self.base), path, size if type(size) is int else None))
         return sorted(entries, key=lambda entry: entry.name)
 

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 from fbuf.datasets._source._bucket import ATARI, Bucket, NoListing
 from fbuf.datasets._source._entry import Entry
 from fbuf.datasets._source._errors import SourceError
-from fbuf.datasets._source._names import check_name
+from fbuf.datasets._source._names import check_name, is_folder
 from fbuf.datasets._source._page import page
 from fbuf.datasets._source._retry import Retry
 from fbuf.datasets._source._web import Refused
@@ -82,7 +82,7 @@ class Mirror:
         url = self._address("index.json")
         try:
             value = json.loads(page(url, self.retry))
-            files = value["files"]
+            files = [item for item in value["files"] if not is_folder(item["name"])]
             entries = [self._entry(item, url) for item in files if str(item["name"]).startswith(prefix)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise NoListing(f"{url}: is no index of files ({type(error).__name__}: {str(error)[:60]}).") from None

@@ -54,6 +54,11 @@ def _wrong(name: object) -> str:
     return ""
 
 
+def is_folder(name: object) -> bool:
+    """Whether it is `folder/`: an empty object that stands for a folder in a bucket, and is no file."""
+    return type(name) is str and name.endswith("/") and is_name(name[:-1])
+
+
 def inside(root: str | os.PathLike[str], name: str) -> Path:
     """Where a file of that name lies under `root`. Raises SourceError for a name that is none."""
     return Path(root, *check_name(name, os.fspath(root)).split("/"))

@@ -1,18 +1,21 @@
 """When to try again: waits that double, with chance in them, so that many who failed together do not come back together.
 
 Tries are counted between bytes that arrived: a long file may lose its connection many times, a server that gives nothing is
-given up soon. A server that says when to come back (`Retry-After`) is obeyed, unless that is further off than `most`.
+given up soon. A server that says when to come back (`Retry-After`) is obeyed, unless that is further off than `most`. Long
+waits are told in a warning: without a word they look like a program that hangs.
 """
 
 from __future__ import annotations
 
 import random
 import time
+import warnings
 from dataclasses import dataclass
 
 from fbuf.datasets._source._errors import SourceError
 
 _ENOUGH = 1 << 16  # bytes that make a try a success; a server that gives one byte a connection does not end otherwise
+_LONG = 8.0  # seconds; of a wait that may be as long a word is said
 _chance = random.Random()  # its own, so that a seed of the user's stays where it is
 
 
@@ -76,5 +79,11 @@ class Tries:
                 f"{self._what}{where}: {error}; the server asks to come back in {error.wait:.0f} s, waits are at most "
                 f"{retry.most:.0f} s. Try again then."
             ) from None
-        wait = min(retry.most, retry.first * 2.0 ** (self._failed - 1)) * _chance.uniform(0.5, 1.0)
-        time.sleep(max(wait, error.wait or 0.0))
+        most = min(retry.most, retry.first * 2.0 ** (self._failed - 1))
+        wait = max(most * _chance.uniform(0.5, 1.0), error.wait or 0.0)
+        if max(most, wait) >= _LONG:
+            warnings.warn(
+                f"{self._what}{where}: {error}; trying again in {wait:.0f} s ({self._failed} of {retry.attempts})",
+                stacklevel=2,
+            )
+        time.sleep(wait)
