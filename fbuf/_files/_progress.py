@@ -28,7 +28,7 @@ class Bar:
             except ImportError:
                 self._tell = _line(what)
             else:
-                self._bar = tqdm(desc=what, total=total, unit=unit, unit_scale=True)
+                self._bar = tqdm(desc=what, total=total, unit=unit, unit_scale=unit == "B")
 
     def __call__(self, size: int) -> None:
         self.done += size

@@ -11,7 +11,7 @@ Progress = bool | Callable[[int, int], None] | None
 
 def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
     """A function to call with how much of `total` is done, at last with `total`."""
-    bar = Bar(progress, what, total, unit="it")
+    bar = Bar(progress, what, total, unit=" rows")
 
     def advance(done: int) -> None:
         bar(done - bar.done)
