@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _pieces
+from fbuf.datasets._flat import Settings
+from fbuf.datasets._sliced import write_columns
+from fbuf.interop._source import Column
 from tests import datasets_oracle as oracle
 
 OBS = {"obs": ((3,), np.float32)}
@@ -260,6 +263,21 @@ def test_what_lies_there_stays(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match=r"is a data set already. Open it: fbuf.datasets.open\("):
             fbuf.datasets.from_arrays(data, path=tmp_path / "b")
     assert files(tmp_path) == before
+
+
+def test_a_failure_removes_nothing_of_others(tmp_path: Path) -> None:
+    def broken(first: int, last: int) -> np.ndarray:
+        raise OSError("the disk of the source fails")
+
+    theirs = tmp_path / "project/pieces/7/notes.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    column = Column((), np.dtype(np.float32), broken)
+    for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
+        with pytest.raises(OSError, match="disk of the source"):
+            write_columns({"x": (column, 9)}, path, Settings(None, (), None, None, None), {}, 0, None)
+        assert [p for p in path.rglob("*") if p.is_file()] == left
+    assert not (tmp_path / "new").exists()
 
 
 def test_streams_of_other_rows_are_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ and what a user's function closes over need not be pickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,25 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
       BlockingIOError: another process is at it.
     """
     check_free(call, path, unfinished=True)
-    with held(call, path):
+    with leaving_nothing(path), held(call, path):
         check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
         try:
             _write(call, path, work, workers, progress)
         except BaseException:
             if not _pieces.committed(path):  # nothing to go on with
-                shutil.rmtree(path, ignore_errors=True)
+                _pieces.remove(path)
             raise
+
+
+@contextlib.contextmanager
+def leaving_nothing(path: Path) -> Iterator[None]:
+    """Removes the folder after a failure, if nothing lies in it: what is not of a data set is somebody's."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise
 
 
 def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
