@@ -212,6 +212,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "expected next observations like the observations",
     ),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
+    ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),
     (bad(gamma=0.99), ValueError, "leaf 'gamma' is a scalar"),
     ({name: leaf[:0] for name, leaf in bad().items()}, ValueError, "there are no rows"),
     ({}, ValueError, "there are no"),
