@@ -145,6 +145,29 @@ def test_windows_of_episodes_and_of_a_buffer_of_any_kind(maze: Path, tmp_path: P
     assert rows["t"].tolist() == [2, 3, 4, 5] and rows["terminated"].tolist() == [False, True, False, False]
 
 
+def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) -> None:
+    row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
+    rows = {name: np.zeros((6, *np.shape(leaf)), np.asarray(leaf).dtype) for name, leaf in row.items()}
+    rows["terminated"] = np.arange(6) % 3 == 2
+    for name, writer in (("steps", fbuf.writers.Ring()), ("drawn", fbuf.writers.Reservoir())):
+        ring = fbuf.Buffer(6, writer=writer)
+        held = ring.extend(ring.init(row), rows)
+
+        def less(row: Any) -> Any:
+            return {"obs": row["obs"], "reward": row["reward"]}
+
+        buffer, state = fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / name)
+        after = buffer.rows(state).data
+        if name == "steps":
+            assert np.array_equal(after["terminated"], rows["terminated"])
+            assert buffer.view == fbuf.views.Transition(action=None)
+        else:
+            assert sorted(after) == ["obs", "reward"] and buffer.view == fbuf.views.Row()
+            other, _ = fbuf.datasets.preprocess((ring, held), same, dest=tmp_path / "all")
+            assert other.view == fbuf.views.Row()
+            fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / "kept", keep=("terminated",))
+
+
 def test_the_first_rows(maze: Path, tmp_path: Path) -> None:
     for limit, rows in ((7, 7), (1000, 19)):
         fbuf.datasets.preprocess(maze, same, dest=tmp_path / str(limit), limit=limit)

@@ -79,7 +79,9 @@ def columns_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Col
         name = prefix + key
         found = columns_of(value, name + "/") if isinstance(value, Mapping) else {name: _column(name, value)}
         if twice := [leaf for leaf in found if leaf in out]:
-            raise ValueError(f"{CALL}: two leaves have the name '{twice[0]}'; expected one. Rename or leave out the other.")
+            raise ValueError(
+                f"{CALL}: two leaves have the name '{twice[0]}'; expected one. Rename or leave out the other."
+            )
         out |= found
     return out
 

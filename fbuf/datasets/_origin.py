@@ -36,7 +36,8 @@ class Origin(Protocol):
     Attributes:
       rows: How many.
       row: One, as `jax.ShapeDtypeStruct`s.
-      names: Of its leaves, where it has such as views know.
+      names: Of its leaves, where it is a row; () for windows.
+      steps: Whether one row follows another, so that ends of episodes say something.
       mark: What tells these rows from others.
       path: Of the files, None where there are none.
     """
@@ -44,6 +45,7 @@ class Origin(Protocol):
     rows: int
     row: PyTree
     names: tuple[str, ...]
+    steps: bool
     mark: str
     path: Path | None
 
@@ -74,12 +76,11 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
         return Stored(path_of)
     if buffer.lanes not in (None, 1):
         raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
-    if view is None:
-        view = Row()
-    if view != buffer.view:
-        other = dataclasses.replace(buffer, view=view, episode_end=buffer.ends)
+    wanted = Row() if view is None else view
+    if wanted != buffer.view:
+        other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
         buffer, state = other, buffer.convert(other, state)
-    return Windows(call, buffer, state, path_of)
+    return Windows(call, buffer, state, path_of, rows=view is None)
 
 
 class Stored:
@@ -92,7 +93,7 @@ class Stored:
         except BaseException:
             self._dataset.close()
             raise
-        self.rows, self.names = self._dataset.rows, self._dataset.schema.names
+        self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
         self._order = list(named_leaves(self.row))
@@ -114,15 +115,16 @@ class Stored:
 
 
 class Windows:
-    """What a view makes of each anchor of a buffer, oldest first."""
+    """What a view makes of each anchor of a buffer, oldest first; `rows`: these are its rows."""
 
-    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None) -> None:
+    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
         self._call, self._buffer, self._state = call, buffer, state
         self._slots = _anchors_by_age(call, buffer, state)
         self.rows, self.path = len(self._slots), path
-        self.names: tuple[str, ...] = ()
         one = jax.eval_shape(functools.partial(_windows, buffer), state, jax.ShapeDtypeStruct((1,), np.int32), _key(0))
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
+        self.names = tuple(named_leaves(self.row)) if rows else ()
+        self.steps = rows and buffer.writer.streams
         whose = secrets.token_hex(16)
         if isinstance(buffer.storage, DataSet):
             with _pieces.DataSet.open(buffer.storage.path) as dataset:

@@ -60,7 +60,8 @@ def preprocess(
       view: None: `fn` gets rows, in order, and the result is rows in the same order. A view: `fn` gets what the view makes of
         each anchor that can be drawn, in order, each once; the results are rows of no episode.
       keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
-        such, so that episodes stay what they are; nothing with a view. () keeps none.
+        such, so that episodes stay what they are; nothing with a view, or of a buffer whose writer keeps no order
+        (`TopK`, `Reservoir`). () keeps none.
       limit: Only so many rows or windows, the first: to try a function.
       batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
         view 256.
@@ -115,8 +116,7 @@ def preprocess(
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:
         origin.close()
-    names = program.schema.names
-    return _open.open(path, view=default_view(names) if view is None else Row(), sampler=sampler)
+    return _open.open(path, view=default_view(program.schema.names) if origin.steps else Row(), sampler=sampler)
 
 
 def _work(
@@ -153,7 +153,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
     if isinstance(keep, str):
         raise TypeError(f"{_CALL}: keep is {keep!r}; expected a tuple. Write keep=({keep!r},).")
     if keep is None:
-        return tuple(name for name in _ENDS if name in origin.names)
+        return tuple(name for name in _ENDS if name in origin.names and origin.steps)
     if missing := [name for name in keep if name not in origin.names]:
         raise ValueError(
             f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'no such leaves'}."
