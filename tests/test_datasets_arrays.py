@@ -242,14 +242,26 @@ def test_wrong_data_is_refused_and_leaves_nothing(
         ({"dtypes": {"observations": "float16"}}, ValueError, r"dtypes has 'observations', but leaves are obs"),
         ({"codec": {"odd": fbuf.storages.Zstd()}}, ValueError, "codec names 'odd'"),
         ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
+        ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
+        ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, given: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", **given)
+        fbuf.datasets.from_arrays(bad(), **{"path": tmp_path / "a", **given})
     with pytest.raises(TypeError, match="data is a int"):
         fbuf.datasets.from_arrays(3, path=tmp_path / "a")
     assert files(tmp_path) == []
+
+
+def test_a_single_step(tmp_path: Path) -> None:
+    buffer, state = fbuf.datasets.from_arrays({name: leaf[:1] for name, leaf in bad().items()}, path=tmp_path / "a")
+    assert buffer.view == ROW and buffer.rows(state).data["truncated"].tolist() == [True]
+    with pytest.raises(
+        ValueError, match=r"looks at 2 rows at a time, but the data set has 1. Use a view of fewer rows"
+    ):
+        fbuf.datasets.open(tmp_path / "a", view=fbuf.views.Transition())
 
 
 def test_what_lies_there_stays(tmp_path: Path) -> None:

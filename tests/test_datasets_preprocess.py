@@ -169,7 +169,7 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
 
 
 def test_the_first_rows(maze: Path, tmp_path: Path) -> None:
-    for limit, rows in ((7, 7), (1000, 19)):
+    for limit, rows in ((np.int64(7), 7), (1000, 19)):
         fbuf.datasets.preprocess(maze, same, dest=tmp_path / str(limit), limit=limit)
         before, after = read(maze), read(tmp_path / str(limit))
         assert all(np.array_equal(after[name], before[name][:rows]) for name in before)
@@ -252,6 +252,9 @@ def test_wrong_places(maze: Path, tmp_path: Path) -> None:
     [
         ({"limit": 0}, ValueError, "limit is 0"),
         ({"batch_size": 0}, ValueError, "batch_size is 0"),
+        ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"dest": None}, TypeError, "dest is None; expected the path of a folder"),
+        ({"data": None}, TypeError, r"data is None; expected the path of a folder, or \(buffer, state\)"),
         ({"workers": -1}, ValueError, "workers is -1"),
         ({"keep": "reward"}, TypeError, r"keep=\('reward',\)"),
         ({"keep": ("rewards",)}, ValueError, "keep has 'rewards', but rows have"),
@@ -261,7 +264,7 @@ def test_wrong_places(maze: Path, tmp_path: Path) -> None:
 )
 def test_wrong_settings(maze: Path, tmp_path: Path, settings: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        fbuf.datasets.preprocess(maze, same, dest=tmp_path / "a", **settings)
+        fbuf.datasets.preprocess(**{"data": maze, "fn": same, "dest": tmp_path / "a", **settings})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,8 +17,11 @@ from fbuf._typing import Sampler, View
 from fbuf.datasets import _info
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
-from fbuf.views import Row
+from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
+
+_MANY = 1 << 30
+"""Rows of a data set of which nothing is known yet."""
 
 
 def open(
@@ -64,17 +67,23 @@ def open(
     if verify == "full":
         _info.verify(path)
     about = _pieces.load(path)
-    buffer = Buffer(
-        about.rows,
-        storage=DataSet(_pieces.root(path), memory=memory, cache=cache),
-        sampler=Uniform() if sampler is None else sampler,
-        view=Row() if view is None else view,
-        writer=Frozen(),
-        episode_end=episode_end,
-        prefetch=prefetch,
-        batch_size=batch_size,
-    )
+    storage = DataSet(_pieces.root(path), memory=memory, cache=cache)
+    settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
+    buffer = _buffer(about.rows, storage, view, sampler, **settings)
     return buffer, buffer.init(example(about.schema))
+
+
+def _buffer(rows: int, storage: DataSet, view: View | None, sampler: Sampler | None, **settings: Any) -> Buffer:
+    view, sampler = Row() if view is None else view, Uniform() if sampler is None else sampler
+    return Buffer(rows, storage=storage, sampler=sampler, view=view, writer=Frozen(), **settings)
+
+
+def check(path: str | os.PathLike[str], view: View | None, sampler: Sampler | None) -> None:
+    """Raises, before a data set is written, what `open` would raise of a view or a sampler that are none.
+
+    Whichever view is the default then, `Transition` goes with all that another one goes with.
+    """
+    _buffer(_MANY, DataSet(os.fspath(path)), Transition() if view is None else view, sampler)
 
 
 def example(schema: _pieces.Schema) -> PyTree:

@@ -25,6 +25,7 @@ from fbuf._tree import PyTree, named_leaves
 from fbuf._typing import View
 from fbuf.datasets import _open
 from fbuf.datasets._program import Program
+from fbuf.datasets._writing import path_of
 from fbuf.interop._read import Reader
 from fbuf.storages import DataSet
 from fbuf.views import Row
@@ -61,7 +62,7 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
     if isinstance(data, _pieces.DataSet):
         data = data.path
     if not isinstance(data, tuple):
-        path = Path(data).expanduser()
+        path = path_of(call, "data", data, "or (buffer, state)")
         if view is None:
             return Stored(path)
         buffer, state = _open.open(path, view=view)
@@ -71,16 +72,16 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
             f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
         )
     buffer, state = data
-    path_of = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
-    if view is None and path_of is not None:
-        return Stored(path_of)
+    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
+    if view is None and source is not None:
+        return Stored(source)
     if buffer.lanes not in (None, 1):
         raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
     wanted = Row() if view is None else view
     if wanted != buffer.view:
         other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
         buffer, state = other, buffer.convert(other, state)
-    return Windows(call, buffer, state, path_of, rows=view is None)
+    return Windows(call, buffer, state, source, rows=view is None)
 
 
 class Stored:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fbuf import _pieces
 from fbuf._buffer import Buffer
 from fbuf._host.codec import Codec
@@ -24,7 +26,7 @@ from fbuf.datasets._lock import held
 from fbuf.datasets._names import default_view
 from fbuf.datasets._origin import Origin, origin_of
 from fbuf.datasets._program import Program
-from fbuf.datasets._writing import Block, Work, check_free, check_workers, rows_a_piece, write
+from fbuf.datasets._writing import Block, Work, check_free, check_workers, path_of, rows_a_piece, write
 from fbuf.interop._fill import BLOCK_BYTES
 from fbuf.interop._progress import Progress
 from fbuf.views import Row
@@ -100,14 +102,15 @@ def preprocess(
     check_workers(_CALL, workers)
     _check_count("limit", limit)
     _check_count("batch_size", batch_size)
-    path = Path(dest).expanduser()
+    path = path_of(_CALL, "dest", dest)
+    _open.check(path, None, sampler)
     origin = origin_of(_CALL, data, view)
     try:
         _check_apart(origin.path, path)
         if not resume:
             _begin_anew(path)
         check_free(_CALL, path, unfinished=True)
-        rows = origin.rows if limit is None else min(limit, origin.rows)
+        rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
             raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
         kept = _kept(keep, origin)
@@ -116,7 +119,8 @@ def preprocess(
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:
         origin.close()
-    return _open.open(path, view=default_view(program.schema.names) if origin.steps else Row(), sampler=sampler)
+    steps = default_view(program.schema.names, rows)
+    return _open.open(path, view=steps if origin.steps else Row(), sampler=sampler)
 
 
 def _work(
@@ -133,7 +137,7 @@ def _work(
     if batch is None:
         most = _MOST_BATCH if view is None else _MOST_WINDOWS
         batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
-    batch = min(batch, rows)
+    batch = min(int(batch), rows)
     size = rows_a_piece(_CALL, piece_rows, schema)
     starts = range(0, rows, size)
     run = origin.runner(program, batch)
@@ -162,7 +166,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
 
 
 def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
         raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 

@@ -62,6 +62,14 @@ def rows_a_piece(call: str, piece_rows: int | None, schema: _pieces.Schema) -> i
     return int(piece_rows)
 
 
+def path_of(call: str, name: str, given: Any, other: str = "") -> Path:
+    """A path as the user gave it. Raises TypeError: it is none."""
+    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+        what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
+        raise TypeError(f"{call}: {name} is {what}; expected the path of a folder{other and ', '}{other}.")
+    return Path(given).expanduser()
+
+
 def check_workers(call: str, workers: int) -> None:
     """Raises ValueError unless it is an int >= 0."""
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
