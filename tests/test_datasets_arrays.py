@@ -378,6 +378,19 @@ def test_interrupted_work_goes_on(tmp_path: Path) -> None:
     oracle.check_files(path, oracle.rows_of(made()))
 
 
+def test_interrupted_work_goes_on_with_the_same_rows_only(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > 100:
+            raise KeyboardInterrupt
+
+    data = {"x": np.arange(200)}
+    with pytest.raises(KeyboardInterrupt):
+        fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=(), piece_rows=100, progress=stop)
+    mended = {"x": np.where(data["x"] == 1, 0, data["x"])}  # one row of the first piece
+    with pytest.raises(FileExistsError, match="unfinished work on other rows"):
+        fbuf.datasets.from_arrays(mended, path=tmp_path / "a", episode_end=(), piece_rows=100)
+
+
 def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fbuf.datasets import _lock
 

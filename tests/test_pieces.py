@@ -262,7 +262,7 @@ def test_what_a_piece_refuses(tmp_path: Path) -> None:
     leaves = {name: ((3,), "uint8") for name in "abc"}
     odd = _pieces.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
     with pytest.raises(
-        ValueError, match=r"'c': 'BitPack\(chunk=61\)'.*at every 245952 rows only; expected at most 4096"
+        ValueError, match=r"'c': 'BitPack\(chunk=61\)'.*only at every 245952 rows; expected at most 4096"
     ):
         _pieces.PieceWriter(tmp_path, 1, odd)  # a piece of one row would take a minute
 

@@ -47,8 +47,8 @@ class PieceWriter:
         self._refuse_another()
         if schema.together > MOST_TOGETHER:
             raise ValueError(
-                f"PieceWriter: leaves are kept as {schema.kinds}: all chunks end together at every {schema.together} rows "
-                f"only; expected at most {MOST_TOGETHER}, as a piece is filled up to there. Take equal chunks, or powers of two."
+                f"PieceWriter: leaves are kept as {schema.kinds}: all chunks end together only at every {schema.together} "
+                f"rows; expected at most {MOST_TOGETHER}, as a piece is filled up to there. Take equal chunks."
             )
         large = [leaf for leaf in schema.leaves if leaf.codec is not None]
         self._large = tuple(leaf.name for leaf in large)
