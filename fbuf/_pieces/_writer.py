@@ -139,7 +139,7 @@ class PieceWriter:
           meta: What else to keep, as JSON.
         Raises:
           ValueError: it has no rows. OSError: the disk is full, or fails; there is no piece then.
-        Cost: what is encoded is compressed again (8 to 20 us a frame of 84x84), and written once.
+        Cost: what is encoded is compressed again where it pays, and written once.
         """
         self._check_open("commit")
         if not self.rows:
