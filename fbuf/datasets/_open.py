@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from fbuf import _pieces
 from fbuf._buffer import Buffer
 from fbuf._checkpoint import _spec
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._state import BufferState
-from fbuf._tree import PyTree, nested
+from fbuf._tree import PyTree, named_leaves, nested
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _info
 from fbuf.samplers import Uniform
@@ -87,7 +88,11 @@ def check(path: str | os.PathLike[str], view: View | None, sampler: Sampler | No
 
 
 def example(schema: _pieces.Schema) -> PyTree:
-    """One row of a data set, as shapes. Raises ValueError: x64 is off, and a leaf has 64 bits."""
+    """One row of a data set, as shapes.
+
+    Raises:
+      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: names of leaves are not those that its structure gives.
+    """
     leaves: dict[str, Any] = {}
     for leaf in schema.leaves:
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
@@ -96,8 +101,22 @@ def example(schema: _pieces.Schema) -> PyTree:
                 f"jax.config.update('jax_enable_x64', True), or make the data set with {_half(leaf.dtype.name)}."
             )
         leaves[leaf.name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
-    if schema.structure is not None:
-        return _spec.decode(schema.structure).unflatten(leaves.values())
+    try:
+        row = _held(schema.structure, leaves)
+        same = named_leaves(row) == leaves
+    except (ValueError, TypeError):
+        same = False
+    if not same:
+        raise StoreCorrupted(
+            f"fbuf.datasets: rows have the leaves {', '.join(leaves)}, which no row holds as the data set says "
+            f"({str(schema.structure)[:200]}); expected the names of its places. Make it again."
+        )
+    return row
+
+
+def _held(structure: Any, leaves: dict[str, Any]) -> PyTree:
+    if structure is not None:
+        return _spec.decode(structure).unflatten(leaves.values())
     return leaves[""] if list(leaves) == [""] else nested(leaves)
 
 
