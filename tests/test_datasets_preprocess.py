@@ -168,6 +168,22 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
             fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / "kept", keep=("terminated",))
 
 
+def test_a_data_set_that_was_made_anew_is_not_that_of_a_state(tmp_path: Path) -> None:
+    data = {"x": np.arange(9, dtype=np.int32)}
+    opened = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
+    for name in ("dataset.json", "pieces"):
+        (tmp_path / "a" / name).rename(tmp_path / name)
+    anew = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
+    with pytest.raises(ValueError, match=r"was made anew, .*expected the same rows. Open it again"):
+        fbuf.datasets.preprocess(opened, same, dest=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    elsewhere = fbuf.Buffer(9).init({"x": 0})
+    with pytest.raises(TypeError, match="this state has its rows elsewhere"):
+        fbuf.datasets.preprocess((anew[0], elsewhere), same, dest=tmp_path / "b")
+    fbuf.datasets.preprocess(anew, same, dest=tmp_path / "b")
+    assert read(tmp_path / "b")["x"].tolist() == list(range(1, 10))
+
+
 def test_the_first_rows(maze: Path, tmp_path: Path) -> None:
     for limit, rows in ((np.int64(7), 7), (1000, 19)):
         fbuf.datasets.preprocess(maze, same, dest=tmp_path / str(limit), limit=limit)

@@ -27,7 +27,7 @@ from fbuf.datasets import _open
 from fbuf.datasets._program import Program
 from fbuf.datasets._writing import path_of
 from fbuf.interop._read import Reader
-from fbuf.storages import DataSet
+from fbuf.storages import DataSet, _side
 from fbuf.views import Row
 
 
@@ -72,9 +72,17 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
             f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
         )
     buffer, state = data
+    buffer.storage.spec(state.rows)  # refuses the state of another buffer
     source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
     if view is None and source is not None:
-        return Stored(source)
+        stored = Stored(source)
+        if stored.identity != _identity(state):
+            stored.close()
+            raise ValueError(
+                f"{call}: the data set at {source} was made anew, or got other pieces, since this state was made of it; "
+                f"expected the same rows. Open it again: fbuf.datasets.open({str(source)!r})."
+            )
+        return stored
     if buffer.lanes not in (None, 1):
         raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
     wanted = Row() if view is None else view
@@ -98,7 +106,8 @@ class Stored:
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
         self._order = list(named_leaves(self.row))
-        self.mark = f"rows {self._dataset.identity}"
+        self.identity = self._dataset.identity
+        self.mark = f"rows {self.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
         run = jax.jit(lambda rows: program.leaves(jax.vmap(program)(rows)))
@@ -126,10 +135,7 @@ class Windows:
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
         self.names = tuple(named_leaves(self.row)) if rows else ()
         self.steps = rows and buffer.writer.streams
-        whose = secrets.token_hex(16)
-        if isinstance(buffer.storage, DataSet):
-            with _pieces.DataSet.open(buffer.storage.path) as dataset:
-                whose = dataset.identity
+        whose = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
         self.mark = f"windows {whose} {buffer.view!r} {buffer.ends!r}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
@@ -151,6 +157,12 @@ class Windows:
 
     def close(self) -> None:
         pass
+
+
+def _identity(state: BufferState) -> str:
+    """Of the data set that a state was made of."""
+    store: Any = _side.store_of(state.rows)
+    return str(store.identity)
 
 
 def _key(number: int) -> jax.Array:
