@@ -73,6 +73,11 @@ def check_parts(buffer: Buffer) -> None:
     need = buffer.view.rule.rows
     if buffer.geometry.length < need:
         each = "" if buffer.lanes is None else f" a lane (capacity / lanes = {buffer.geometry.length})"
+        if isinstance(buffer.writer, ReadOnly):
+            raise ValueError(
+                f"Buffer: {buffer.view!r} looks at {need} rows at a time, but the data set has {buffer.geometry.length}. Use a "
+                f"view of fewer rows, as views.Row()."
+            )
         raise ValueError(
             f"Buffer: {buffer.view!r} looks at {need} rows at a time, but there is room for {buffer.geometry.length}"
             f"{each}. Use capacity={need * buffer.geometry.lanes} or more."

@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _pieces
+from fbuf.datasets._flat import Settings
+from fbuf.datasets._sliced import write_columns
+from fbuf.interop._source import Column
 from tests import datasets_oracle as oracle
 
 OBS = {"obs": ((3,), np.float32)}
@@ -209,6 +212,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "expected next observations like the observations",
     ),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
+    ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),
     (bad(gamma=0.99), ValueError, "leaf 'gamma' is a scalar"),
     ({name: leaf[:0] for name, leaf in bad().items()}, ValueError, "there are no rows"),
     ({}, ValueError, "there are no"),
@@ -238,14 +242,26 @@ def test_wrong_data_is_refused_and_leaves_nothing(
         ({"dtypes": {"observations": "float16"}}, ValueError, r"dtypes has 'observations', but leaves are obs"),
         ({"codec": {"odd": fbuf.storages.Zstd()}}, ValueError, "codec names 'odd'"),
         ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
+        ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
+        ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, given: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", **given)
+        fbuf.datasets.from_arrays(bad(), **{"path": tmp_path / "a", **given})
     with pytest.raises(TypeError, match="data is a int"):
         fbuf.datasets.from_arrays(3, path=tmp_path / "a")
     assert files(tmp_path) == []
+
+
+def test_a_single_step(tmp_path: Path) -> None:
+    buffer, state = fbuf.datasets.from_arrays({name: leaf[:1] for name, leaf in bad().items()}, path=tmp_path / "a")
+    assert buffer.view == ROW and buffer.rows(state).data["truncated"].tolist() == [True]
+    with pytest.raises(
+        ValueError, match=r"looks at 2 rows at a time, but the data set has 1. Use a view of fewer rows"
+    ):
+        fbuf.datasets.open(tmp_path / "a", view=fbuf.views.Transition())
 
 
 def test_what_lies_there_stays(tmp_path: Path) -> None:
@@ -260,6 +276,21 @@ def test_what_lies_there_stays(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match=r"is a data set already. Open it: fbuf.datasets.open\("):
             fbuf.datasets.from_arrays(data, path=tmp_path / "b")
     assert files(tmp_path) == before
+
+
+def test_a_failure_removes_nothing_of_others(tmp_path: Path) -> None:
+    def broken(first: int, last: int) -> np.ndarray:
+        raise OSError("the disk of the source fails")
+
+    theirs = tmp_path / "project/pieces/7/notes.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    column = Column((), np.dtype(np.float32), broken)
+    for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
+        with pytest.raises(OSError, match="disk of the source"):
+            write_columns({"x": (column, 9)}, path, Settings(None, (), None, None, None), {}, 0, None)
+        assert [p for p in path.rglob("*") if p.is_file()] == left
+    assert not (tmp_path / "new").exists()
 
 
 def test_streams_of_other_rows_are_refused(tmp_path: Path) -> None:
@@ -345,6 +376,19 @@ def test_interrupted_work_goes_on(tmp_path: Path) -> None:
     )
     assert seen[0] == (8, 19) and seen[-1] == (19, 19)
     oracle.check_files(path, oracle.rows_of(made()))
+
+
+def test_interrupted_work_goes_on_with_the_same_rows_only(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > 100:
+            raise KeyboardInterrupt
+
+    data = {"x": np.arange(200)}
+    with pytest.raises(KeyboardInterrupt):
+        fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=(), piece_rows=100, progress=stop)
+    mended = {"x": np.where(data["x"] == 1, 0, data["x"])}  # one row of the first piece
+    with pytest.raises(FileExistsError, match="unfinished work on other rows"):
+        fbuf.datasets.from_arrays(mended, path=tmp_path / "a", episode_end=(), piece_rows=100)
 
 
 def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

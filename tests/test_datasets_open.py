@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import fbuf
 from fbuf import _pieces, datasets
+from fbuf._host.arrays import StoreCorrupted
 from tests import pieces
 
 
@@ -109,3 +111,21 @@ def test_delete(tmp_path: Path) -> None:
     (path / "dataset.json").write_bytes(b"damaged")
     datasets.delete(path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "structure"),
+    [
+        (["a", "b"], {"dict": [["a", 0], ["a", 1]]}),
+        (["a", "1"], {"dict": [["a", 0], [1, 1]]}),
+        (["a", "b"], {"dict": [["x", 0], ["y", 1]]}),
+        (["a", "a/b"], None),
+    ],
+)
+def test_names_that_no_row_has_are_refused(tmp_path: Path, names: list[str], structure: Any) -> None:
+    with _pieces.PieceWriter(tmp_path, 0, _pieces.Schema({n: ((), "int32") for n in names}, structure)) as piece:
+        piece.append(dict.fromkeys(names, np.arange(3, dtype=np.int32)))
+        piece.commit()
+    _pieces.finish(tmp_path, [_pieces.Used(0)])
+    with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
+        fbuf.datasets.open(tmp_path)

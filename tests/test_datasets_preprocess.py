@@ -145,8 +145,47 @@ def test_windows_of_episodes_and_of_a_buffer_of_any_kind(maze: Path, tmp_path: P
     assert rows["t"].tolist() == [2, 3, 4, 5] and rows["terminated"].tolist() == [False, True, False, False]
 
 
+def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) -> None:
+    row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
+    rows = {name: np.zeros((6, *np.shape(leaf)), np.asarray(leaf).dtype) for name, leaf in row.items()}
+    rows["terminated"] = np.arange(6) % 3 == 2
+    for name, writer in (("steps", fbuf.writers.Ring()), ("drawn", fbuf.writers.Reservoir())):
+        ring = fbuf.Buffer(6, writer=writer)
+        held = ring.extend(ring.init(row), rows)
+
+        def less(row: Any) -> Any:
+            return {"obs": row["obs"], "reward": row["reward"]}
+
+        buffer, state = fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / name)
+        after = buffer.rows(state).data
+        if name == "steps":
+            assert np.array_equal(after["terminated"], rows["terminated"])
+            assert buffer.view == fbuf.views.Transition(action=None)
+        else:
+            assert sorted(after) == ["obs", "reward"] and buffer.view == fbuf.views.Row()
+            other, _ = fbuf.datasets.preprocess((ring, held), same, dest=tmp_path / "all")
+            assert other.view == fbuf.views.Row()
+            fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / "kept", keep=("terminated",))
+
+
+def test_a_data_set_that_was_made_anew_is_not_that_of_a_state(tmp_path: Path) -> None:
+    data = {"x": np.arange(9, dtype=np.int32)}
+    opened = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
+    for name in ("dataset.json", "pieces"):
+        (tmp_path / "a" / name).rename(tmp_path / name)
+    anew = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
+    with pytest.raises(ValueError, match=r"was made anew, .*expected the same rows. Open it again"):
+        fbuf.datasets.preprocess(opened, same, dest=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    elsewhere = fbuf.Buffer(9).init({"x": 0})
+    with pytest.raises(TypeError, match="this state has its rows elsewhere"):
+        fbuf.datasets.preprocess((anew[0], elsewhere), same, dest=tmp_path / "b")
+    fbuf.datasets.preprocess(anew, same, dest=tmp_path / "b")
+    assert read(tmp_path / "b")["x"].tolist() == list(range(1, 10))
+
+
 def test_the_first_rows(maze: Path, tmp_path: Path) -> None:
-    for limit, rows in ((7, 7), (1000, 19)):
+    for limit, rows in ((np.int64(7), 7), (1000, 19)):
         fbuf.datasets.preprocess(maze, same, dest=tmp_path / str(limit), limit=limit)
         before, after = read(maze), read(tmp_path / str(limit))
         assert all(np.array_equal(after[name], before[name][:rows]) for name in before)
@@ -229,6 +268,9 @@ def test_wrong_places(maze: Path, tmp_path: Path) -> None:
     [
         ({"limit": 0}, ValueError, "limit is 0"),
         ({"batch_size": 0}, ValueError, "batch_size is 0"),
+        ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"dest": None}, TypeError, "dest is None; expected the path of a folder"),
+        ({"data": None}, TypeError, r"data is None; expected the path of a folder, or \(buffer, state\)"),
         ({"workers": -1}, ValueError, "workers is -1"),
         ({"keep": "reward"}, TypeError, r"keep=\('reward',\)"),
         ({"keep": ("rewards",)}, ValueError, "keep has 'rewards', but rows have"),
@@ -238,7 +280,7 @@ def test_wrong_places(maze: Path, tmp_path: Path) -> None:
 )
 def test_wrong_settings(maze: Path, tmp_path: Path, settings: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        fbuf.datasets.preprocess(maze, same, dest=tmp_path / "a", **settings)
+        fbuf.datasets.preprocess(**{"data": maze, "fn": same, "dest": tmp_path / "a", **settings})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -259,6 +259,12 @@ def test_what_a_piece_refuses(tmp_path: Path) -> None:
         piece.append(rows)
     with pytest.raises(ValueError, match="expected an int from 0"):
         _pieces.PieceWriter(tmp_path, -1, pieces.SCHEMA)
+    leaves = {name: ((3,), "uint8") for name in "abc"}
+    odd = _pieces.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
+    with pytest.raises(
+        ValueError, match=r"'c': 'BitPack\(chunk=61\)'.*only at every 245952 rows; expected at most 4096"
+    ):
+        _pieces.PieceWriter(tmp_path, 1, odd)  # a piece of one row would take a minute
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,7 @@ class FileChunksArena:
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self.files = files
-        self.announced = (
-            0  # so many reads to come are announced to the system: the last that was not waited for the disk
-        )
+        self.announced = 0  # so many reads to come are announced to the system, as the last one waited for the disk
 
     def views(self, addresses: Array, lengths: Array) -> Iterator[memoryview]:
         """Chunks, one after another, read when they are asked for; neighbours in one call.
@@ -92,8 +90,7 @@ class FileChunksArena:
                 offset, first = offset + size, stop
 
     def _announce(self, runs: list[tuple[int, int, int, int]], lengths: list[int], stops: list[int]) -> None:
-        """Lets the disk begin with all of them at once; only a hint. Where they do not lie in the page cache a batch takes a
-        third of the time then; where they do it would take 5 % more."""
+        """Lets the disk begin with all of them at once; only a hint, and in vain where they lie in the page cache."""
         for file, offset, first, last in runs:
             with contextlib.suppress(OSError, AttributeError):
                 size = stops[last - 1] - stops[first] + lengths[first]

@@ -1,9 +1,9 @@
 """A leaf that is not in chunks, of all pieces as one column: codes and flags in memory, the rest there or in files.
 
 One byte a row for a leaf of at most 256 values, an eighth for a flag: what every batch looks at several times must not cost a
-look into a file each time (256 rows of four leaves: 20 us from memory, 1.5 ms with `pread`). Leaves of many values stay in
-the files unless they fit what the caller grants; their blocks are checked when they are first touched. Rejected: mapping the
-files (one that becomes shorter would end the process), and encoding them in chunks (a draw wants single rows).
+look into a file each time, which takes several times as long. Leaves of many values stay in the files unless they fit what the
+caller grants; their blocks are checked when they are first touched. Rejected: mapping the files (one that becomes shorter would
+end the process), and encoding them in chunks (a draw wants single rows).
 """
 
 from __future__ import annotations

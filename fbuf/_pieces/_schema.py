@@ -106,6 +106,11 @@ class Schema:
             for leaf in self.leaves
         }
 
+    @property
+    def together(self) -> int:
+        """Rows after which the chunks of all leaves end."""
+        return math.lcm(*(leaf.codec.chunk for leaf in self.leaves if leaf.codec is not None))
+
     def __getitem__(self, name: str) -> Leaf:
         for leaf in self.leaves:
             if leaf.name == name:

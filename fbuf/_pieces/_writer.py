@@ -8,7 +8,6 @@ take, some 50 to 100 MB for a million Atari frames. Rejected: a store in files (
 from __future__ import annotations
 
 import errno
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,8 @@ from fbuf._pieces._small import Collected
 
 MOST_ROWS = 1 << 24
 """Rows of a piece."""
+MOST_TOGETHER = 64 * 64
+"""Rows from one end of all chunks to the next: never more with chunks of two sizes."""
 _AT_ONCE = 1 << 23  # raw bytes that the store is given at once
 
 
@@ -36,7 +37,7 @@ class PieceWriter:
       schema: What rows are.
       sync: Wait for the disk. False: killed processes do no harm, a failure of power may.
     Raises:
-      FileExistsError: there is a piece of this number.
+      FileExistsError: there is a piece of this number. ValueError: chunks of leaves hardly ever end together.
     """
 
     def __init__(self, path: str | os.PathLike[str], number: int, schema: Schema, *, sync: bool = True) -> None:
@@ -44,9 +45,14 @@ class PieceWriter:
         self.rows = 0
         self._sync = sync
         self._refuse_another()
+        if schema.together > MOST_TOGETHER:
+            raise ValueError(
+                f"PieceWriter: leaves are kept as {schema.kinds}: all chunks end together only at every {schema.together} "
+                f"rows; expected at most {MOST_TOGETHER}, as a piece is filled up to there. Take equal chunks."
+            )
         large = [leaf for leaf in schema.leaves if leaf.codec is not None]
         self._large = tuple(leaf.name for leaf in large)
-        self._multiple = math.lcm(*(leaf.codec.chunk for leaf in large if leaf.codec is not None))
+        self._multiple = schema.together
         self._small = {leaf.name: Collected(leaf) for leaf in schema.leaves if leaf.codec is None}
         columns = tuple(Column(leaf.name, leaf.shape, leaf.dtype, leaf.codec, settled=True) for leaf in large)
         self._store = Store(columns, lanes=1, length=MOST_ROWS + self._multiple, slack=0) if columns else None
@@ -133,16 +139,17 @@ class PieceWriter:
           meta: What else to keep, as JSON.
         Raises:
           ValueError: it has no rows. OSError: the disk is full, or fails; there is no piece then.
-        Cost: what is encoded is compressed again (8 to 20 us a frame of 84x84), and written once.
+        Cost: what is encoded is compressed again where it pays, and written once.
         """
         self._check_open("commit")
         if not self.rows:
             raise ValueError(f"PieceWriter.commit: piece {self.number} has no rows; expected some.")
-        padded = -(-self.rows // self._multiple) * self._multiple
         arrays: dict[str, Any] = {}
         if self._store is not None:
-            for _ in range(padded - self.rows):
-                self._store.write([self._last[name][:, None] for name in self._large], None)
+            missing = -self.rows % self._multiple
+            for start in range(0, missing, self._step):
+                again = min(self._step, missing - start)
+                self._store.write([np.repeat(self._last[n], again, axis=0)[:, None] for n in self._large], None)
             self._store.repack()
             for name, array in self._store.to_arrays().items():
                 column, colon, rest = name.partition(":")

@@ -23,7 +23,7 @@ from fbuf.datasets._flat import CALL, Settings, columns_of
 from fbuf.datasets._names import Names, default_view
 from fbuf.datasets._sliced import write_columns
 from fbuf.datasets._streamed import write_blocks, write_once
-from fbuf.datasets._writing import check_free, check_workers
+from fbuf.datasets._writing import check_free, check_workers, path_of
 from fbuf.interop import _h5, _npz, _sink
 from fbuf.interop._progress import Progress
 from fbuf.interop._source import Column, refused
@@ -96,8 +96,9 @@ def from_arrays(
       ...     del state
       6 [2. 3.] [False False  True False False False]
     """
-    path = Path(path).expanduser()
+    path = path_of(CALL, "path", path)
     check_workers(CALL, workers)
+    _open.check(path, view, sampler)
     if isinstance(episode_end, str):
         raise TypeError(
             f"{CALL}: episode_end is {episode_end!r}; expected names. Write episode_end=({episode_end!r},)."
@@ -121,8 +122,9 @@ def from_arrays(
 
 def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buffer, BufferState]:
     """A data set, by default through the view that suits its leaves."""
-    names = load(path).schema.names
-    return _open.open(path, view=default_view(names) if view is None else view, sampler=sampler)
+    about = load(path)
+    view = default_view(about.schema.names, about.rows) if view is None else view
+    return _open.open(path, view=view, sampler=sampler)
 
 
 def _from_file(

@@ -77,21 +77,24 @@ def columns_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Col
         if not isinstance(key, str) or not key:
             raise TypeError(f"{CALL}: a dict has the key {key!r}; expected the name of a leaf.")
         name = prefix + key
-        if isinstance(value, Mapping):
-            out |= columns_of(value, name + "/")
-            continue
-        array = value if hasattr(value, "shape") and hasattr(value, "dtype") else _as_array(name, value)
-        shape = tuple(array.shape)
-        if not shape:
-            out[name] = refused(f"leaf '{name}' is a scalar; expected [N, ...]."), -1
-            continue
-        dtype = DTYPES.get(getattr(array.dtype, "name", ""))
-        if dtype is None or dtype != array.dtype:
-            column = refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans.")
-        else:
-            column = Column(shape[1:], dtype, _slices(array))
-        out[name] = column, shape[0]
+        found = columns_of(value, name + "/") if isinstance(value, Mapping) else {name: _column(name, value)}
+        if twice := [leaf for leaf in found if leaf in out]:
+            raise ValueError(
+                f"{CALL}: two leaves have the name '{twice[0]}'; expected one. Rename or leave out the other."
+            )
+        out |= found
     return out
+
+
+def _column(name: str, value: Any) -> tuple[Column, int]:
+    array = value if hasattr(value, "shape") and hasattr(value, "dtype") else _as_array(name, value)
+    shape = tuple(array.shape)
+    if not shape:
+        return refused(f"leaf '{name}' is a scalar; expected [N, ...]."), -1
+    dtype = DTYPES.get(getattr(array.dtype, "name", ""))
+    if dtype is None or dtype != array.dtype:
+        return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans."), shape[0]
+    return Column(shape[1:], dtype, _slices(array)), shape[0]
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:

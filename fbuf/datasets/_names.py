@@ -77,10 +77,10 @@ def under(name: str, leaves: Iterable[str]) -> list[str]:
     return [leaf for leaf in leaves if leaf == name or leaf.startswith(name + "/")]
 
 
-def default_view(leaves: Iterable[str]) -> View:
-    """`Transition` of what there is, exact at truncations; `Row` where rows are no steps."""
+def default_view(leaves: Iterable[str], rows: int) -> View:
+    """`Transition` of what there is, exact at truncations; `Row` where rows are no steps, or there is one alone."""
     leaves = list(leaves)
-    if not (under("obs", leaves) and "reward" in leaves and "terminated" in leaves):
+    if rows < 2 or not (under("obs", leaves) and "reward" in leaves and "terminated" in leaves):
         return Row()
     return Transition(
         action="action" if under("action", leaves) else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from fbuf import _pieces
 from fbuf.datasets._lock import held
-from fbuf.datasets._writing import Block, check_free, length_of
+from fbuf.datasets._writing import Block, check_free, leaving_nothing, length_of
 from fbuf.interop._progress import Progress
 
 
@@ -26,12 +25,12 @@ def write_stream(
 ) -> None:
     """Writes a data set from blocks that come once; if anything goes wrong, nothing is left."""
     check_free(call, path, unfinished=False)
-    with held(call, path):
+    with leaving_nothing(path), held(call, path):
         check_free(call, path, unfinished=False)
         try:
             _write_stream(call, path, schema, _Cut(blocks), piece_rows, meta, progress)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+            _pieces.remove(path)
             raise
 
 

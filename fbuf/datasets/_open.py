@@ -11,14 +11,18 @@ import jax.numpy as jnp
 from fbuf import _pieces
 from fbuf._buffer import Buffer
 from fbuf._checkpoint import _spec
+from fbuf._host.arrays import StoreCorrupted
 from fbuf._state import BufferState
-from fbuf._tree import PyTree, nested
+from fbuf._tree import PyTree, named_leaves, nested
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _info
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
-from fbuf.views import Row
+from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
+
+_MANY = 1 << 30
+"""Rows of a data set of which nothing is known yet."""
 
 
 def open(
@@ -64,21 +68,31 @@ def open(
     if verify == "full":
         _info.verify(path)
     about = _pieces.load(path)
-    buffer = Buffer(
-        about.rows,
-        storage=DataSet(_pieces.root(path), memory=memory, cache=cache),
-        sampler=Uniform() if sampler is None else sampler,
-        view=Row() if view is None else view,
-        writer=Frozen(),
-        episode_end=episode_end,
-        prefetch=prefetch,
-        batch_size=batch_size,
-    )
+    storage = DataSet(_pieces.root(path), memory=memory, cache=cache)
+    settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
+    buffer = _buffer(about.rows, storage, view, sampler, **settings)
     return buffer, buffer.init(example(about.schema))
 
 
+def _buffer(rows: int, storage: DataSet, view: View | None, sampler: Sampler | None, **settings: Any) -> Buffer:
+    view, sampler = Row() if view is None else view, Uniform() if sampler is None else sampler
+    return Buffer(rows, storage=storage, sampler=sampler, view=view, writer=Frozen(), **settings)
+
+
+def check(path: str | os.PathLike[str], view: View | None, sampler: Sampler | None) -> None:
+    """Raises, before a data set is written, what `open` would raise of a view or a sampler that are none.
+
+    Whichever view is the default then, `Transition` goes with all that another one goes with.
+    """
+    _buffer(_MANY, DataSet(os.fspath(path)), Transition() if view is None else view, sampler)
+
+
 def example(schema: _pieces.Schema) -> PyTree:
-    """One row of a data set, as shapes. Raises ValueError: x64 is off, and a leaf has 64 bits."""
+    """One row of a data set, as shapes.
+
+    Raises:
+      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: names of leaves are not those that its structure gives.
+    """
     leaves: dict[str, Any] = {}
     for leaf in schema.leaves:
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
@@ -87,8 +101,22 @@ def example(schema: _pieces.Schema) -> PyTree:
                 f"jax.config.update('jax_enable_x64', True), or make the data set with {_half(leaf.dtype.name)}."
             )
         leaves[leaf.name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
-    if schema.structure is not None:
-        return _spec.decode(schema.structure).unflatten(leaves.values())
+    try:
+        row = _held(schema.structure, leaves)
+        same = named_leaves(row) == leaves
+    except (ValueError, TypeError):
+        same = False
+    if not same:
+        raise StoreCorrupted(
+            f"fbuf.datasets: rows have the leaves {', '.join(leaves)}, which no row holds as the data set says "
+            f"({str(schema.structure)[:200]}); expected the names of its places. Make it again."
+        )
+    return row
+
+
+def _held(structure: Any, leaves: dict[str, Any]) -> PyTree:
+    if structure is not None:
+        return _spec.decode(structure).unflatten(leaves.values())
     return leaves[""] if list(leaves) == [""] else nested(leaves)
 
 

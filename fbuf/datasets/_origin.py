@@ -25,8 +25,9 @@ from fbuf._tree import PyTree, named_leaves
 from fbuf._typing import View
 from fbuf.datasets import _open
 from fbuf.datasets._program import Program
+from fbuf.datasets._writing import path_of
 from fbuf.interop._read import Reader
-from fbuf.storages import DataSet
+from fbuf.storages import DataSet, _side
 from fbuf.views import Row
 
 
@@ -36,7 +37,8 @@ class Origin(Protocol):
     Attributes:
       rows: How many.
       row: One, as `jax.ShapeDtypeStruct`s.
-      names: Of its leaves, where it has such as views know.
+      names: Of its leaves, where it is a row; () for windows.
+      steps: Whether one row follows another, so that ends of episodes say something.
       mark: What tells these rows from others.
       path: Of the files, None where there are none.
     """
@@ -44,6 +46,7 @@ class Origin(Protocol):
     rows: int
     row: PyTree
     names: tuple[str, ...]
+    steps: bool
     mark: str
     path: Path | None
 
@@ -59,7 +62,7 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
     if isinstance(data, _pieces.DataSet):
         data = data.path
     if not isinstance(data, tuple):
-        path = Path(data).expanduser()
+        path = path_of(call, "data", data, "or (buffer, state)")
         if view is None:
             return Stored(path)
         buffer, state = _open.open(path, view=view)
@@ -69,17 +72,24 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
             f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
         )
     buffer, state = data
-    path_of = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
-    if view is None and path_of is not None:
-        return Stored(path_of)
+    buffer.storage.spec(state.rows)  # refuses the state of another buffer
+    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
+    if view is None and source is not None:
+        stored = Stored(source)
+        if stored.identity != _identity(state):
+            stored.close()
+            raise ValueError(
+                f"{call}: the data set at {source} was made anew, or got other pieces, since this state was made of it; "
+                f"expected the same rows. Open it again: fbuf.datasets.open({str(source)!r})."
+            )
+        return stored
     if buffer.lanes not in (None, 1):
         raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
-    if view is None:
-        view = Row()
-    if view != buffer.view:
-        other = dataclasses.replace(buffer, view=view, episode_end=buffer.ends)
+    wanted = Row() if view is None else view
+    if wanted != buffer.view:
+        other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
         buffer, state = other, buffer.convert(other, state)
-    return Windows(call, buffer, state, path_of)
+    return Windows(call, buffer, state, source, rows=view is None)
 
 
 class Stored:
@@ -92,11 +102,12 @@ class Stored:
         except BaseException:
             self._dataset.close()
             raise
-        self.rows, self.names = self._dataset.rows, self._dataset.schema.names
+        self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
         self._order = list(named_leaves(self.row))
-        self.mark = f"rows {self._dataset.identity}"
+        self.identity = self._dataset.identity
+        self.mark = f"rows {self.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
         run = jax.jit(lambda rows: program.leaves(jax.vmap(program)(rows)))
@@ -114,19 +125,17 @@ class Stored:
 
 
 class Windows:
-    """What a view makes of each anchor of a buffer, oldest first."""
+    """What a view makes of each anchor of a buffer, oldest first; `rows`: these are its rows."""
 
-    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None) -> None:
+    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
         self._call, self._buffer, self._state = call, buffer, state
         self._slots = _anchors_by_age(call, buffer, state)
         self.rows, self.path = len(self._slots), path
-        self.names: tuple[str, ...] = ()
         one = jax.eval_shape(functools.partial(_windows, buffer), state, jax.ShapeDtypeStruct((1,), np.int32), _key(0))
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
-        whose = secrets.token_hex(16)
-        if isinstance(buffer.storage, DataSet):
-            with _pieces.DataSet.open(buffer.storage.path) as dataset:
-                whose = dataset.identity
+        self.names = tuple(named_leaves(self.row)) if rows else ()
+        self.steps = rows and buffer.writer.streams
+        whose = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
         self.mark = f"windows {whose} {buffer.view!r} {buffer.ends!r}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
@@ -148,6 +157,12 @@ class Windows:
 
     def close(self) -> None:
         pass
+
+
+def _identity(state: BufferState) -> str:
+    """Of the data set that a state was made of."""
+    store: Any = _side.store_of(state.rows)
+    return str(store.identity)
 
 
 def _key(number: int) -> jax.Array:

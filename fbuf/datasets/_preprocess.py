@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fbuf import _pieces
 from fbuf._buffer import Buffer
 from fbuf._host.codec import Codec
@@ -24,7 +26,7 @@ from fbuf.datasets._lock import held
 from fbuf.datasets._names import default_view
 from fbuf.datasets._origin import Origin, origin_of
 from fbuf.datasets._program import Program
-from fbuf.datasets._writing import Block, Work, check_free, check_workers, rows_a_piece, write
+from fbuf.datasets._writing import Block, Work, check_free, check_workers, path_of, rows_a_piece, write
 from fbuf.interop._fill import BLOCK_BYTES
 from fbuf.interop._progress import Progress
 from fbuf.views import Row
@@ -60,7 +62,8 @@ def preprocess(
       view: None: `fn` gets rows, in order, and the result is rows in the same order. A view: `fn` gets what the view makes of
         each anchor that can be drawn, in order, each once; the results are rows of no episode.
       keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
-        such, so that episodes stay what they are; nothing with a view. () keeps none.
+        such, so that episodes stay what they are; nothing with a view, or of a buffer whose writer keeps no order
+        (`TopK`, `Reservoir`). () keeps none.
       limit: Only so many rows or windows, the first: to try a function.
       batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
         view 256.
@@ -99,14 +102,15 @@ def preprocess(
     check_workers(_CALL, workers)
     _check_count("limit", limit)
     _check_count("batch_size", batch_size)
-    path = Path(dest).expanduser()
+    path = path_of(_CALL, "dest", dest)
+    _open.check(path, None, sampler)
     origin = origin_of(_CALL, data, view)
     try:
         _check_apart(origin.path, path)
         if not resume:
             _begin_anew(path)
         check_free(_CALL, path, unfinished=True)
-        rows = origin.rows if limit is None else min(limit, origin.rows)
+        rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
             raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
         kept = _kept(keep, origin)
@@ -115,8 +119,8 @@ def preprocess(
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:
         origin.close()
-    names = program.schema.names
-    return _open.open(path, view=default_view(names) if view is None else Row(), sampler=sampler)
+    steps = default_view(program.schema.names, rows)
+    return _open.open(path, view=steps if origin.steps else Row(), sampler=sampler)
 
 
 def _work(
@@ -133,7 +137,7 @@ def _work(
     if batch is None:
         most = _MOST_BATCH if view is None else _MOST_WINDOWS
         batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
-    batch = min(batch, rows)
+    batch = min(int(batch), rows)
     size = rows_a_piece(_CALL, piece_rows, schema)
     starts = range(0, rows, size)
     run = origin.runner(program, batch)
@@ -153,7 +157,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
     if isinstance(keep, str):
         raise TypeError(f"{_CALL}: keep is {keep!r}; expected a tuple. Write keep=({keep!r},).")
     if keep is None:
-        return tuple(name for name in _ENDS if name in origin.names)
+        return tuple(name for name in _ENDS if name in origin.names and origin.steps)
     if missing := [name for name in keep if name not in origin.names]:
         raise ValueError(
             f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'no such leaves'}."
@@ -162,7 +166,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
 
 
 def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
         raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 

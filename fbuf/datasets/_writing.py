@@ -8,9 +8,9 @@ and what a user's function closes over need not be pickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,14 @@ def rows_a_piece(call: str, piece_rows: int | None, schema: _pieces.Schema) -> i
     return int(piece_rows)
 
 
+def path_of(call: str, name: str, given: Any, other: str = "") -> Path:
+    """A path as the user gave it. Raises TypeError: it is none."""
+    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+        what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
+        raise TypeError(f"{call}: {name} is {what}; expected the path of a folder{other and ', '}{other}.")
+    return Path(given).expanduser()
+
+
 def check_workers(call: str, workers: int) -> None:
     """Raises ValueError unless it is an int >= 0."""
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
@@ -98,14 +106,25 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
       BlockingIOError: another process is at it.
     """
     check_free(call, path, unfinished=True)
-    with held(call, path):
+    with leaving_nothing(path), held(call, path):
         check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
         try:
             _write(call, path, work, workers, progress)
         except BaseException:
             if not _pieces.committed(path):  # nothing to go on with
-                shutil.rmtree(path, ignore_errors=True)
+                _pieces.remove(path)
             raise
+
+
+@contextlib.contextmanager
+def leaving_nothing(path: Path) -> Iterator[None]:
+    """Removes the folder after a failure, if nothing lies in it: what is not of a data set is somebody's."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise
 
 
 def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
