@@ -340,6 +340,17 @@ def test_marks_tell_functions_from_others() -> None:
     for place in ("plain", "jitted", "looped"):
         assert mark(place, 1000) == mark(place, 1000) != mark(place, 1001), place
 
+    def called(factor: int) -> str:
+        def host(x: Any) -> Any:
+            return np.asarray(x) * factor
+
+        def step(row: Any) -> Any:
+            return {"x": jax.jit(lambda x: jax.pure_callback(host, row["x"], x, vmap_method="expand_dims"))(row["x"])}
+
+        return Program("preprocess", step, row, (), None).mark
+
+    assert called(2) != called(3)
+
 
 KILLED = """
 import sys, time, fbuf

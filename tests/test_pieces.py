@@ -190,6 +190,7 @@ def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="float64; expected integers"):
         dataset.read({"action": np.array([0.0])})
     assert dataset.read({"action": np.zeros((0, 3), int)})["action"].shape == (0, 3)
+    assert dataset.read({"action": 3})["action"] == dataset.read_rows(3, 4)["action"][0]
     dataset.close()
     dataset.close()
     with pytest.raises(StoreClosed):

@@ -87,7 +87,7 @@ class DataSet:
                     f"DataSet.read: rows {int(at.min())} to {int(at.max())} are asked for; there are {self.rows}."
                 )
             out[name] = np.empty((*at.shape, *leaf.shape), leaf.dtype)
-            requests.append((self._column[name], at.astype(np.uint64) + np.uint64(1), out[name]))
+            requests.append((self._column[name], np.asarray(at.astype(np.uint64) + np.uint64(1)), out[name]))
         self.store.read(requests)
         return out
 

@@ -51,7 +51,7 @@ class Schema:
     Args:
       leaves: Shape and dtype by name; names are paths, `"next/obs"`.
       structure: How rows hold them, where that is not the nested dicts that their names say: JSON in which a leaf is its
-        number, `{"dict": [[key, child], ...]}`, `{"list": [...]}` and `{"tuple": [...]}`.
+        number, `{"dict": [[key, child], ...]}`, `{"ordered": ...}` alike, `{"list": [...]}`, `{"tuple": [...]}` and null.
       codec: By leaf, where another is wanted than `Zstd()` for leaves of 1 KiB a row or more and none for the others: `Zstd`,
         `BitPack` or `Raw`.
     Raises:

@@ -69,7 +69,9 @@ def preprocess(
         view 256.
       piece_rows, codec, metadata, progress: As for `from_arrays`.
       sampler: Of the buffer; its view is `Transition` where the rows are steps, `Row` where they are not.
-      resume: Go on with what an interrupted call with the same function and the same data left at `dest`. False: begin anew.
+      resume: Go on with what an interrupted call with the same function and the same data left at `dest`; not of a function
+        that calls back into Python (`jax.pure_callback`), nor of a live buffer, as nothing says what these were. False:
+        begin anew.
       workers: Pieces written at a time, in threads; 0: one.
     Returns:
       The new buffer and its state, as from `fbuf.datasets.open(dest)`.

@@ -8,6 +8,7 @@ tells resumed work from other work; a name or the source of a function would not
 from __future__ import annotations
 
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from fbuf._tree import PyTree, named_leaves
 from fbuf.interop._source import DTYPES
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+_CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
 
 
 class Program:
@@ -30,7 +32,7 @@ class Program:
 
     Attributes:
       schema: Of what it gives.
-      mark: A short text that only equal programs have.
+      mark: A short text that only equal programs have; one that calls back into Python is equal to none.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Program:
             )
         del again
         self._kept = [name for name in keep if name not in named_leaves(given)]
-        self.mark = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
+        known = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
+        self.mark = secrets.token_hex(16) if _CALLBACK.search(text) else known
         out = jax.eval_shape(self, row)
         leaves = self.leaves(out)
         for name, leaf in leaves.items():
