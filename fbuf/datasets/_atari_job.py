@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf import _pieces
-from fbuf._host.inadvance import in_advance
 from fbuf.datasets._atari_piece import INVALID_RANGE, KINDS, Damaged, convert
 from fbuf.datasets._source import Bucket, Entry, FileCorrupted, Folder, Mirror, Retry, Source, fetch, rows, rows_of
 from fbuf.datasets._source._fsspec import Fsspec
@@ -108,8 +107,6 @@ class _AtHand:
 
     def __init__(self, source: Source, files: dict[str, Entry], place: Path, report: Report) -> None:
         self._source, self._files, self._place, self._report = source, files, place, report
-        self._seen = self._told = 0  # bytes
-        self._elsewhere = False  # another thread reads; reports come from this one only
 
     def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
         if kind not in self._files:  # `invalid_range`, which says nothing that `add_count` does not
@@ -124,17 +121,7 @@ class _AtHand:
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Generator[Array, None, None]:
         with self._open(kind, dtype=dtype, item=shape[1:], rows=shape[0]) as stream:
-            self._elsewhere = True  # inflating and encoding go on side by side
-            with contextlib.closing(in_advance(stream.blocks(_BLOCK_ROWS))) as blocks:
-                for block in blocks:
-                    self._tell()
-                    yield block
-            self._elsewhere = False
-            self._tell()
-
-    def _tell(self) -> None:
-        told, self._told = self._told, self._seen
-        self._report(nbytes=self._told - told)
+            yield from stream.blocks(_BLOCK_ROWS)
 
     def forget(self) -> None:
         """Removes what came to the disk."""
@@ -151,10 +138,8 @@ class _AtHand:
 
         def progress(there: int, total: int | None) -> None:
             nonlocal done
-            self._seen += there - done
+            self._report(nbytes=there - done)
             done = there
-            if not self._elsewhere:
-                self._tell()
 
         here = self._place / entry.name.rpartition("/")[2]
         try:

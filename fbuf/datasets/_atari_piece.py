@@ -4,6 +4,8 @@ Runs in a process of its own, which knows no JAX. Actions, rewards and ends are 
 blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
 some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
 reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
+
+Inflating in a thread of its own was tried, and gains nothing: calls are short, and take turns at the interpreter's lock.
 """
 
 from __future__ import annotations
