@@ -58,6 +58,7 @@ OPEN = "Seconds to open a data set"
 LARGE = "Seconds to read 256 stacks with next stacks of {} rows over the same of {}"
 FRAME, STACKS = 84 * 84, 8 * 84 * 84
 BATCH, MOST = 256, 50_000_000
+VIEW = fbuf.views.Transition(stack=4)
 
 
 def _gz(path: Path, array: np.ndarray) -> None:
@@ -249,10 +250,9 @@ def many(path: Path, other: Path, pieces: int) -> None:
 
 def opened(path: str, samples: int) -> Iterator[Any]:
     """What a process grows by that opens a data set and draws from it (for `measure_memory`)."""
-    view = fbuf.views.Transition(stack=4)
     jax.block_until_ready(jax.random.key(0))
     yield None
-    buffer, state = datasets.open(path, view=view)
+    buffer, state = datasets.open(path, view=VIEW)
     thunk = _sampler(buffer, state)
     del state
     for _ in range(samples):
@@ -267,7 +267,7 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
     folders = {number: where / f"of-{number}" for number in sizes}
     for number, folder in folders.items():
         many(first, folder, number)
-    for view, name in ((None, "rows"), (fbuf.views.Transition(stack=4), "transitions of stacks")):
+    for view, name in ((None, "rows"), (VIEW, "transitions of stacks")):
         folder, seconds = folders[sizes[0]], []
         for _ in range(rounds + 1):
             begin = time.perf_counter()
@@ -285,9 +285,11 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
                 note=f"the first time in a process, which compiles: {seconds[0]:.2f} s",
             )
         )
-    few = datasets.open(first if (first / "dataset.json").exists() else _finished(first), view=view)
-    most = datasets.open(folders[sizes[1]], view=view)
-    timings = interleave({"few": _sampler(*few), "most": _sampler(*most)}, rounds=4 * rounds, warmup=3)
+    _pieces.finish(first, [_pieces.Used(0)])
+    samplers = {
+        name: _sampler(*datasets.open(path, view=VIEW)) for name, path in (("few", first), ("most", folders[sizes[1]]))
+    }
+    timings = interleave(samplers, rounds=4 * rounds, warmup=3)
     total = sizes[1] * rows
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     grown = measure_memory(opened, str(folders[sizes[1]]), 50)
@@ -306,11 +308,6 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
     return report
 
 
-def _finished(path: Path) -> Path:
-    _pieces.finish(path, [_pieces.Used(0)])
-    return path
-
-
 def main(quick: bool) -> list[dict[str, Any]]:
     """Rows for six games of two pieces of 50,000 rows (`quick`: two games, of 2,000), then for large data sets."""
     games = _atari.GAMES[:2] if quick else _atari.GAMES
@@ -323,10 +320,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
         for game in games:
             report += _game(game, rows, 2, rounds, where / "small", peer)
             shutil.rmtree(where / "small")
-        if quick:
-            report += large(10_000, (10, 50), rounds, where / "large")
-        else:
-            report += large(1_000_000, (10, 50), rounds, where / "large")
+        report += large(10_000 if quick else 1_000_000, (10, 50), rounds, where / "large")
     total = f"{2 * rows:,}"
     for question, end, target in (
         (KEEP, "", ">= 150"),

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbuf._host.arrays import Array
+from fbuf._host.column import Column, check, check_request, column_at
 from fbuf._host.part import Fetch
 from fbuf._host.patches import Patches
 
@@ -152,6 +153,34 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._closed = False
+
+    def request(
+        self,
+        columns: Sequence[Column],
+        requests: Sequence[tuple[int, Array]],
+        look_up: Callable[[Sequence[tuple[int, Array]]], Reading],
+    ) -> int:
+        """Begins what `look_up` finds for requests of (column, tickets), checked, and copied: they outlive the call."""
+        copies = [(column, tickets.copy()) for column, tickets in requests]
+        room = []
+        for index, tickets in copies:
+            column = column_at("Store.request", columns, index)
+            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
+            room.append(((*tickets.shape, *column.shape), column.dtype))
+        return self.begin(look_up(copies), copies, room)
+
+    def collect(
+        self,
+        columns: Sequence[Column],
+        number: int,
+        requests: Sequence[tuple[int, Array, Array]],
+        read: Callable[[Sequence[tuple[int, Array, Array]]], Array],
+    ) -> Array:
+        """What request `number` read, if it is there and asked for just that; else what `read` does now."""
+        for index, tickets, out in requests:
+            check_request(columns, index, tickets, out)
+        ok = self.take(number, requests)
+        return read(requests) if ok is None else ok
 
     def begin(self, reading: Reading, asked: Sequence[tuple[int, Array]], room: Room) -> int:
         """Puts a read into the thread's hands; its number, from 1."""

@@ -36,12 +36,10 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.changelog import ChangeLog
 from fbuf._host.column import (
     Column,
-    check,
     check_patch,
     check_request,
     check_rows,
     check_slots,
-    column_at,
     one_by_one,
 )
 from fbuf._host.filechunks import FileChunks
@@ -452,13 +450,7 @@ class Store:
           ValueError, TypeError, StoreClosed: as for `write`.
         Cost: some 100 us; the copies of the last two requests' rows stay in memory.
         """
-        copies = [(column, tickets.copy()) for column, tickets in requests]  # they outlive the call
-        room = []
-        for index, tickets in copies:
-            column = column_at("Store.request", self.columns, index)
-            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
-            room.append(((*tickets.shape, *column.shape), column.dtype))
-        return self._ahead.begin(self._look_up(copies), copies, room)
+        return self._ahead.request(self.columns, requests, self._look_up)
 
     @_recorded
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
@@ -467,10 +459,7 @@ class Store:
         Waits if it is under way. A request that failed, was dropped or asked for something else is no error: the rows are
         read now, and that is where an error of theirs is raised.
         """
-        for index, tickets, out in requests:
-            check_request(self.columns, index, tickets, out)
-        ok = self._ahead.take(number, requests)
-        return self.read(requests) if ok is None else ok
+        return self._ahead.collect(self.columns, number, requests, self.read)
 
     def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
         """Of every ticket: lane, count, whether it is there (False for 0); and the patched values among them."""

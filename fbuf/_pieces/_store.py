@@ -15,7 +15,7 @@ import numpy as np
 
 from fbuf._host.ahead import ReadAhead, Reading, Still
 from fbuf._host.arrays import Array, bare, flat
-from fbuf._host.column import Column, check, check_request, column_at
+from fbuf._host.column import Column, check_request
 from fbuf._host.patches import Patches
 from fbuf._host.store import StoreClosed
 from fbuf._pieces._chunked import ChunkedLeaf
@@ -125,20 +125,11 @@ class PieceStore:
 
     def request(self, requests: Sequence[tuple[int, Array]]) -> int:
         """Begins a read on the store's own thread, as `Store.request` does."""
-        copies = [(column, tickets.copy()) for column, tickets in requests]
-        room = []
-        for index, tickets in copies:
-            column = column_at("Store.request", self.columns, index)
-            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
-            room.append(((*tickets.shape, *column.shape), column.dtype))
-        return self._ahead.begin(self._look_up(copies), copies, room)
+        return self._ahead.request(self.columns, requests, self._look_up)
 
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         """What `read` does, out of request `number` if that is what it asked for."""
-        for index, tickets, out in requests:
-            check_request(self.columns, index, tickets, out)
-        ok = self._ahead.take(number, requests)
-        return self.read(requests) if ok is None else ok
+        return self._ahead.collect(self.columns, number, requests, self.read)
 
     # ---------------------------------------------------------------- what it does not do
 

@@ -1,8 +1,8 @@
 """`PieceWriter`: rows become a piece of a data set, whole or not at all.
 
-Large leaves go through a store in memory, which encodes them as a live buffer would (chunks against dictionaries, compressed
-again with a longer search once many are there); the piece is that store as a checkpoint folder. Memory: what the encoded rows
-take, some 50 to 100 MB for a million Atari frames. Rejected: a store in files (twice the writing, no second compression).
+Large leaves go through a store in memory, which encodes them as a live buffer would (chunks against dictionaries, and, where
+the codec says so, again with a longer search once many are there); the piece is that store as a checkpoint folder. Memory:
+what the encoded rows take. Rejected: a store in files (twice the writing, no second compression).
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def atari_dqn(
       workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, two a core
         where files come over a network, up to 8.
       progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
-      codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes 10 to 27 % fewer bytes,
-        and two to three times as long.
+      codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and
+        more than twice as long.
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
       sampler: Default: uniform.
       on_corrupt: `"raise"`, or `"skip"`: leave a damaged piece out, with a warning; it is tried again by the next call.
@@ -95,8 +95,8 @@ def atari_dqn(
       SpaceError (an OSError): the disk has no room for it; nothing was begun. Another OSError, of errno ENOSPC: it filled up
         meanwhile; what is whole is kept.
       BlockingIOError: another process is making this data set.
-    Cost: 50,000 to 100,000 frames a second of a core (the more with isal, which the extra `datasets` brings), 50 to 260 bytes a
-      frame on the disk, as the game goes.
+    Cost: `python -m benchmarks --only datasets` prints it: some 10 us of a core a frame (with isal, which the extra `datasets`
+      brings), 40 to 150 bytes a frame on the disk in six games.
     Example:
       >>> import fbuf.datasets
       >>> try:

@@ -94,7 +94,7 @@ def to_file(
     lanes = () if reader.lanes is None else (reader.lanes,)
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None
-    report = reporter(progress, len(columns), call)
+    report = reporter(progress, len(columns), call, " leaves")
     with _sink.opened(call, path := Path(path), compress, overwrite) as sink:
         for done, (leaf, name) in enumerate(columns.items()):
             spec = reader.spec[leaf]

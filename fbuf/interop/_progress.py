@@ -9,9 +9,9 @@ from fbuf._files import Bar
 Progress = bool | Callable[[int, int], None] | None
 
 
-def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
+def reporter(progress: Progress, total: int, what: str, unit: str = " rows") -> Callable[[int], None]:
     """A function to call with how much of `total` is done, at last with `total`."""
-    bar = Bar(progress, what, total, unit=" rows")
+    bar = Bar(progress, what, total, unit)
 
     def advance(done: int) -> None:
         bar(done - bar.done)

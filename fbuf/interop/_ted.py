@@ -118,7 +118,7 @@ def to_ted(
     if episode is not None:
         columns.append((episode, (rows,), np.dtype(np.int64), lambda: numbers(plan)))
     _sink.check_names(_CALL, [name for name, *_ in columns])
-    report = reporter(progress, len(columns), _CALL)
+    report = reporter(progress, len(columns), _CALL, " leaves")
     with _sink.opened(_CALL, path := Path(path), compress, overwrite) as sink:
         for done, (name, shape, dtype, blocks) in enumerate(columns):
             sink.column(name, shape, dtype, blocks())

@@ -1,8 +1,8 @@
 """gzip as a stream: members one after the other, each one's checksum and length checked, nothing else tolerated.
 
-`zlib.decompressobj` checks both itself, in C; in pieces of 256 KiB it is 1.5 times as fast as `gzip.open` (which computes the
+`zlib.decompressobj` checks both itself, in C; in pieces of 256 KiB it is faster than `gzip.open` (which computes the
 checksum in a second pass, over blocks of 8 KiB) and never holds more than one piece. isal's, which the extra `datasets`
-brings, does the same two to three times as fast again, and is used where it is: inflating is a third of what a data set costs.
+brings, does the same faster still, and is used where it is: inflating is a good part of what making a data set costs.
 
 A bomb has no bite here: at most `size` bytes come of a call, and who reads stops at the length that was announced. Members
 without content are bounded by the file's own length.
