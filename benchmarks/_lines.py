@@ -293,4 +293,27 @@ LINES = (
             ("Bytes", "their bytes", "{ratio}x fewer"),
         )
     ),
+    *(
+        Line(
+            "topk",
+            r"The highest of all rows, (?P<rows>[\d,]+) rows a call",
+            rf"{held} held, {case}$",
+            f"keeping the highest of all rows, {{rows}} a call, {case}, {held} held",
+            "torchrl's `TensorDictMaxValueWriter`",
+            "{ratio}x as fast ({spread})",
+        )
+        for held in ("1,000", "100,000")
+        for case in ("as high as those held", "all are higher")
+    ),
+    *(
+        Line(
+            "mixture",
+            r"A batch of (?P<batch>\d+) of two buffers, half of each: ",
+            rf"{case}, exact$",
+            f"a batch of {{batch}} from a `Mixture` of two buffers, {case}",
+            "half a batch from each",
+            "{ratio}x the time ({spread})",
+        )
+        for case in ("76 bytes a row, prioritized", "stacks of frames, prioritized", "stacks of frames, compressed")
+    ),
 )

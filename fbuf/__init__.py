@@ -5,19 +5,27 @@ that run inside a jitted training step. Large leaves may live zstd-compressed on
 copy. Start with the README, or with `python -m fbuf demo`.
 """
 
-from fbuf import datasets, interop, limits, samplers, storages, testing, views, writers
-from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fbuf import samplers, storages, transforms, views, writers
 from fbuf._buffer import Buffer
-from fbuf._checkedbuffer import checked
-from fbuf._checkpoint import Saving, load, save
-from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
-from fbuf._host.owner import StoreHandle, stores
 from fbuf._lazy import Lazy
-from fbuf._plan import Plan
 from fbuf._presets import prioritized, trajectory, uniform
-from fbuf._replay import Replay
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
+
+if TYPE_CHECKING:
+    from fbuf import datasets, interop, limits, parts, plot, testing
+    from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
+    from fbuf._checkedbuffer import checked
+    from fbuf._checkpoint import Saving, load, save
+    from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
+    from fbuf._host.owner import StoreHandle, stores
+    from fbuf._mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
+    from fbuf._plan import Plan
+    from fbuf._replay import Replay, ReplayClosed
+    from fbuf._summary import Summary
 
 __version__ = "0.1.0"
 
@@ -27,20 +35,28 @@ __all__ = [
     "CheckpointNotFound",
     "Index",
     "Lazy",
+    "Mixture",
+    "MixtureIndex",
+    "MixtureSample",
+    "MixtureState",
     "Plan",
     "Replay",
+    "ReplayClosed",
     "Rows",
     "Sample",
     "Saving",
     "SchemaError",
     "StoreCorrupted",
     "StoreHandle",
+    "Summary",
     "VersionError",
     "checked",
     "datasets",
     "interop",
     "limits",
     "load",
+    "parts",
+    "plot",
     "prioritized",
     "samplers",
     "save",
@@ -48,7 +64,36 @@ __all__ = [
     "stores",
     "testing",
     "trajectory",
+    "transforms",
     "uniform",
     "views",
     "writers",
 ]
+
+_LATER = {
+    "_checkedbuffer": ("checked",),
+    "_checkpoint": ("Saving", "load", "save"),
+    "_files": ("CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"),
+    "_host.owner": ("StoreHandle", "stores"),
+    "_mixture": ("Mixture", "MixtureIndex", "MixtureSample", "MixtureState"),
+    "_plan": ("Plan",),
+    "_replay": ("Replay", "ReplayClosed"),
+    "_summary": ("Summary",),
+}
+_MODULES = ("datasets", "interop", "limits", "parts", "plot", "testing", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what a training step does not need when it is first asked for, so that `import fbuf` is short."""
+    if name in _MODULES:
+        return importlib.import_module(f"fbuf.{name}")
+    for module, names in _LATER.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"fbuf.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'fbuf' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "torch"})

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _verbs
-from fbuf._dispatch import Verb
+from fbuf import _transforming, _verbs
+from fbuf._dispatch import Verb, scoped
+from fbuf._given import Given
 from fbuf._pin import any_of, pin
 from fbuf._sample import Sample
 from fbuf._state import Ahead, BufferState, ReadNames
@@ -36,21 +37,21 @@ _NOW = 1  # what tells the key of a draw on the spot from that of a draw ahead
 
 
 def _hold(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
-    return storage.hold(rows, reads) if isinstance(storage, Requesting) else storage.read(rows, reads)
+    return scoped("read", storage.hold if isinstance(storage, Requesting) else storage.read)(rows, reads)
 
 
 def _request(storage: Any, rows: Any, held: Any) -> Any:
-    return storage.request(rows, held) if isinstance(storage, Requesting) else held
+    return scoped("request", storage.request)(rows, held) if isinstance(storage, Requesting) else held
 
 
 def _collect(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-    arrays, ok = storage.collect(rows, held) if isinstance(storage, Requesting) else held
+    arrays, ok = scoped("read", storage.collect)(rows, held) if isinstance(storage, Requesting) else held
     return list(arrays), ok
 
 
-def empty_state(buffer: Buffer, rows: Any) -> BufferState:
+def empty_state(buffer: Buffer, rows: Any, given: Given | None = None) -> BufferState:
     """No rows yet, over a storage's empty `rows`, and nothing drawn ahead."""
-    state = _verbs.empty_state(buffer, rows)
+    state = _verbs.empty_state(buffer, rows, given)
     return dataclasses.replace(state, ahead=nothing(buffer, state))
 
 
@@ -83,10 +84,11 @@ def _drawn(
     if ahead:
         held = _request(buffer.storage, state.rows, held)
     index = _verbs.index_of(buffer, state, draw.slot)
-    token, (held, draw, context, index) = pin(state.token, (held, draw, window.context, index))
+    reading = _transforming.reading(buffer, state, key)  # pinned too: what is kept is no leaf of the state twice
+    token, (held, draw, context, index, reading) = pin(state.token, (held, draw, window.context, index, reading))
     names = ReadNames(tuple(read.name for read in window.reads))
     batch = Sample(None, index, draw.probability, draw.weight, draw.mask)
-    return sampler, token, Ahead(batch, names, context, held, stale)
+    return sampler, token, Ahead(batch, names, context, held, stale, reading)
 
 
 def _sample_core(
@@ -98,7 +100,7 @@ def _sample_core(
     arrays, ok = _collect(buffer.storage, state.rows, ahead.held)
     token, (arrays, ok, context) = pin(state.token, (arrays, ok, ahead.context))
     window = Window(tuple(Read(name, None) for name in ahead.reads.names), context)
-    batch, counters = _verbs.deliver(buffer, state, ahead.batch, window, arrays, ok)
+    batch, counters = _verbs.deliver(buffer, state, ahead.batch, window, arrays, ok, ahead.reading)
     drawn = ahead.batch.index
     now = _verbs.generation(buffer, state, drawn.slot)
     token, (now,) = pin(token, (now,))

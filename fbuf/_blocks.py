@@ -110,7 +110,7 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
 def to_words(values: jax.Array, cut: Grid) -> jax.Array:
     """Rows `[R, *shape]` as uint32[R, S * lines, words of a line], padded to whole blocks; the layout of the frames stays."""
     number = values.shape[0]
-    bits = _to_bits(values)
+    bits = to_bits(values)
     if cut.last:
         bits = jnp.moveaxis(bits.reshape(number, -1, *bits.shape[-3:]), -1, 2)
     bits = bits.reshape(number, cut.frames, cut.height, cut.line // cut.size)
@@ -179,7 +179,7 @@ def _bits_dtype(dtype: np.dtype) -> np.dtype:
     return jnp.dtype(f"uint{8 * element_bytes(dtype)}")
 
 
-def _to_bits(values: jax.Array) -> jax.Array:
+def to_bits(values: jax.Array) -> jax.Array:
     """The same bits as unsigned integers of one to eight bytes."""
     dtype = values.dtype
     if dtype == jnp.bool_:

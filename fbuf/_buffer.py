@@ -1,8 +1,9 @@
 """`Buffer`: the verbs. Glue only: storage, sampler, view and writer do the work and meet here.
 
-    extend: rows -> writer.place -> slots -> storage.write
+    extend: rows -> on_write -> writer.place -> slots -> storage.write
                  -> anchors: which rows open or close -> sampler.change
-    sample: key -> sampler.draw -> anchors -> view.window -> slots -> storage.read -> pin -> view.assemble -> Sample
+    sample: key -> sampler.draw -> anchors -> view.window -> slots -> storage.read -> pin -> view.assemble
+                 -> on_read -> Sample
 
 Verbs are methods of a frozen dataclass of values, over a state that is a pytree of arrays; each is one jitted core, so an
 eager call is one dispatch and a call inside jit is inlined. What ties reads to later writes is `fbuf._pin`.
@@ -20,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _ahead, _checks, _errors, _filled, _verbs
+from fbuf import _ahead, _checks, _errors, _filled, _observing, _transforming, _verbs
 from fbuf._config import component
+from fbuf._given import Given
 from fbuf._lazy import TICKET
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
@@ -43,11 +45,28 @@ from fbuf._typing import (
 )
 from fbuf.samplers import Uniform
 from fbuf.storages import Device, Ragged
+from fbuf.transforms._chain import chained
 from fbuf.views import Row
 from fbuf.writers import Ring
 
 if TYPE_CHECKING:
     from fbuf._plan import Plan
+    from fbuf._summary import Summary
+
+
+_INTERNAL = {
+    "check_state",
+    "checked_spec",
+    "counted",
+    "dense",
+    "ends",
+    "geometry",
+    "given_spec",
+    "parsed",
+    "peeked",
+    "rule",
+    "stored",
+}
 
 
 @component
@@ -63,12 +82,17 @@ class Buffer:
       view: What a drawn anchor means: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
       writer: Which slots new rows take: `writers.Ring()`, `TopK(...)`, `Reservoir()`; `Frozen()`, none, with
-        `storages.DataSet`; or one of your own that replaces any row it likes (`fbuf._typing.Scattering`).
+        `storages.DataSet`; or one of your own that replaces any row it likes (`fbuf.parts.Scattering`).
       lanes: E, parallel environments whose rows come side by side; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, besides those the view names.
       prefetch: 1: each `sample` hands out the batch that the one before drew, and draws the next; see below. 0: it draws
         what it hands out.
       batch_size: B of `sample` where none is given; with prefetch it must be given here.
+      on_write: What becomes of rows before they are stored: a transform (`fbuf.transforms`), a tuple or a dict of them, or a
+        `transforms.Chain`, which it is kept as. `init` and `extend` take rows as they were before; all else (view, storage,
+        `episode_end`, `rows`, `get`, `last`, `update_rows`) speaks of rows as they are stored.
+      on_read: What becomes of the view's batches, likewise: of `batch.data` of `sample` and `peek`, not of `rows`, `get` and
+        `last`.
 
     With `prefetch=1` a storage on the host reads the next batch in a thread while the step goes on; on the device it only costs
     memory for one more batch. Same keys, same batches, whatever the storage:
@@ -106,6 +130,8 @@ class Buffer:
     episode_end: tuple[str, ...] = ()
     prefetch: int = 0
     batch_size: int | None = None
+    on_write: Any = None  # kept as a Chain, or None
+    on_read: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.capacity, (int, np.integer)) or isinstance(self.capacity, bool) or self.capacity < 1:
@@ -142,7 +168,10 @@ class Buffer:
                 f"Write episode_end=({self.episode_end!r},)."
             )
         object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
+        for role in ("on_write", "on_read"):
+            object.__setattr__(self, role, chained(role, getattr(self, role)))
         _checks.check_parts(self)
+        _transforming.check_parts(self)
 
     @property
     def geometry(self) -> Geometry:
@@ -171,6 +200,10 @@ class Buffer:
         by_rank = isinstance(self.sampler, ByRank) and self.sampler.by_rank
         return isinstance(self.writer, ReadOnly) and by_rank and not self.dense
 
+    def __dir__(self) -> list[str]:
+        """What a user calls; not what the package's own modules ask a buffer."""
+        return sorted(set(super().__dir__()) - _INTERNAL)
+
     # ------------------------------------------------------------------------------------------------ making
 
     def init(self, example: PyTree) -> BufferState:
@@ -183,11 +216,30 @@ class Buffer:
           TypeError: a leaf is no array of numbers; or `init` of a host storage, or of priorities on the host, is being traced.
           MemoryError: there is no room; `plan` says beforehand how much it takes.
         Cost: O(C), the allocation.
-        """
-        with self._enough_memory(example):
-            return self._init(example)
 
-    def _init(self, example: PyTree) -> BufferState:
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> state = fbuf.uniform(100).init({"obs": jax.ShapeDtypeStruct((84, 84), jnp.uint8), "reward": 0.0})
+          >>> state.rows["obs"].shape
+          (100, 84, 84)
+        """
+        example, given = _transforming.stored("Buffer.init", self, example)
+        with self._enough_memory(example):
+            state = self._init(example, given)
+        return self._tried("Buffer.init", _observing.observed(self, state) if self._is_read_only else state)
+
+    @property
+    def _is_read_only(self) -> bool:
+        return isinstance(self.writer, ReadOnly)
+
+    def _tried(self, call: str, state: BufferState) -> BufferState:
+        """The state, once a batch of it went through `on_read`, as shapes: so that an error comes now."""
+        if self.on_read is not None:
+            sample = functools.partial(_verbs.sample.core, self, options={}, batch_size=self.batch_size or 2)
+            jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
+        return state
+
+    def _init(self, example: PyTree, given: Given | None) -> BufferState:
         if isinstance(self.storage, Ragged):
             arrays, leaves = self.storage.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
@@ -195,7 +247,7 @@ class Buffer:
         else:
             spec = self.checked_spec("Buffer.init", example)
             rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
-        state = _ahead.empty_state(self, rows)
+        state = _ahead.empty_state(self, rows, given)
         if isinstance(self.writer, ReadOnly):
             return _filled.filled(self, "Buffer.init", state)
         return dataclasses.replace(state, sampler=_verbs.opened(self, "Buffer.init", state.sampler))
@@ -225,6 +277,7 @@ class Buffer:
         They are the newest of each lane in the order the store took them, whichever states they were written through, with
         their last changes (`update_rows`); rows that `clear` forgot are there again. Priorities, numbers given by `set` and
         counters start anew, as for `convert`, and so do draws without replacement: only `fbuf.save` and `fbuf.load` keep them.
+        What transforms know starts anew too, at read from these rows.
 
         Each row is compared with its checksum. Where some are not what was written (a failure of power, damaged files, a
         folder put together from two moments) the state goes on with the longest run of whole rows of each lane, and a
@@ -258,6 +311,7 @@ class Buffer:
           [3 4]
         """
         self._refuse_change("Buffer.resume")
+        example, given = _transforming.stored("Buffer.resume", self, example)
         spec = self.checked_spec("Buffer.resume", example)
         if not isinstance(self.storage, Resumable):
             raise TypeError(
@@ -274,10 +328,11 @@ class Buffer:
         rows, count, held = self.storage.resume(self.geometry, spec, jax.tree.structure(example), verify)
         ring = self.writer.resume(self.geometry, np.asarray(count))
         ring = dataclasses.replace(ring, size=jnp.asarray(held, jnp.int32))
-        state = dataclasses.replace(_ahead.empty_state(self, rows), ring=ring)
+        state = dataclasses.replace(_ahead.empty_state(self, rows, given), ring=ring)
         fresh = _verbs.fresh_sampler(self, "Buffer.resume")
         anchors, sampler = _verbs.convert(self, state, fresh, static=(self,))[1]
-        return dataclasses.replace(state, anchors=anchors, sampler=sampler)
+        state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
+        return self._tried("Buffer.resume", _observing.observed(self, state))
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
         """Spec of a row that this buffer can hold; raises what `init` raises."""
@@ -313,6 +368,13 @@ class Buffer:
         Raises:
           ValueError, TypeError: wrong structure, dtype or shape (at trace time).
         Cost: O(1) in C where the state is donated; a copy of the buffer where it is not.
+
+        Example:
+          >>> import fbuf
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.add(buffer.init({"t": 0}), {"t": 7})
+          >>> int(buffer.size(state))
+          1
         """
         return self._extend("Buffer.add", state, row, priority, mask)
 
@@ -330,6 +392,14 @@ class Buffer:
         Raises:
           ValueError, TypeError: wrong structure, dtype or shape (at trace time).
         Cost: O(N) where the state is donated; a copy of the buffer where it is not.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100, lanes=2)
+          >>> state = buffer.init({"t": 0})
+          >>> state = buffer.extend(state, {"t": jnp.arange(6).reshape(3, 2)}, mask=jnp.array([[1, 1], [1, 0], [1, 1]], bool))
+          >>> buffer.size(state)
+          Array(5, dtype=int32)
         """
         return self._extend("Buffer.extend", state, rows, priority, mask)
 
@@ -348,7 +418,8 @@ class Buffer:
     ) -> tuple[dict[str, Any], Any, tuple[int, int], jax.Array | None, jax.Array | None]:
         """Arrays by name, what is none (`storages.Ragged`), [N, E], priority and mask; raises what `add` and `extend` do."""
         single = call.endswith("add")
-        spec, structure = self._state_spec(call, "add(state, row)" if single else "extend(state, rows)", state)
+        self._state_spec(call, "add(state, row)" if single else "extend(state, rows)", state)
+        spec, structure = self.given_spec(state)
         lead: tuple[int | None, ...] = (() if single else (None,)) + (() if self.lanes is None else (self.lanes,))
         axes = ", ".join((() if single else ("N",)) + (() if self.lanes is None else ("E",)))
         values = None
@@ -359,6 +430,11 @@ class Buffer:
         shape = next(iter(leaves.values())).shape[: len(lead)]
         priority, mask = _checks.check_fitting(call, self.sampler, shape, priority, mask)
         return leaves, values, (1 if single else shape[0], self.lanes or 1), priority, mask
+
+    def given_spec(self, state: BufferState) -> tuple[Spec, Any]:
+        """Spec and structure of a row as `add` and `extend` take it."""
+        given = _transforming.given_of(state)
+        return self.storage.spec(state.rows) if given is None else (given.spec, given.structure)
 
     def _put(self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any) -> Any:
         """Stores what is no array, and puts the tickets in its place."""
@@ -399,6 +475,15 @@ class Buffer:
           TypeError: the sampler has no priorities; `index` is no `Index`.
           ValueError: shapes differ; `mask` is given for errors `[B]`; eta is no number from 0 to 1.
         Cost: O(B log C).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.prioritized(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> state, batch = buffer.sample(state, jax.random.key(0), 3)
+          >>> state = buffer.update_priority(state, batch.index, jnp.array([0.1, -2.0, jnp.nan]))
+          >>> float(buffer.stats(state)["max_priority"]), int(buffer.stats(state)["refused_nonfinite"])
+          (2.0, 1)
         """
         call = "Buffer.update_priority"
         self._state_spec(call, "update_priority(state, index, td_error)", state)
@@ -431,6 +516,15 @@ class Buffer:
         Raises:
           ValueError: a field the rows do not have, or one that says where episodes end.
         Cost: O(B log B); on the host each row is stored again (old states keep the old one).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> state, batch = buffer.sample(state, jax.random.key(0), 3)
+          >>> state = buffer.update_rows(state, batch.index, {"t": jnp.full(3, 9)})
+          >>> buffer.get(state, batch.index).data["t"].tolist()
+          [9, 9, 9]
         """
         call = "Buffer.update_rows"
         self._refuse_change(call)
@@ -462,6 +556,14 @@ class Buffer:
 
         Raises:
           ValueError: the sampler has no such number.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.prioritized(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> state = buffer.set(state, beta=1.0)
+          >>> float(buffer.peek(state, jax.random.key(0), 4).weight[0])
+          1.0
         """
         self._state_spec("Buffer.set", "set(state, alpha=...)", state)
         return _verbs.set_numbers(
@@ -509,6 +611,15 @@ class Buffer:
           ValueError: `batch_size` < 1, given nowhere, or with prefetch another than the buffer's; an option the sampler does
             not know (at trace time).
         Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> step = jax.jit(lambda state, key: buffer.sample(state, key, 32), donate_argnums=0)
+          >>> state, batch = step(state, jax.random.key(0))
+          >>> batch.data["t"].shape, bool(batch.mask.all())
+          ((32,), True)
         """
         call, form = "Buffer.sample", "sample(state, key, batch_size)"
         self._state_spec(call, form, state)
@@ -526,6 +637,14 @@ class Buffer:
         """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys.
 
         Nothing orders it before later writes, so in a step that also writes use `sample`. What was drawn ahead stays.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> keys = jax.random.split(jax.random.key(0), 4)
+          >>> jax.vmap(lambda key: buffer.peek(state, key, 8).data["t"])(keys).shape
+          (4, 8)
         """
         return self.peeked(state, key, batch_size, **options)[1]
 
@@ -545,6 +664,13 @@ class Buffer:
           index: An `Index` of any shape (stale: `mask` False), or slots int32[...] (whatever lies there now).
         Returns:
           `Rows` with leaves `[..., item]`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> buffer.get(state, jnp.array([0, 4])).data["t"].tolist()
+          [0, 4]
         """
         call = "Buffer.get"
         self._state_spec(call, "get(state, index)", state)
@@ -561,6 +687,14 @@ class Buffer:
         With a writer that replaces any row all lanes are one stream: in order of arrival along both axes.
 
         Cost: O(C).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> rows = buffer.rows(state)
+          >>> rows.data["t"][rows.mask].tolist()
+          [0, 1, 2, 3, 4]
         """
         self._state_spec("Buffer.rows", "rows(state)", state)
         return _verbs.all_rows(self, state)[1]
@@ -569,6 +703,13 @@ class Buffer:
         """The newest `n` rows (a lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
 
         Where fewer are held, the first entries have `mask` False.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> buffer.last(state, 2).data["t"].tolist()
+          [3, 4]
         """
         self._state_spec("Buffer.last", "last(state, n)", state)
         if not isinstance(n, (int, np.integer)) or not 1 <= n <= self.geometry.length:
@@ -585,9 +726,44 @@ class Buffer:
         return jnp.sum(state.ring.size, dtype=jnp.int32)
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
-        """Scalars worth logging: sizes, the sampler's own, and everything that was refused, by reason."""
+        """Scalars worth logging: sizes, the sampler's own, and everything that was refused, by reason.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> int(buffer.stats(state)["size"])
+          5
+        """
         self._state_spec("Buffer.stats", "stats(state)", state)
         return _verbs.stats(self, state)[1]
+
+    def summary(self, state: BufferState, *, compare: int | None = 1 << 14) -> Summary:
+        """What the buffer holds and would draw: ages, priorities, effective size, episodes, duplicates, bytes by leaf. Eager.
+
+        It prints as a table (also in notebooks, and with rich); `to_dict()` is flat, for loggers. For scalars inside a step use
+        `stats`; for pictures `fbuf.plot`.
+
+        Args:
+          compare: How many of the newest rows are read and compared, to count duplicates; 0: none, None: all.
+        Raises:
+          TypeError: the state is traced.
+          ValueError: `compare` is no number of rows.
+          RuntimeError: the state was donated; or it is too old: rows, or priorities on the host, have expired.
+        Cost: O(C), one jitted call and the transfer of some 20 bytes a row; on the host rows that are compared are decoded.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(capacity=8)
+          >>> state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(6, dtype=jnp.int32) // 2)
+          >>> summary = buffer.summary(state)
+          >>> summary.size, summary.distinct, summary.ages.median, summary.effective_size
+          (6, 3, 2, 6.0)
+        """
+        from fbuf._summary import summary
+
+        self._state_spec("Buffer.summary", "summary(state)", state)
+        return summary(self, state, compare)
 
     def nbytes(self, state: BufferState) -> dict[str, int]:
         """Bytes held now: `device`, `host`, `disk`. Eager."""
@@ -618,23 +794,31 @@ class Buffer:
         return plan(self, example, **settings)
 
     def convert(self, other: Buffer, state: BufferState) -> BufferState:
-        """The same rows as a state of `other`, a buffer with another sampler, view, prefetch or batch_size.
+        """The same rows as a state of `other`: with another sampler, view, prefetch, batch_size or on_read.
 
         Rows are shared, not copied: donate at most one of the two states. Priorities, and numbers given by `set`, start
-        anew. What came before the
-        oldest row of a full lane is unknown, so its first rows may not be drawable where they were before, and windows with a
-        stride begin at that row.
+        anew. Stages of `on_read` that both have under one name go on with what they know; others learn from the rows that are
+        held. What came before the oldest row of a full lane is unknown, so its first rows may not be drawable where they were
+        before, and windows with a stride begin at that row.
 
         Raises:
-          ValueError: `other` has another capacity, lanes, storage or writer, or names a leaf that rows do not have.
+          ValueError: `other` has another capacity, lanes, storage, writer or on_write, or names a leaf that rows do not have.
         Cost: O(C).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> ranked = fbuf.prioritized(100)
+          >>> int(ranked.size(buffer.convert(ranked, state)))
+          5
         """
         spec, _ = self._state_spec("Buffer.convert", "convert(other, state)", state)
         if not isinstance(other, Buffer):
             raise TypeError(
                 f"Buffer.convert: other is {type(other).__name__}; expected a Buffer. The order is convert(other, state)."
             )
-        for field in ("capacity", "lanes", "storage", "writer"):
+        for field in ("capacity", "lanes", "storage", "writer", "on_write"):
             if getattr(self, field) != getattr(other, field):
                 raise ValueError(
                     f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. "
@@ -644,8 +828,11 @@ class Buffer:
         fresh = _verbs.fresh_sampler(other, "Buffer.convert")
         convert = _filled.convert if isinstance(self.writer, ReadOnly) else _verbs.convert
         anchors, sampler = convert(self, state, fresh, static=(other,))[1]
+        if other.on_read != self.on_read:
+            state = _observing.observed(other, state, since=self)
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
-        return dataclasses.replace(state, ahead=_ahead.nothing(other, state))
+        state = dataclasses.replace(state, ahead=_ahead.nothing(other, state))
+        return other._tried("Buffer.convert", state)
 
     def grow(
         self, state: BufferState, blocks: Any = None, *, capacity: int | None = None
@@ -703,23 +890,30 @@ class Buffer:
     def check_state(self, state: BufferState) -> None:
         """Refuses a state that another buffer made: other capacity, lanes, sampler, view or prefetch. At trace time only."""
         spec, structure = self.storage.spec(state.rows)
+        given = _transforming.given_of(state)
         items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
         found = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
         made = None if state.anchors is None else state.anchors.rule
-        if (found, made, jax.tree.structure(state.ahead)) != _expected_state(self, items, structure):
+        also = jax.tree.structure((state.ahead, state.transforms))
+        fits = (given is None) == (self.on_write is None)
+        if not fits or (found, made, also) != _expected_state(self, items, structure, given):
             raise ValueError(
                 f"Buffer: this state was made by another buffer than {self!r} (of another capacity, number of lanes, "
-                f"storage, sampler, view, prefetch or batch_size). Use the buffer that made it (buffer, state = "
-                f"buffer.grow(state) gives another); for another sampler, view or prefetch of the same rows "
+                f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
+                f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
                 f"buffer.convert(other, state)."
             )
 
 
 @functools.lru_cache(maxsize=256)
-def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any) -> Any:
-    """Shapes and dtypes of the leaves of `buffer`'s states, the rule of their anchors, and what a batch drawn ahead is."""
+def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any, given: Given | None) -> Any:
+    """Shapes and dtypes of the leaves of `buffer`'s states, the rule of their anchors, what is drawn ahead, what is known."""
     spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
     rows = buffer.storage.abstract(buffer.geometry, spec, structure)
-    state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer), rows)
+    state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer, given=given), rows)
     leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
-    return leaves, None if state.anchors is None else state.anchors.rule, jax.tree.structure(state.ahead)
+    return (
+        leaves,
+        None if state.anchors is None else state.anchors.rule,
+        jax.tree.structure((state.ahead, state.transforms)),
+    )

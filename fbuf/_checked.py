@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fbuf._state import BY_DESIGN, COUNTERS, BufferState
+from fbuf._typing import Joint
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,9 +39,23 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
         raise ValueError(f"{call}: refused one by one: {what}; the others took effect. {hint}")
 
 
-def _states(tree: Any) -> list[BufferState]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, BufferState))
-    return [leaf for leaf in leaves if isinstance(leaf, BufferState)]
+def _states(tree: Any) -> list[Any]:
+    """Of buffers and mixtures, each mixture before its buffers."""
+    found = []
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, (BufferState, Joint))):
+        if isinstance(leaf, Joint):
+            found += [leaf, *_states(leaf.buffers)]
+        elif isinstance(leaf, BufferState):
+            found.append(leaf)
+    return found
+
+
+def _counters(state: Any) -> np.ndarray:
+    """uint32, as `COUNTERS` names them, copied to the host."""
+    if isinstance(state, BufferState):
+        return np.array(state.counters)
+    counts = jax.device_get(state.refused)
+    return np.array([counts.get(name, 0) for name in COUNTERS], np.uint32)
 
 
 def checked_step(step: F) -> F:
@@ -48,11 +63,11 @@ def checked_step(step: F) -> F:
 
     @functools.wraps(step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before = [np.array(state.counters) for state in _states((args, kwargs))]
+        before = [_counters(state) for state in _states((args, kwargs))]
         result = step(*args, **kwargs)
         for old, new in zip(before, _states(result), strict=False):
-            ahead = new.ahead is not None
-            raise_for("checked", old, np.asarray(new.counters), "buffer.stats(state) has the totals.", ahead)
+            ahead = getattr(new, "ahead", None) is not None
+            raise_for("checked", old, _counters(new), "buffer.stats(state) has the totals.", ahead)
         return result
 
     return cast(F, wrapped)

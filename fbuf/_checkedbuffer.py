@@ -244,8 +244,8 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     rows refused or given up, and draws refused, where a storage is full; traced numbers (`beta`, `alpha`, `eta`) out of range;
     `get` and `last` of rows that are not there. Each message says which verb, how many, and what to write instead.
 
-    Given a step, any function that takes buffer states and returns them in the same order, jitted or not, the function
-    with a look at the counters before and after, on the host; not to be called inside jit.
+    Given a step, any function that takes states (of buffers, of mixtures) and returns them in the same order, jitted or not, it
+    is the function with a look at the counters before and after, on the host; not to be called inside jit.
 
     Args:
       what: A `Buffer`, checked or not (then what it allows stays allowed), or a step.

@@ -56,7 +56,7 @@ def check_parts(buffer: Buffer) -> None:
         if not isinstance(value, protocol):
             missing = [m for m in _methods(protocol) if not hasattr(value, m)]
             raise TypeError(
-                f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf._typing.{protocol.__name__}."
+                f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
             )
     if not buffer.writer.streams:
         _check_order(buffer)

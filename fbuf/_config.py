@@ -79,7 +79,8 @@ def component(cls: C) -> C:
         return f"{type(self).__name__}({', '.join(chosen)})"
 
     made.__hash__ = __hash__
-    made.__repr__ = __repr__
+    if "__repr__" not in cls.__dict__:
+        made.__repr__ = __repr__
     made.__getstate__ = __getstate__
     jax.tree_util.register_static(made)
     if made.__module__.split(".")[0] == "fbuf":

@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-from fbuf import _ahead, _errors
+from fbuf import _ahead, _errors, _transforming
+from fbuf._tables import human
 from fbuf._tree import PyTree, tree_bytes
 from fbuf._typing import Forecast, Forecasting, ReadOnly, Recording, Resumable, host_kept
 
@@ -46,7 +47,7 @@ class Plan:
             ("peak on device, extend", self.peak_extend, "donated" if self.donated else "not donated"),
             ("peak on device, sample", self.peak_sample, ""),
         ]
-        shown = [(name, _human(size), note) for name, size, note in lines]
+        shown = [(name, human(size), note) for name, size, note in lines]
         if self.table is not None:
             shown.append(_table_line(self.table))
         return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in shown)
@@ -62,14 +63,6 @@ def _table_line(table: Forecast) -> tuple[str, str, str]:
             f"; only about {table.rows:,} rows fit, the {who} are {table.gives_way}: {table.wanted:,} places hold all"
         )
     return "distinct blocks", f"{table.blocks:,}", note
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def plan(
@@ -105,14 +98,17 @@ def plan(
                 f"Buffer.plan: rows are given, but {buffer.storage!r} cannot tell from them. Leave them out."
             )
         example, _ = buffer.storage.describe("Buffer.plan", example)
+    example, was = _transforming.stored("Buffer.plan", buffer, example)
     spec = buffer.checked_spec("Buffer.plan", example)
     structure: Any = jax.tree.structure(example)
+    taken, form = (spec, structure) if was is None else (was.spec, was.structure)
     geometry, storage = buffer.geometry, buffer.storage
     if rows is not None:
         axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
-        given = _errors.check_rows("Buffer.plan", rows, spec, structure, axes, "N" if len(axes) == 1 else "N, E")
+        given = _errors.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
         full = (next(iter(given.values())).shape[0], geometry.lanes)
-        trial = {n: x.reshape(full + spec[n].shape) for n, x in given.items()}
+        trial = {n: x.reshape(full + taken[n].shape) for n, x in given.items()}
+        trial = _transforming.trial(buffer, trial, was, full)
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
@@ -123,13 +119,13 @@ def plan(
     table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
 
     abstract = storage.abstract(geometry, spec, structure)
-    state = jax.eval_shape(partial(_ahead.empty_state, buffer), abstract)
+    state = jax.eval_shape(partial(_ahead.empty_state, buffer, given=was), abstract)
     ahead = _ahead.held_bytes(buffer, state)
     disk = storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0
     batch_size = batch_size or buffer.batch_size or 32
     size = tree_bytes(state)
     lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
-    incoming = structure.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in spec.values()])
+    incoming = form.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in taken.values()])
     key = jax.eval_shape(lambda: jax.random.key(0))
     donate = (0,) if donated else ()
     fixed = isinstance(buffer.writer, ReadOnly)

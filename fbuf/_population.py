@@ -185,6 +185,20 @@ def draw_episodes(
     return slot, chance
 
 
+def chances_by_episode(episodes: EpisodeLog, geometry: Geometry) -> jax.Array:
+    """float32[C], of each slot's anchor in one draw of `draw_episodes`; 0 where there is none. O(C)."""
+    log, (lanes, length, _) = episodes.log, geometry
+    place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    live = (place - log.head[None, :]) % jnp.int32(length) < log.count[None, :]
+    slot = jnp.where(live, log.slot.reshape(length, lanes), jnp.int32(geometry.capacity))
+    mine = _ring.slot_at(geometry, episodes.number.reshape(length, lanes))
+    size = jnp.zeros((geometry.capacity,), jnp.int32).at[mine].add(live.astype(jnp.int32))
+    total = jnp.sum(size > jnp.int32(0), dtype=jnp.int32)
+    each = total.astype(jnp.float32) * size[mine].astype(jnp.float32)
+    chance = jnp.where(live, jnp.float32(1) / jnp.maximum(each, jnp.float32(1)), jnp.float32(0))
+    return jnp.zeros((geometry.capacity,), jnp.float32).at[slot].set(chance, mode="drop")
+
+
 def below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:
     """int32 uniform in [0, bound), from 64 random bits each; 0 where bound is 0.
 

@@ -44,8 +44,10 @@ class Race(NamedTuple):
     time: jax.Array  # float32[], of leaf B + 1, in units of 1 / total; inf if there is none
 
 
-def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Race:
+def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int, wanted: jax.Array | None = None) -> Race:
     """Draws `B` different leaves of a sum tree float32[nodes(C)], each time in proportion to those that are left.
+
+    Of them the first `wanted` int32[] alone, if given: the race ends with the one after them.
 
     Cost: O(B log B log C); nothing is written.
     """
@@ -84,13 +86,15 @@ def draw(tree: jax.Array, key: jax.Array, batch_size: int, capacity: int) -> Rac
     if first:
         below = jnp.asarray([offsets[k] for k in range(first - 1, -1, -1)], jnp.int32)
         (node, time), _ = lax.scan(level, (node, time), (below, waits[width:].reshape(first, beam, FAN_OUT)))
-    mask = jnp.isfinite(time[:batch_size])
+    wanted = jnp.int32(batch_size) if wanted is None else wanted
+    mask = jnp.isfinite(time[:batch_size]) & (lax.iota(np.int32, batch_size) < wanted)
     slot = jnp.where(mask, node[:batch_size], jnp.int32(capacity))
     leaf = _sumtree.get(tree, jnp.where(mask, slot, jnp.int32(0)))
-    chance = chance_of(leaf * scale, time[batch_size])
+    end = time[wanted]
+    chance = chance_of(leaf * scale, end)
     found = jnp.sum(mask, dtype=jnp.int32)
     mixed = _permutation.shuffled(jax.random.bits(order, (batch_size,), jnp.uint32), found)
-    return Race(slot[mixed], mask[mixed], jnp.where(mask, chance, jnp.float32(0))[mixed], time[batch_size])
+    return Race(slot[mixed], mask[mixed], jnp.where(mask, chance, jnp.float32(0))[mixed], end)
 
 
 def chance_of(share: jax.Array, time: jax.Array) -> jax.Array:

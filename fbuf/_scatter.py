@@ -9,6 +9,7 @@ A generation is gathered from an array that writes change in place, so verbs tha
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -81,8 +82,9 @@ def place(
     _check(writer, given, shape, scatter.own, own)
     inside = keep & (given >= jnp.int32(0)) & (given < capacity)
     wanted = jnp.where(inside, given, capacity).reshape(-1)
+    last = functools.partial(keep_last, below=geometry.capacity + 1)
     # Each sort only where there is something to sort: a full buffer, and one that keeps none of the rows, are common.
-    final = (wanted < capacity) & lax.cond(any_of(inside), keep_last, lambda w: jnp.zeros(w.shape, bool), wanted)
+    final = (wanted < capacity) & lax.cond(any_of(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     named = jnp.where(final & (wanted >= before), wanted, capacity)
     filled = lax.cond(
@@ -103,7 +105,7 @@ def place(
 
 def _filled(named: jax.Array, before: jax.Array, capacity: jax.Array) -> jax.Array:
     """int32[], how many empty slots from `before` on are filled: of those named, sorted, all before the first gap."""
-    fresh = jnp.sort(named)
+    fresh = lax.sort(named, is_stable=False)
     order = jnp.arange(named.shape[0], dtype=jnp.int32)
     return jnp.sum(jnp.cumprod((fresh == before + order) & (fresh < capacity), dtype=jnp.int32), dtype=jnp.int32)
 

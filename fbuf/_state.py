@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf import _outline
 from fbuf._anchors import Anchors
 from fbuf._config import component, state
+from fbuf._given import Given
 from fbuf._sample import Sample
 from fbuf._scatter import Scatter
 from fbuf._typing import Ring
@@ -47,11 +49,21 @@ class Ahead:
     context: Any
     held: Any  # the storage's: what is read, or what to read it by
     stale: jax.Array  # uint32[], draws handed out whose anchor had gone since they were drawn
+    reading: Any = None  # `fbuf._transforming.Reading`, of when it was drawn; None where `on_read` needs none
 
     def dropped(self) -> Ahead:
         """With nothing pending."""
         nothing = dataclasses.replace(self.batch, mask=jnp.zeros_like(self.batch.mask))
         return dataclasses.replace(self, batch=nothing)
+
+
+@state
+class Transforms:
+    """What transforms know, by the names of their stages: what `transforms.apply` takes as `memory`."""
+
+    given: Given | None  # what rows are before `on_write`; None where they are stored as they come
+    write: dict[str, Any]  # of `on_write`
+    read: dict[str, Any]  # of `on_read`
 
 
 @state
@@ -69,3 +81,10 @@ class BufferState:
     token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._pin`)
     scatter: Scatter | None = None  # which row lies in each slot; None where the rings say it
     ahead: Ahead | None = None  # None without prefetch
+    transforms: Transforms | None = None  # None where transforms remember nothing, and none stands before the rows
+
+    def __repr__(self) -> str:
+        return _outline.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return _outline.as_html(self)

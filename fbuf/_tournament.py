@@ -5,14 +5,17 @@ A row of the tree is a few uint32 words that compare like numbers with many digi
 parent is the lowest of its eight children, so the root is the row that goes next, and names its slot. Layout and fan-out are
 those of `fbuf._sumtree`; all words of a node lie side by side.
 
-On CPUs new rows are put in one by one as they come, those that are higher than the lowest there was before: XLA makes one
-kernel of a scan over a few of them (0.8 us a row), and the loop around it ends where none is left. Elsewhere all at once: the
-lowest K rows are looked for from the top, level by level (of a level's nodes only the lowest K matter), and the i-th highest of
-the new takes the place of the i-th lowest if it is higher. Both keep the same rows, in slots of their own choice.
+On CPUs new rows are put in one by one as they come: a loop over rows, in it one over levels, and XLA makes one kernel of both
+(0.1 us for a row that is kept, a few ns for another) as long as what the inner one does is small: below some 1 KB read and
+written, so eight children are compared in one `lax.reduce`, and of several buffers under `vmap` one comes after the other.
+Elsewhere all at once: the lowest K rows are looked for from the top, level by level (of a level's nodes only the lowest K
+matter), and the i-th highest of the new takes the place of the i-th lowest if it is higher. Both keep the same rows, in slots
+of their own choice.
 
 Rejected: a binary heap (three times the levels, and a swap moves two rows); `lax.top_k` over all C ranks (O(C) a write); on
-CPUs to sort the new rows first, as it is done elsewhere (a fifth of the time, more than it saves); an array for each word (XLA
-copies all of them in every step of the loop: a thousand times the time).
+CPUs to sort the new rows first, as it is done elsewhere (as long as putting in all of them); an array for each word (XLA
+copies all of them in every step of the loop); a loop whose levels are written out, or children compared one by one (no kernel:
+several times the time, of ranks of 64 bits many times); a binary tree (twice the memory, no faster).
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ __all__ = ["decode", "encode", "init", "insert", "lowest", "number_of_words", "r
 
 _SIGN = np.uint32(0x80000000)
 _NONE = np.uint32(0xFFFFFFFF)  # every word of a slot without a row: higher than any row
-_AT_ONCE = 32  # rows of one scan
 
 
 def number_of_words(dtype: Any) -> int:
@@ -140,15 +142,14 @@ def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
 
 
 def _lowest_child(children: jax.Array) -> jax.Array:
-    """[..., W], the lowest of eight rows [..., 8, W]. Of scalars: of vectors of words XLA compares once a word.
+    """[..., W], the lowest of eight rows [..., 8, W]. No two rows have one arrival, so their slots need not be compared."""
 
-    No two rows have one arrival, so their slots need not be compared.
-    """
-    rows = [_words(children[..., k, :]) for k in range(FAN_OUT)]
-    while len(rows) > 1:
-        pairs = [(a, b, _less(a[:-1], b[:-1])) for a, b in zip(rows[::2], rows[1::2], strict=True)]
-        rows = [[jnp.where(less, x, y) for x, y in zip(a, b, strict=True)] for a, b, less in pairs]
-    return jnp.stack(rows[0], axis=-1)
+    def lower(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        less = _less(a[:-1], b[:-1])
+        return tuple(jnp.where(less, x, y) for x, y in zip(a, b, strict=True))
+
+    words = _words(children)
+    return jnp.stack(lax.reduce(words, [_NONE] * len(words), lower, (words[0].ndim - 1,)), axis=-1)
 
 
 def _words(row: jax.Array) -> list[jax.Array]:
@@ -158,48 +159,76 @@ def _words(row: jax.Array) -> list[jax.Array]:
 def _insert_one_by_one(
     tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    counts, offsets = layout(capacity)
-    number, width, words = rows.shape[0], tree.shape[1], rows.shape[1] - 2
-    step = min(max(number, 2), _AT_ONCE)  # of a loop over one XLA makes no loop, and copies
-    room = jnp.int32(capacity) - held
-    _, row = pin(held, root(tree))  # it is looked at again after the loop, which writes there
-    low = _words(row)
-    hopeful = keep & ((room > jnp.int32(0)) | _less(low[:words], _words(rows[:, :words])))
-    wanted = jnp.sum(hopeful, dtype=jnp.int32)
-    at = jnp.where(hopeful, jnp.cumsum(hopeful, dtype=jnp.int32) - jnp.int32(1), jnp.int32(number + step))
-    order = jnp.zeros((number + step,), jnp.int32).at[at].set(lax.iota(jnp.int32, number), mode="drop")
+    return _in_turn(capacity)(tree, rows, keep, held)
 
-    def put(carry: tuple[jax.Array, jax.Array], given: tuple[jax.Array, jax.Array]) -> Any:
-        tree, low = carry
-        row, place = given
-        empty = place < room
-        takes = (place < wanted) & (empty | _less(_words(low[:words]), _words(row[:words])))
-        slot = jnp.where(takes, jnp.where(empty, held + place, low[-1].astype(jnp.int32)), jnp.int32(0))
+
+@functools.lru_cache(maxsize=256)
+def _in_turn(capacity: int) -> Any:
+    """Inserts one by one; of a `vmap`'s trees into one after the other, because loops over several at once are no kernel."""
+
+    @jax.custom_batching.custom_vmap
+    def insert(tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tree, slot = _put_all(tree[None], rows[None], keep[None], held[None], capacity)
+        return tree[0], slot[0]
+
+    @insert.def_vmap
+    def insert_each(size: int, batched: Sequence[bool], *given: jax.Array) -> Any:
+        each = [x if there else jnp.broadcast_to(x, (size, *x.shape)) for x, there in zip(given, batched, strict=True)]
+        return _put_all(each[0], each[1], each[2], each[3], capacity), (True, True)
+
+    return insert
+
+
+def _put_all(
+    trees: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array]:
+    """`_insert_one_by_one` into each of M trees [M, nodes, W]."""
+    counts, offsets = layout(capacity)
+    (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
+    if members * offsets[-1] >= 2**31:
+        raise ValueError(
+            f"TopK: {members} buffers of capacity {capacity} under one vmap; expected fewer than 2**31 nodes, about 8/7 of "
+            f"their capacities together. Write jax.lax.map over some of them at a time."
+        )
+    if number == 1:  # of a loop over one XLA makes no loop, and copies
+        rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
+    # They are looked at again after the loop, which writes there.
+    _, roots = pin(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
+    tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
+
+    def put(carry: tuple[jax.Array, ...], given: tuple[jax.Array, ...]) -> Any:
+        tree, low, full = carry
+        row, keep, at = given
+        base = jnp.int32(0)
+        if members > 1:
+            member = at // jnp.int32(rows.shape[1])
+            first, base = at % jnp.int32(rows.shape[1]) == jnp.int32(0), member * jnp.int32(offsets[-1])
+            low, full = jnp.where(first, roots[member], low), jnp.where(first, held[member], full)
+        empty = full < jnp.int32(capacity)
+        takes = keep & (empty | _less(_words(low[:words]), _words(row[:words])))
+        slot = jnp.where(takes, jnp.where(empty, full, low[-1].astype(jnp.int32)), jnp.int32(0))
         leaf = jnp.where(takes, jnp.concatenate([row, slot.astype(jnp.uint32)[None]]), _NONE)
         # One that is not taken goes to the padding beside the root, and parents are made of what they were made of.
         where = jnp.where(takes, slot, jnp.int32(offsets[-1] - 1))
-        tree = lax.dynamic_update_slice(tree, leaf[None], (where, jnp.int32(0)))
-        node, low = slot, leaf
-        for level in range(1, len(counts)):
-            node = node >> 3
-            start = (node * 8 + jnp.int32(offsets[level - 1]), jnp.int32(0))
+        tree = lax.dynamic_update_slice(tree, leaf[None], (base + where, jnp.int32(0)))
+        levels = jnp.where(takes, jnp.int32(len(counts) - 1), jnp.int32(0))
+
+        def climb(carry: tuple[jax.Array, ...]) -> Any:
+            level, node, tree, _ = carry
+            node, above = node >> 3, level + jnp.int32(1)
+            start = (base + node * jnp.int32(FAN_OUT) + level_at[level], jnp.int32(0))
             low = _lowest_child(lax.dynamic_slice(tree, start, (FAN_OUT, width)))
-            tree = lax.dynamic_update_slice(tree, low[None], (node + jnp.int32(offsets[level]), jnp.int32(0)))
-        return (tree, low), jnp.where(takes, slot, jnp.int32(capacity))
+            tree = lax.dynamic_update_slice(tree, low[None], (base + node + level_at[above], jnp.int32(0)))
+            return above, node, tree, low
 
-    def some(carry: tuple[jax.Array, ...]) -> Any:
-        first, tree, low, slots = carry
-        number_of = lax.dynamic_slice(order, (first,), (step,))
-        (tree, low), slot = lax.scan(put, (tree, low), (rows[number_of], first + lax.iota(jnp.int32, step)))
-        return first + jnp.int32(step), tree, low, lax.dynamic_update_slice(slots, slot, (first,))
+        start = (jnp.int32(0), slot, tree, low)
+        _, _, tree, low = lax.while_loop(lambda carry: any_of(carry[0] < levels), climb, start)
+        full = full + (takes & empty).astype(jnp.int32)
+        return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
 
-    def more(carry: tuple[jax.Array, ...]) -> jax.Array:
-        return any_of(carry[0] < wanted)
-
-    nowhere = jnp.full((number + step,), capacity, jnp.int32)
-    start = (jnp.int32(0), tree, row, nowhere)
-    _, tree, _, slots = lax.while_loop(more, some, start)
-    return tree, jnp.where(hopeful, slots[jnp.minimum(at, jnp.int32(number))], jnp.int32(capacity))
+    given = (rows.reshape(-1, rows.shape[2]), keep.reshape(-1), lax.iota(jnp.int32, keep.size))
+    (tree, _, _), slot = lax.scan(put, (tree, roots[0], held[0]), given)
+    return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number]
 
 
 def _insert_at_once(

@@ -21,6 +21,11 @@ from fbuf._tree import PyTree, Spec
 
 S = TypeVar("S")
 
+# What a part says of itself once for all is a class attribute without annotation: pyright finds that a `ClassVar` is no
+# property of a Protocol. These have types that a bare `{}` and a `None` that a subclass replaces have not.
+NO_NUMBERS: Mapping[str, Any] = {}
+NO_STAMP: str | None = None
+
 
 class Geometry(NamedTuple):
     """How slots are laid out. Static."""
@@ -445,6 +450,39 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class Joint(Protocol):
+    """A state of several buffers, which counts what it refused itself."""
+
+    @property
+    def buffers(self) -> Mapping[str, Any]:
+        """Their states, by name."""
+
+    @property
+    def refused(self) -> Mapping[str, jax.Array]:
+        """uint32[] each, by names of `fbuf._state.COUNTERS`."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """What a sampler has besides if what it draws depends on how many it draws, or is remembered: it can be told how many.
+
+    A sampler without it draws each anchor by the same chance, however many there are.
+    """
+
+    def draw_some(
+        self,
+        sampler: Any,
+        key: jax.Array,
+        batch_size: int,
+        wanted: jax.Array,
+        population: Population,
+        options: Mapping[str, jax.Array],
+        token: jax.Array,
+    ) -> tuple[Any, Draw]:
+        """What `draw` of `wanted` int32[] anchors is, from 0 to B: in the first places of B; the others have `mask` False."""
+
+
+@runtime_checkable
 class ByRank(Protocol):
     """What a sampler has besides if it finds its anchors through `fbuf._population.at`, and so without a log where rows stay.
 
@@ -529,6 +567,49 @@ class Rebuilding(Protocol):
         """The same priorities by the numbers of now."""
 
 
+class Inspected(NamedTuple):
+    """What a sampler says of every slot, for `Buffer.summary`."""
+
+    probability: jax.Array | None  # float32[C], chance in the next draw; None: all anchors alike
+    priority: jax.Array | None = (
+        None  # float32[C], |p| of anchors, negative where it cannot be told; None: there are none
+    )
+    draws: jax.Array | None = (
+        None  # int32[C], how often each anchor was drawn since `Inspecting.since`; None: not known
+    )
+
+
+@runtime_checkable
+class Inspecting(Protocol):
+    """What a sampler has besides if it can say how likely each anchor is. O(C); nothing changes."""
+
+    @property
+    def since(self) -> str:
+        """What its `draws` are counted from, in words; empty where it counts none."""
+
+    def fetch(self, sampler: Any) -> Any:
+        """What `inspect` needs of the host: a pytree of arrays, or None. Eager."""
+
+    def inspect(self, sampler: Any, population: Population, fetched: Any) -> Inspected:
+        """What it says of each slot; of slots that are no anchors anything."""
+
+
+class Held(NamedTuple):
+    """Bytes of one leaf, by place."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """What a storage has besides if it can say how much each leaf takes."""
+
+    def weigh(self, rows: Any) -> dict[str, Held]:
+        """Bytes by leaf, at most what `nbytes` says in all: the rest is nobody's. Eager."""
+
+
 class Window(NamedTuple):
     """What a view wants read for drawn anchors, and what it needs to remember until it is."""
 
@@ -589,3 +670,64 @@ class Deciding(Protocol):
         Also which of these rows brought an anchor's priority, int32[A, E]; None: the anchor itself. `step` int32[A, E] is
         that of `Prompt.opens`, exact for rows that were not settled before; where `stride` is 1 it means nothing.
         """
+
+
+class Context(NamedTuple):
+    """What a transform may know of the leaves it is given, `[N, E, item]`, `[B, item]`, or in windows `[B, T, item]`."""
+
+    lead: int  # axes of leaves before those of a row's: 2, or 1 for a batch of single rows
+    time: int | None  # which of these goes along time; None: none does
+    writing: bool  # rows on their way in; else a batch on its way out
+    mask: jax.Array  # bool[*lead], which rows are there; what is not is zeros, in batches before and after
+    key: jax.Array | None = None  # where it is `keyed`
+    memory: Any = None  # where it is `Remembering`: what it knows by now
+
+    @property
+    def mapped(self) -> int:
+        """Axes that count rows on their way in, or elements of a batch, each a row or a window."""
+        return self.lead if self.writing else 1
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """Makes other rows of rows, or other batches of batches. Pure, of a pytree of arrays."""
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        """What becomes of `data`: any pytree with the same leading axes; at read, of a batch, with axis B at least."""
+
+
+@runtime_checkable
+class Keyed(Protocol):
+    """What a transform has besides if it may want random numbers: then it is for batches only."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it does."""
+
+
+@runtime_checkable
+class Invertible(Protocol):
+    """What a transform has besides if it can be undone."""
+
+    def inverse(self) -> Transform:
+        """What undoes it; raises in words where that cannot be. It is given the memory of the transform that it undoes."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What a transform has besides if it learns from the rows that are written, before it and at read.
+
+    Where it stands in `on_write` these are the rows as they come to it, in `on_read` those that are stored.
+    """
+
+    def watches(self, spec: Spec) -> tuple[str, ...]:
+        """Leaves of such rows that it learns from; raises if they lack one."""
+
+    def init(self, spec: Spec) -> Any:
+        """What it knows before the first row: a pytree of arrays."""
+
+    def observe(self, memory: Any, leaves: Mapping[str, jax.Array], mask: jax.Array) -> Any:
+        """What it knows after rows with leaves `[N, E, ...]`, those where `mask` bool[N, E]."""
+
+    def stats(self, memory: Any) -> dict[str, jax.Array]:
+        """Scalars worth logging, from small arrays only."""

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _anchors, _neighbours, _ring, _scatter
-from fbuf._dispatch import Verb
+from fbuf import _anchors, _neighbours, _ring, _scatter, _transforming
+from fbuf._dispatch import Verb, scoped
 from fbuf._duplicates import keep_last
+from fbuf._given import Given
 from fbuf._pin import any_of, pin
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
@@ -49,8 +50,8 @@ def count(state: BufferState) -> jax.Array:
     return state.ring.size if state.anchors is None else state.anchors.count
 
 
-def empty_state(buffer: Buffer, rows: Any) -> BufferState:
-    """No rows yet, over a storage's empty `rows`."""
+def empty_state(buffer: Buffer, rows: Any, given: Given | None = None) -> BufferState:
+    """No rows yet, over a storage's empty `rows`; `given` is what rows are before `on_write`."""
     geometry, writer = buffer.geometry, buffer.writer
     scatter = None
     if isinstance(writer, Scattering) and not writer.streams:
@@ -63,6 +64,7 @@ def empty_state(buffer: Buffer, rows: Any) -> BufferState:
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
         scatter=scatter,
+        transforms=_transforming.empty(buffer, buffer.storage.spec(rows)[0], given),
     )
 
 
@@ -140,11 +142,12 @@ def _extend_core(
 ) -> tuple[BufferState, None]:
     """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
     num = shape[0]
-    state = _retire(buffer, state, shape, mask)
+    state = scoped("retire", _retire)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority = None if priority is None else priority.reshape(shape)
     mask = None if mask is None else mask.reshape(shape)
+    leaves, transforms = _transforming.write(buffer, state, leaves, mask, shape)
     counts: dict[str, jax.Array] = {}
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
@@ -160,10 +163,12 @@ def _extend_core(
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
     scatter = state.scatter
     if scatter is None:
-        place = _streaming(buffer).place(state.ring, geometry, num - skipped, mask, skipped)
+        place = scoped("place", _streaming(buffer).place)(state.ring, geometry, num - skipped, mask, skipped)
         slot, ring = place.slot, place.ring
     else:
-        placed = _scatter.place(_scattering(buffer), geometry, scatter, state.ring, leaves, mask, token)
+        placed = scoped("place", _scatter.place)(
+            _scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
+        )
         slot, ring, scatter = placed.slot, placed.ring, placed.scatter
         counts["refused_rows"] = placed.refused
     keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
@@ -173,11 +178,11 @@ def _extend_core(
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
-        anchors, change, token = _anchors.extend(
+        anchors, change, token = scoped("anchors", _anchors.extend)(
             state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
         )
     change = dataclasses.replace(change, newest_stamp=largest(stamp, mask))
-    rows, no_room = buffer.storage.write(state.rows, slot, kept, keep, token)
+    rows, no_room = scoped("write", buffer.storage.write)(state.rows, slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
     return (
@@ -186,10 +191,11 @@ def _extend_core(
             rows=rows,
             ring=ring,
             anchors=anchors,
-            sampler=buffer.sampler.change(state.sampler, change, geometry, token),
+            sampler=scoped("follow", buffer.sampler.change)(state.sampler, change, geometry, token),
             counters=_count_up(state, **counts) if counts else state.counters,
             token=token,
             scatter=scatter,
+            transforms=transforms,
         ),
         None,
     )
@@ -286,24 +292,35 @@ def draw(
     buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """The sampler's state after a draw, the draw, and what to read for it."""
-    spec, _ = buffer.storage.spec(state.rows)
     held = population(buffer, state)
-    sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, held, options, state.token)
-    return (
-        sampler,
-        drawn,
-        buffer.view.window(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW)),
-    )
+    sampler, drawn = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    return sampler, drawn, window_of(buffer, state, key, drawn, held)
+
+
+def window_of(buffer: Buffer, state: BufferState, key: jax.Array, drawn: Draw, held: Population) -> Window:
+    """What to read for a draw with `key` from a population."""
+    spec, _ = buffer.storage.spec(state.rows)
+    return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
 
 
 def deliver(
-    buffer: Buffer, state: BufferState, drawn: Sample, window: Window, arrays: list[jax.Array], ok: jax.Array | None
+    buffer: Buffer,
+    state: BufferState,
+    drawn: Sample,
+    window: Window,
+    arrays: list[jax.Array],
+    ok: jax.Array | None,
+    reading: _transforming.Reading | None,
+    partly: bool = False,
 ) -> tuple[Sample, jax.Array]:
-    """A batch `drawn` without data, with it, and the counters: from what was read, where `ok` says that it was there."""
+    """A batch `drawn` without data, with it, and the counters: from what was read, where `ok` says that it was there.
+
+    `partly`: not all of it was asked for, so that to find nothing is no mistake.
+    """
     spec, structure = buffer.storage.spec(state.rows)
-    data = buffer.view.assemble(spec, structure, arrays, window)
+    data = scoped("assemble", buffer.view.assemble)(spec, structure, arrays, window)
     index, probability, weight, mask = drawn.index, drawn.probability, drawn.weight, drawn.mask
-    counts = {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
+    counts = {} if partly else {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
         why = "draws_refused" if isinstance(buffer.storage, Growable) else "expired_rows"
         counts[why] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
@@ -315,18 +332,21 @@ def deliver(
         if buffer.storage.masks_expired:
             data = _zero_masked(mask, data)
     data, ragged = _split(buffer, state, data)
-    return Sample(data, index, probability, weight, mask, ragged), _count_up(state, **counts)
+    data = _transforming.read(buffer, data, mask, reading)
+    sample = Sample(data, index, probability, weight, mask, ragged)
+    return sample, _count_up(state, **counts) if counts else state.counters
 
 
 def _sample_core(
     buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
-    arrays, ok = buffer.storage.read(state.rows, window.reads)
+    arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
     index = index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = pin(state.token, (arrays, ok, drawn, window.context, index))
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
-    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok)
+    reading = _transforming.reading(buffer, state, key)
+    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
     return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
 
 
@@ -385,9 +405,9 @@ def _update_priority_core(
         assert state.anchors is not None
         spreading: Spreading = buffer.sampler
         before, token = _neighbours.before(state.anchors, state.ring, geometry, slot, spreading.reach, token)
-        sampler = spreading.spread_update(state.sampler, slot, error, before, geometry, token)
+        sampler = scoped("update", spreading.spread_update)(state.sampler, slot, error, before, geometry, token)
     else:
-        sampler = buffer.sampler.update(state.sampler, slot, error, geometry, token)
+        sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
     return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 
@@ -411,7 +431,7 @@ def _update_rows_core(
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
-    rows, no_room = buffer.storage.update(state.rows, slot, leaves, token)
+    rows, no_room = scoped("write", buffer.storage.update)(state.rows, slot, leaves, token)
     counters = _count_up(
         state,
         refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
@@ -434,7 +454,7 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
     spec, structure = buffer.storage.spec(state.rows)
-    arrays, ok = buffer.storage.read(state.rows, [Read(name, at.reshape(-1)) for name in spec])
+    arrays, ok = scoped("read", buffer.storage.read)(state.rows, [Read(name, at.reshape(-1)) for name in spec])
     if ok is not None:
         mask = mask & ok.reshape(mask.shape)
         at = jnp.where(mask, at, jnp.int32(buffer.geometry.capacity))
@@ -590,7 +610,7 @@ def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[s
         counts |= buffer.writer.stats(state.scatter.own)
     if state.ahead is not None:
         counts["stale_draws"] = state.ahead.stale
-    return state, counts | buffer.sampler.stats(state.sampler)
+    return state, counts | buffer.sampler.stats(state.sampler) | _transforming.stats(buffer, state)
 
 
 extend = Verb(_extend_core)

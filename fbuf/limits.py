@@ -52,6 +52,11 @@ from fbuf._wide import Wide
 
 __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
 
+
+def __dir__() -> list[str]:
+    return __all__  # what is imported here is no part of it
+
+
 _MOST = 2**31 - 1
 
 
@@ -221,6 +226,27 @@ class Limit:
                 f"{self.min_size} is reached, a surplus of {float(ratio * start):g}: nothing could be added before that. "
                 f"Use min_size={start}."
             )
+
+    def check_call(self, *, rows: int = 0, draws: int = 0) -> None:
+        """Raises if a call of `rows` rows, or of `draws` draws, could never be allowed once `min_size` rows are held.
+
+        Raises:
+          ValueError: there is less room between `min_diff` and `max_diff` than the call takes.
+        """
+        _check_count("rows", rows, 0)
+        _check_count("draws", draws, 0)
+        low, high = self._bounds
+        if low is None or high is None:
+            return
+        ratio, parts = self._ratio, self._ratio.denominator
+        most = max(high, ratio.numerator * self.min_size)  # up to min_size rows can always be added
+        for count, each, top, what in ((rows, ratio.numerator, high, "rows"), (draws, parts, most, "draws")):
+            if each * count > top - low:
+                raise ValueError(
+                    f"Limit: a call of {count} {what} moves the surplus by {each * count / parts:g}, but from min_diff="
+                    f"{float(self.min_diff or 0):g} there is room for {(top - low) / parts:g}: it could never be allowed. Use "
+                    f"samples_per_insert(..., {what}={count}), or {what} in smaller calls."
+                )
 
     @property
     def _ratio(self) -> Fraction:

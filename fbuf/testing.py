@@ -13,6 +13,12 @@ import jax
 
 from fbuf._tree import tree_bytes
 
+__all__ = ["Memory", "assert_inplace", "measure"]
+
+
+def __dir__() -> list[str]:
+    return __all__  # what is imported here is no part of it
+
 
 class Memory(NamedTuple):
     """What one compiled call needs besides the donated buffer, in bytes."""

@@ -25,6 +25,7 @@ from benchmarks import (
     bench_epoch,
     bench_extend,
     bench_host_store,
+    bench_mixture,
     bench_priorities,
     bench_sample,
     bench_slices,
@@ -447,3 +448,10 @@ def test_topk_holds_what_torchrl_holds() -> None:
     pytest.importorskip("torchrl")
     report = bench_topk.compare(1500, 2) + bench_topk.growth((1000, 2000), 2)  # raises where the ranks differ
     assert len(report) == len(bench_topk.CASES) + 1 and all(r["ratio"] is not None for r in report)
+
+
+@pytest.mark.slow
+def test_mixture_is_measured_beside_its_parts() -> None:
+    example, buffers = bench_mixture.cases(quick=True)["76 bytes a row, uniform"]
+    report = bench_mixture.compare("small", example, buffers, 2)
+    assert [r["target"] for r in report] == ["<= 1.15", None, None] and all(r["ratio"] is not None for r in report)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _files
@@ -122,6 +121,31 @@ def test_marks_made_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -
         other[row, 1, 2] = np.array(float(np.real(values[row, 1, 2])) == 0).astype(kind)
         marks = leaf(other).marks
         assert [i for i, (a, b) in enumerate(zip(marks, plain.marks, strict=True)) if a != b] == [row // 8]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])
+def test_pieces_fetched_from_a_device(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks come at once, in any order they are asked for."""
+    monkeypatch.setattr(_leaves, "SMALL", 0)
+    monkeypatch.setattr(_leaves, "_platform", lambda array: "gpu")
+    values = np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) + 1
+    leaf = _leaves.DeviceLeaf(jnp.asarray(values), whole=True)
+    starts = np.random.default_rng(0).permutation(range(0, rows, leaf.block)).tolist()
+    for start in [*starts, *sorted(starts)]:
+        same(leaf[start : start + leaf.block], values[start : start + leaf.block])
+    same(leaf[0:rows], values)
+
+
+@given(st.data())
+def test_rows_at_the_end_that_are_all_alike(data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(["u1", "?", "<u2", "<f4", "<f8", "<c16"])))
+    shape = (data.draw(st.sampled_from([1, 5, 2000, 40_000])), *data.draw(st.sampled_from([(), (1,), (3, 2)])))
+    values = np.zeros(shape, dtype)
+    values[: data.draw(st.integers(0, shape[0]))] = 1
+    values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = data.draw(st.integers(0, 1))
+    bits = values.reshape(-1).view(np.uint8).reshape(values.size, -1)
+    differs = (bits != bits[-1]).any(axis=1).reshape(shape[0], -1).any(axis=1)
+    assert _leaves._last_differing(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
 
 
 def test_sums_are_those_of_plain_python() -> None:
@@ -468,55 +492,6 @@ def test_arrays_spread_over_devices(tmp_path: Path) -> None:
     same(state, want)
     same(rows, np.arange(48, dtype=np.float32).reshape(8, 6))
     same(columns, np.arange(48, dtype=np.float32).reshape(6, 8))
-
-
-# ----------------------------------------------------------------------------------------------------------- kills
-
-_KILLED = """
-import sys
-import jax.numpy as jnp, numpy as np
-import fbuf
-from tests.test_checkpoint_saving import killable, moment
-buffer, state = killable()
-print("ready", flush=True)
-number = 0
-while True:
-    number += 1
-    fbuf.save(sys.argv[1], buffer, moment(buffer, state, number), wait=number % 2 == 0, sync=False, extra=number)
-"""
-
-
-def killable() -> tuple[fbuf.Buffer, Any]:
-    buffer = fbuf.Buffer(2000, storage=Compressed(keys=("obs",)), sampler=Prioritized())
-    return buffer, filled(buffer, 1500)
-
-
-def moment(buffer: fbuf.Buffer, state: Any, number: int) -> Any:
-    """The state that the save of this number saves: all rows and priorities say so."""
-    rows = {"obs": np.full((8, 16, 16), number % 256, np.uint8), "t": np.full(8, number, np.float32)}
-    state = buffer.extend(state, rows)
-    return buffer.update_priority(state, buffer.last(state, 8).index, np.full(8, number, np.float32))
-
-
-@pytest.mark.parametrize("attempt", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 20))])
-def test_a_kill_leaves_the_old_or_the_new(attempt: int, tmp_path: Path) -> None:
-    path = str(tmp_path / "saved")
-    process = subprocess.Popen([sys.executable, "-c", _KILLED, path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(random.Random(attempt).uniform(0.05, 0.6))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    try:
-        loaded, again, number = fbuf.load(path, extra=True)
-    except fbuf.CheckpointNotFound:
-        assert attempt >= 0  # the first save had not ended
-        return
-    buffer, state = killable()
-    state = moment(buffer, state, number)
-    keys = [jax.random.key(i) for i in range(5)]
-    same([loaded.peek(again, key, 32) for key in keys], [buffer.peek(state, key, 32) for key in keys])
-    fbuf.save(path, loaded, again)
 
 
 def test_rows_of_any_shape_in_the_background(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_info_and_verify(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(run(capsys, "info", "minari:D4RL/door/human-v2", "--json")[1])["rows"] == 3
     assert run(capsys, "verify", "Pong/1")[:2] == (0, "whole\n")
     status, out, err = run(capsys, "info", "Pong/9")
-    assert (status, out) == (1, "") and err.startswith("error: ") and "there is no data set at" in err
+    assert (status, out) == (1, "") and err.startswith("error: Pong/9 is not at ") and "datasets download Pong/9" in err
     assert "Errno" not in err
     assert run(capsys, "verify", "Pong/2")[0] == 1
     data = next((root / "Pong/1/pieces/0").glob("*.st*"), None) or max(

@@ -49,7 +49,7 @@ CATALOGUE: dict[int, tuple[str, ...] | str] = {
     1: (
         "test_files_faults::test_kills_at_random_moments",
         "test_files_faults::test_kills_at_every_call",
-        "test_checkpoint_saving::test_a_kill_leaves_the_old_or_the_new",
+        "test_checkpoint_kills::test_a_kill_leaves_the_old_or_the_new",
     ),
     2: (
         "test_files_faults::test_kills_at_every_call",

@@ -491,19 +491,77 @@ def test_the_generation_before_is_taken_with_a_warning() -> None:
     assert load(PATH, whole) == 2
 
 
+@given(st.data())
+def test_what_changed_is_written_and_nothing_else(data: st.DataObject) -> None:
+    """Blocks of arrays and of other sources, small and large, of which any were changed, in any order of files."""
+    disk, rows = Memory(), data.draw(st.sampled_from([1, 9, 700, 40_000]))
+    array = np.random.default_rng(0).integers(0, 256, (rows, 24), np.uint8)
+    block = data.draw(st.sampled_from([1 + rows // 40, 1 + rows // 3, rows]))
+    blocks = -(-rows // block)
+
+    class Near(Blocks):
+        near = True
+
+    kind = data.draw(st.sampled_from([Near, Blocks]))
+    _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk)
+    for turn in range(data.draw(st.integers(1, 3))):
+        changed = data.draw(st.sets(st.integers(0, blocks - 1), max_size=6))
+        array = array.copy()
+        for number in changed:
+            array[data.draw(st.integers(number * block, min((number + 1) * block, rows) - 1)), 3] ^= 1
+        written = _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk, keep=data.draw(st.integers(1, 2)))
+        size = sum(24 * len(array[n * block : (n + 1) * block]) for n in changed)
+        moves = turn > 0 or 2 * size > array.nbytes  # where less than half of a file is in use, that is written again
+        assert size <= written.bytes_written <= (array.nbytes if moves else size) + 300 * blocks + 2000
+        with _files.read(PATH, disk=disk) as saved:
+            same(saved, {"a": array})
+
+
+def test_a_manifest_that_was_written_by_somebody_else_is_read() -> None:
+    """What this process remembers of its last save is believed only if it is what lies there."""
+    mine, other = Memory(), Memory()
+    save(PATH, 1, mine)
+    save(PATH, 1, other)  # the same path, so this is what is remembered
+    assert save(PATH, 2, mine).bytes_written < 4000
+    mine.names["manifest-000000000002.json"].data[300] ^= 1
+    save(PATH, 3, mine)
+    assert load(PATH, mine) == 3
+
+
+def test_the_manifest_gets_its_name_when_all_else_is_on_the_disk(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Watched(_files.Disk):
+        def fsync(self, fd: int) -> None:
+            super().fsync(fd)
+            done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+
+        def rename(self, old: str, new: str) -> None:
+            done.append("rename")
+            super().rename(old, new)
+
+    for k in (1, 2):
+        done.clear()
+        save(str(tmp_path / "c"), k, Watched())
+        at, folder, number = done.index("rename"), "c", f"00000000000{k}"
+        before = done[:at] if k == 2 else done[1:at]  # the first save waits for the folder's own name, too
+        assert sorted(before) == [folder, f"data-{number}.safetensors", f"manifest-{number}.json.new"]
+        assert done[at + 1 :] == [folder]
+
+
 def test_what_cannot_be_looked_at_is_not_removed() -> None:
     disk = Memory()
-    for k in (1, 2):
-        save(PATH, k, disk)
+    for k in (1, 2, 3):
+        save(PATH, k, disk, keep=3)
     counter = Faulty(disk.copy(), kinds=("open",))
-    save(PATH, 3, counter)
+    save(PATH, 4, counter, keep=3)
     kept = 0
     for at in range(counter.count):
         trial = disk.copy()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
-                save(PATH, 3, Faulty(trial, at, errno.EMFILE, kinds=("open",)))
+                save(PATH, 4, Faulty(trial, at, errno.EMFILE, kinds=("open",)), keep=3)
             except OSError as error:
                 assert "ulimit -n" in str(error)
                 continue
@@ -777,6 +835,17 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
     assert run("verify", path)[0] == 1
     (tmp_path / "c" / "manifest-000000000001.json").write_text("{}")
     assert run("inspect", path)[0] == 1
+
+
+def test_inspect_says_the_date_of_a_save(tmp_path: Path) -> None:
+    for number, (moment, shown) in enumerate(
+        ((1795355945.48, "(2026-11-22 13:59:05 UTC)"), (0, "(1970-01-01 00:00:00 UTC)"))
+        + tuple((other, None) for other in (True, "now", None, 1e300, -1e300, [1], "1795355945"))
+    ):
+        path = str(tmp_path / str(number))
+        _files.write(path, sources(1), {"time": moment})
+        line = next(line for line in run("inspect", path)[1].splitlines() if line.startswith("  time:"))
+        assert line.endswith(shown) if shown else "UTC" not in line
 
 
 def test_layouts_of_every_form() -> None:

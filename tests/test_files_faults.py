@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fbuf import _files
-from tests.checkpoints import PATH, Blocks, Faulty, Killed, Memory, load, same, save
+from tests.checkpoints import PATH, Blocks, Faulty, File, Killed, Memory, load, same, save
 
 ROOT = Path(__file__).resolve().parent.parent
 EXHAUSTIVE = os.environ.get("FBUF_EXHAUSTIVE", "") not in ("", "0")
@@ -201,6 +201,40 @@ def test_failures_of_power_in_a_save_of_nothing_new(sync: bool) -> None:
         if not faulty.failed:
             break
     assert at > 10
+
+
+class Dropping(Memory):
+    """A disk that drops what it could not write when it is waited for; it is read still, and waited for again with success."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped: list[File] = []
+
+    def fsync(self, fd: int) -> None:
+        file = self._open[fd]
+        if file is not None and file in self.dropped:
+            return
+        if self.fails and file is not None and file.pending:
+            file.pending = []
+            self.dropped.append(file)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().fsync(fd)
+
+
+def test_what_the_disk_failed_to_take_is_written_again() -> None:
+    disk = Dropping()
+    save(PATH, 1, disk, sync=False)
+    disk.fails = True
+    with pytest.raises(OSError, match="cannot sync"):
+        save(PATH, 1, disk)
+    disk.fails = False
+    again = save(PATH, 1, disk)
+    assert again.bytes_written > again.bytes_total
+    assert save(PATH, 1, disk).bytes_written < again.bytes_written // 2  # a manifest: the new file is sound
+    for left in disk.crashes(random.Random(0), 5):
+        assert load(PATH, left) == 1
 
 
 def test_a_save_that_does_not_wait_may_be_lost_but_never_lies() -> None:

@@ -24,6 +24,7 @@ from jax import lax
 import fbuf
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated
+from fbuf.transforms import Augment, Cast, Normalize, NormalizeReward, RewardToGo, Scale
 from fbuf.views import Row, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +66,17 @@ BUFFERS = {
     "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
     "ranked": fbuf.Buffer(
         capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, spread=2, normalize="buffer"), view=Transition()
+    ),
+    "transforms": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        view=Transition(n_step=2, stack=2),
+        on_write=(NormalizeReward(), RewardToGo(0.9), Cast("action", "int16")),
+        on_read={
+            "shift": Augment("obs", 1),
+            "frames": Scale(("obs", "next_obs"), offset=1.0),
+            "norm": Normalize("obs"),
+        },
     ),
     "prefetch": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Prioritized(), prefetch=1, batch_size=BATCH),
 }
@@ -119,7 +131,13 @@ def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
     out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
     other = fbuf.Buffer(
-        capacity=16, lanes=buffer.lanes, storage=buffer.storage, sampler=Prioritized(normalize=None), view=Row()
+        capacity=16,
+        lanes=buffer.lanes,
+        storage=buffer.storage,
+        sampler=Prioritized(normalize=None),
+        view=Row(),
+        on_write=buffer.on_write,
+        on_read=Normalize("reward") if buffer.on_read else None,
     )
     out.append(buffer.convert(other, state))
     return state, buffer.clear(state), out

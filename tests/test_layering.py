@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host"),  # words and mechanisms
-    ("_typing", "_errors", "_sample", "_host.owner", "_files"),
-    ("_openrows", "_wide"),
+    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host", "_tables"),  # words and mechanisms
+    ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
+    ("_openrows", "_wide", "_given"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
@@ -31,19 +31,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep", "_tournament"),
     ("_ranks", "_neighbours", "_weights"),
     ("_state",),
-    ("storages", "samplers", "views", "writers"),  # the parts, which never import one another
+    ("storages", "samplers", "views", "writers", "transforms"),  # the parts, which never import one another
+    ("_transforming", "parts"),
     ("_verbs", "_checked", "testing", "torch", "limits"),
-    ("_ahead", "_filled"),
-    ("_plan", "_growth", "_checks"),
+    ("_ahead", "_filled", "_observing"),
+    ("_plan", "_growth", "_checks", "_summary"),
     ("_buffer",),  # glue
+    ("_mixture",),
     ("_presets", "_checkpoint", "_checkedbuffer"),
     ("_replay",),
-    ("interop", "orbax"),
+    ("interop", "orbax", "plot"),
     ("datasets",),
     ("demo",),
     ("__main__", "__init__"),
 )
-PARTS = ("storages", "samplers", "views", "writers")
+PARTS = ("storages", "samplers", "views", "writers", "transforms")
 WITH_JAX = ("_host.owner", "_host.callback", "_host.treecall")  # of the host's modules; the others know numpy alone
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
@@ -182,7 +184,8 @@ def test_no_ordered_effects() -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] not in ("demo", "_host")])
 def test_only_the_host_knows_threads_and_zstd(module: str) -> None:
-    threads = module in ("_replay", "_checkpoint._saving")  # a lock for those who share it; a thread that saves
+    # Who share it and draw ahead; a thread that saves; a loader's that draws ahead.
+    threads = unit(module) == "_replay" or module in ("_checkpoint._saving", "torch._ahead", "torch._loader")
     never = {"threading", "zstandard", "concurrent", "queue"} - ({"threading"} if threads else set())
     assert not {name.split(".")[0] for name in imports(module)} & never
 
@@ -207,7 +210,7 @@ def test_everything_public_is_documented() -> None:
     protocols = documented("_typing", only="Protocol")
     bare = []
     for module, tree in TREES.items():
-        inherited = documented(module) | (protocols if unit(module) in PARTS else set())
+        inherited = documented(module) | (protocols if unit(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
                 continue
@@ -247,8 +250,9 @@ def with_doctests() -> list[str]:
 
 @pytest.mark.parametrize("module", with_doctests())
 def test_doctests(module: str) -> None:
-    if module in ("torch", "orbax"):
-        pytest.importorskip({"torch": "torch", "orbax": "orbax.checkpoint"}[module])
+    for of, needed in {"torch": "torch", "torch._tensordict": "tensordict", "orbax": "orbax.checkpoint"}.items():
+        if of in (module, unit(module)):
+            pytest.importorskip(needed)
     name = f"fbuf.{module}".removesuffix(".__init__")
     failed, tried = doctest.testmod(importlib.import_module(name), verbose=False)
     assert tried and not failed

@@ -290,6 +290,15 @@ def test_threads_keep_the_ratio() -> None:
             lambda: limits.samples_per_insert(1, 5, 7, rows=13, draws=1),
             r"come to 13 when min_size=5 is reached.* Use min_size=13",
         ),
+        (
+            lambda: Limit(2, 10, 0, 40).check_call(rows=21),
+            r"21 rows moves the surplus by 42, .* room for 40: .*rows=21\)",
+        ),
+        (
+            lambda: Limit(1, 60, 0, 40).check_call(draws=61),
+            r"61 draws moves the surplus by 61, .* room for 60: .*draws=61\)",
+        ),
+        (lambda: Limit(1).check_call(rows=-1), r"rows is -1; expected an int from 0"),
         (lambda: limits.queue(0), r"size is 0; expected an int from 1"),
         (lambda: Limit().init(added=-1), r"added is -1; expected an int from 0"),
         (lambda: Limit().init(added=2**64 - 1), r"beyond 63 bits\. Use host=True"),
@@ -299,6 +308,24 @@ def test_threads_keep_the_ratio() -> None:
 def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@given(RATIOS, st.integers(1, 9), st.integers(0, 9), st.integers(0, 30), st.booleans(), st.integers(1, 9))
+def test_what_could_never_be_allowed(ratio: Any, size: int, below: int, room: int, add: bool, count: int) -> None:
+    """Just where no surplus that can be reached allows it."""
+    low = Fraction(str(ratio)) * size - below
+    limit = Limit(ratio, size, low, low + room)
+    each = limit._ratio.numerator
+    first, last = limit._bounds
+    most = last if add else max(last, each * size)
+    surplus = first if add else most
+    pace = limits.LimitState(size, 0, surplus)
+    allowed = limit.can_add(pace, count, size=size) if add else limit.can_sample(pace, count, size=size)
+    try:
+        limit.check_call(**{"rows" if add else "draws": count})
+        assert allowed
+    except ValueError:
+        assert not allowed
 
 
 def test_counts_are_whole() -> None:

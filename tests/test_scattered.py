@@ -495,9 +495,9 @@ def test_a_writer_without_a_method_is_named() -> None:
 
         def init(self, geometry: Any, spec: Any) -> None: ...
 
-    with pytest.raises(TypeError, match=r"has no `choose`; see fbuf._typing.Scattering"):
+    with pytest.raises(TypeError, match=r"has no `choose`; see fbuf.parts.Scattering"):
         fbuf.Buffer(10, writer=Half())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"has no `streams`; see fbuf._typing.Writer"):
+    with pytest.raises(TypeError, match=r"has no `streams`; see fbuf.parts.Writer"):
         fbuf.Buffer(10, writer=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
         fbuf.Buffer(10, writer=fbuf.writers.Ring)  # type: ignore[arg-type]

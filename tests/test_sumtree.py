@@ -561,10 +561,15 @@ def test_words_of_any_key(kind: str) -> None:
 # ---------------------------------------------------------------------------------- duplicates
 
 
+@pytest.mark.parametrize("below", [None, 334, 2**32 // 17 - 5, 2**31])  # in one word for any batch, up to 17, and none
 @pytest.mark.parametrize("batch", [0, 1, 2, 17, 1000])
-def test_keep_last(batch: int) -> None:
-    index = np.random.default_rng(batch).integers(-3, max(1, batch // 3), batch).astype(np.int32)
+def test_keep_last(batch: int, below: int | None) -> None:
+    high = max(1, batch // 3)
+    if below is None:
+        index = np.random.default_rng(batch).integers(-3, high, batch).astype(np.int32)
+    else:  # the largest there may be among them
+        index = (below - 1 - np.random.default_rng(batch).integers(0, high, batch)).astype(np.int32)
     last = {int(i): position for position, i in enumerate(index)}
-    kept = np.asarray(jax.jit(keep_last)(index))
+    kept = np.asarray(jax.jit(keep_last, static_argnums=1)(index, below))
     assert kept.dtype == bool and kept.shape == (batch,)
     np.testing.assert_array_equal(np.flatnonzero(kept), sorted(last.values()))

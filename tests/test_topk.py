@@ -81,6 +81,11 @@ def ids(buffer: fbuf.Buffer, state: Any) -> list[int]:
     return rows.data["id"][rows.mask].tolist()
 
 
+def held(state: Any) -> list[int]:
+    """What a full buffer holds, which were added in the order of their numbers; read without a verb, as that compiles."""
+    return np.sort(np.asarray(state.rows["id"]), axis=-1).tolist()
+
+
 def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
     """Few distinct numbers, so that many are equal; the edges of the dtype among them."""
     if dtype == np.bool_:
@@ -135,8 +140,18 @@ def test_ranks_of_64_bits(dtype: Any) -> None:
         buffer = buffer_of()
         state = buffer.init(example_of(dtype))
         state = put(buffer, state, new)
-        assert ids(buffer, state) == best(list(new))
-        assert buffer.stats(state)["lowest_rank"].item() == min(new[i] for i in best(list(new)))
+        assert held(state) == best(list(new))
+        assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
+
+
+@pytest.mark.parametrize("kind", ["int4", pytest.param("uint4", marks=pytest.mark.slow)])
+def test_ranks_of_four_bits(kind: str) -> None:
+    buffer, dtype = buffer_of(capacity=3), jnp.dtype(kind)
+    ranks = [3, -8, 7, 0, 7] if kind == "int4" else [3, 0, 15, 1, 15]
+    state = buffer.init(example_of(dtype))
+    assert int(buffer.stats(state)["lowest_rank"]) == jnp.iinfo(dtype).min
+    state = buffer.extend(state, {"rank": jnp.array(ranks, dtype), "id": jnp.arange(5, dtype=jnp.int32)})
+    assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
 
 
 @pytest.mark.parametrize("capacity", [1, *(pytest.param(c, marks=pytest.mark.slow) for c in (2, 8, 9, 65))])
@@ -147,7 +162,8 @@ def test_any_capacity(capacity: int) -> None:
         new = rng.integers(0, 50, 50).astype(np.float32)
         state = put(buffer, state, new, len(ranks))
         ranks += new.tolist()
-        assert ids(buffer, state) == best(ranks, capacity)
+        empty = max(capacity - len(ranks), 0)  # slots, which hold zeros
+        assert held(state)[empty:] == best(ranks, capacity)
 
 
 def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
@@ -165,7 +181,7 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
 
     run = jax.jit(lambda state: lax.scan(step, state, rows)[0], donate_argnums=0)
     scanned = run(buffer.init(example_of(np.float32)))
-    assert ids(buffer, few) == ids(buffer, scanned) == ids(laned, many) == best(ranks.tolist())
+    assert ids(buffer, few) == ids(buffer, scanned) == held(many) == best(ranks.tolist())
 
 
 def test_arrivals_beyond_2_to_32() -> None:
@@ -196,6 +212,7 @@ def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -
     ways = {
         way: [_tournament.init(capacity, 1), 0] for way in (_tournament._insert_one_by_one, _tournament._insert_at_once)
     }
+    lowest = jax.jit(_tournament.lowest, static_argnums=(1, 2))
     rng, came, every = np.random.default_rng(0), 0, []
     for turn in range(30):
         rank, keep = rng.integers(0, 40 + turn, number), rng.random(number) < 0.8
@@ -212,19 +229,38 @@ def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -
             assert leaves[:held, 3].tolist() == list(range(held)) and (leaves[held:] == 2**32 - 1).all()
             last = {int(slot): i for i, slot in enumerate(slots) if slot < capacity}
             assert all(tuple(leaves[slot, :3]) == tuple(rows[i]) for slot, i in last.items())
-            assert tuple(np.asarray(_tournament.root(tree))) == min(map(tuple, leaves))
-            low = np.asarray(_tournament.lowest(tree, capacity, number))
+            assert tuple(_tournament.root(np.asarray(tree))) == min(map(tuple, leaves))
+            low = np.asarray(lowest(tree, capacity, number))
             assert [tuple(row[:3]) for row in low.tolist()][: len(kept)] == kept[:number]
             ways[way] = [tree, held]
 
 
+@pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
+@pytest.mark.parametrize("words", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
+    """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
+
+    def insert(tree: Any, rows: Any) -> Any:
+        return _tournament._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
+
+    tree = jax.eval_shape(lambda: _tournament.init(70, words))
+    compiled = jax.jit(insert).lower(tree, jax.ShapeDtypeStruct((100, words + 2), jnp.uint32)).compile()
+    assert compiled.as_text().count("xla_cpu_small_call") == 2
+
+
 def test_words_are_in_the_order_of_the_ranks() -> None:
-    for dtype in KINDS.values():
-        ranks = ranks_of(np.random.default_rng(0), dtype, 100)
-        words = np.asarray(_tournament.encode(jnp.asarray(ranks)))[:, 0]
+    @jax.jit
+    def there_and_back(ranks: Any) -> Any:
+        words = [_tournament.encode(rank) for rank in ranks]
+        return words, [
+            _tournament.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)
+        ]
+
+    every = [ranks_of(np.random.default_rng(0), dtype, 100) for dtype in KINDS.values()]
+    for ranks, words, back in zip(every, *map(jax.device_get, there_and_back(every)), strict=True):
         order = [order_of(r) for r in ranks]
-        assert all((words[i] < words[j]) == (order[i] < order[j]) for i in range(100) for j in range(100))
-        back = np.asarray(_tournament.decode(jnp.asarray(words)[:, None], ranks.dtype, jnp.zeros((), ranks.dtype)))
+        place = {rank: i for i, rank in enumerate(sorted(set(order)))}
+        assert np.array_equal(np.unique(words[:, 0], return_inverse=True)[1], [place[rank] for rank in order])
         assert all(b == r or order_of(r) == (False, 0) for b, r in zip(back, ranks, strict=True))
 
 
@@ -236,11 +272,11 @@ def test_a_function_of_a_row_ranks_it() -> None:
     rows = {"next": {"reward": pairs}, "id": np.arange(40, dtype=np.int32)}
     buffer = buffer_of(lambda row: row["next"]["reward"].sum() - row["id"] * jnp.float32(0.5))
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    assert ids(buffer, state) == best((pairs.sum(axis=1) - rows["id"] * 0.5).tolist())
+    assert held(state) == best((pairs.sum(axis=1) - rows["id"] * 0.5).tolist())
     assert buffer_of(("next", "value")).writer == TopK("next/value")
     array = buffer_of(lambda row: -row[0], capacity=2)
     state = array.extend(array.init(jnp.zeros(2)), jnp.array([[3.0, 0], [1.0, 0], [2.0, 0]]))
-    assert np.asarray(array.rows(state).data)[:, 0].tolist() == [1, 2]
+    assert sorted(np.asarray(state.rows)[:, 0].tolist()) == [1, 2]
 
 
 def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
@@ -258,12 +294,11 @@ def test_vmapped_buffers_keep_their_own() -> None:
     ranks[1] = 0
     numbers = np.tile(np.arange(40, dtype=np.int32), (3, 1))
     extend = jax.jit(jax.vmap(buffer.extend))
-    states = jax.vmap(lambda _: buffer.init(example_of(np.float32)))(jnp.arange(3))
+    states = jax.tree.map(lambda x: np.stack([x] * 3), buffer.init(example_of(np.float32)))
     states = extend(states, {"rank": ranks, "id": numbers})
     states = extend(states, {"rank": ranks + np.float32([[0], [1], [0]]), "id": numbers + 40})
     for i in range(3):
-        one = jax.tree.map(lambda x, i=i: x[i], states)
-        assert ids(buffer, one) == best([*ranks[i].tolist(), *(ranks[i] + (i == 1)).tolist()])
+        assert held(states)[i] == best([*ranks[i].tolist(), *(ranks[i] + (i == 1)).tolist()])
 
 
 # ------------------------------------------------------------------------------------------- kept, moved, drawn ahead
@@ -307,6 +342,7 @@ def test_a_replay_draws_ahead_from_it() -> None:
     assert replay.stats()["lowest_rank"] == 28 and replay.stats()["nan_ranks"] == 1
 
 
+@pytest.mark.slow
 def test_it_is_checked_and_converted() -> None:
     buffer, other = buffer_of(), buffer_of(sampler=fbuf.samplers.Prioritized())
     state = put(fbuf.checked(buffer), buffer.init(example_of(np.float32)), np.arange(40, dtype=np.float32))

@@ -16,20 +16,26 @@ import numpy as np
 from jax import lax
 
 from fbuf._checkpoint import _fingerprint
+from fbuf._files import SavedArray
 
 BLOCK_BYTES = 256 * 1024
+_LEAST_BYTES = 32 * 1024
+_USUAL_BLOCKS, _MOST_BLOCKS = 1024, 4096
 SMALL = 64 * 1024
 """Bytes up to which an array is fetched whole."""
 _AT_ONCE = 4 * 1024 * 1024
 """Bytes up to which one is made on the host first."""
-_MOST_BLOCKS = 4096
+_PUT = 1024 * 1024
+"""Bytes of a larger one that go there at once."""
 
 
 def rows_of_block(shape: tuple[int, ...], itemsize: int) -> int:
-    """Rows of a block, a power of two: about 256 KiB, more where there would be too many. By the whole shape, so that an array
-    has the same blocks however full it is."""
+    """Rows of a block, a power of two: about 32 KiB, since each lane of a buffer is written to at a place of its own; of large
+    arrays up to 256 KiB, and more where there would be too many. By the whole shape, so that an array has the same blocks
+    however full it is."""
     item = max(int(np.prod(shape[1:], dtype=np.int64)) * itemsize, 1)
-    wanted = max(BLOCK_BYTES // item, -(-shape[0] // _MOST_BLOCKS), 1)
+    size = min(max(shape[0] * item // _USUAL_BLOCKS, _LEAST_BYTES), BLOCK_BYTES)
+    wanted = max(size // item, -(-shape[0] // _MOST_BLOCKS), 1)
     return 1 << (wanted - 1).bit_length() if wanted > 1 else 1
 
 
@@ -51,6 +57,7 @@ class DeviceLeaf:
         kept, self.fill = (self.rows, b"") if whole else self._written()
         self.shape = (kept, *self._array.shape[1:])
         self.block = rows_of_block((self.rows, *self.shape[1:]), self.dtype.itemsize)
+        self._fetched: tuple[int, np.ndarray] | None = None  # rows, and the first of them: some blocks at once
 
     @property
     def near(self) -> bool:
@@ -70,11 +77,15 @@ class DeviceLeaf:
             return self._from_shards(start, stop)
         if self.near:
             return np.asarray(self._array)[start:stop]  # a view; dropped when it has been written
-        size = min(self.block, self._array.shape[0])
-        first = min(start, self._array.shape[0] - size)
-        if stop - first > size:
-            return np.asarray(self._array[start:stop])
-        return np.asarray(_cut(self._array, first, size))[start - first : stop - first]
+        whole, item = self._array.shape[0], int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        size = min(max(BLOCK_BYTES // max(item, 1), self.block), whole)
+        if self._fetched is None or not self._fetched[0] <= start <= stop <= self._fetched[0] + len(self._fetched[1]):
+            first = min(start, whole - size)
+            if stop - first > size:
+                return np.asarray(self._array[start:stop])
+            self._fetched = first, np.asarray(_cut(self._array, first, size))
+        first, rows = self._fetched
+        return rows[start - first : stop - first]
 
     def _from_shards(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self._array.shape[1:]), self.dtype)
@@ -121,15 +132,15 @@ def _last_differing(view: np.ndarray) -> int:
     for stop in range(rows, 0, -step):
         start = max(stop - step, 0)
         part = np.ascontiguousarray(view[start:stop])
-        bits = part.reshape(-1).view(np.uint8).view(word).reshape(stop - start, -1, max(size // word.itemsize, 1))
-        last = bits[-1, -1].copy() if last is None else last
-        differs = np.flatnonzero((bits != last).any(axis=(1, 2)))
-        if differs.size:
-            return start + int(differs[-1]) + 1
+        bits = part.reshape(-1).view(np.uint8).view(word).reshape(-1, max(size // word.itemsize, 1))
+        last = bits[-1].copy() if last is None else last
+        differs = bits != (last if len(last) > 1 else last[0])
+        if differs.any():
+            return start + int(np.flatnonzero(differs.reshape(stop - start, -1).any(axis=1))[-1]) + 1
     return 0
 
 
-def place(source: Any, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.Array:
+def place(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.Array:
     """A new array on the default device: a source's rows, then others of one element's bits.
 
     A large one is made there, and filled a few blocks at a time, in place.
@@ -138,17 +149,20 @@ def place(source: Any, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.A
     element = np.frombuffer(fill, dtype)[0] if fill else np.zeros((), dtype)
     kept = source.shape[0]
     if int(np.prod(flat, dtype=np.int64)) * dtype.itemsize <= _AT_ONCE:
-        whole = np.full(flat, element, dtype)
-        whole[:kept] = source[0:kept]
+        whole = np.empty(flat, dtype)
+        source.fill(0, whole[:kept])
+        whole[kept:] = element
         return jnp.array(whole.reshape(shape))
     with jax.debug_nans(False), jax.debug_infs(False):  # whatever was saved comes back
         out = jnp.full(flat, element, dtype)
-        size = min(max(4 * rows_of_block(flat, dtype.itemsize), 1), flat[0])
+        block = rows_of_block(flat, dtype.itemsize)
+        size = min(max(_PUT * flat[0] // out.nbytes // block, 1) * block, flat[0])
         for start in range(0, kept, size):
             first = min(start, flat[0] - size)
-            part = np.full((size, *flat[1:]), element, dtype)
             stop = min(first + size, kept)
-            part[: stop - first] = source[first:stop]
+            part = np.empty((size, *flat[1:]), dtype)
+            source.fill(first, part[: stop - first])
+            part[stop - first :] = element
             out = _put(out, part, first)
         return out.reshape(shape)
 

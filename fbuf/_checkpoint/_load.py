@@ -17,21 +17,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _ahead, _checks, _files
+from fbuf import _ahead, _checks, _files, _observing
 from fbuf._buffer import Buffer
-from fbuf._checkpoint import _extra, _match, _move, _parts, _room
+from fbuf._checkpoint import _extra, _match, _mixed, _move, _parts, _room
 from fbuf._checkpoint._leaves import place
 from fbuf._checkpoint._save import Progress, checked_path
+from fbuf._given import Given
 from fbuf._host import owner
 from fbuf._host.folder import undone
+from fbuf._mixture import Mixture
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf.storages import _arrays
 
+_KNOWN = "state/transforms/read/"
+"""What stages of `on_read` know, by their names."""
+
 
 def load(
     path: str | os.PathLike[str],
-    buffer: Buffer | None = None,
+    buffer: Buffer | Mixture | None = None,
     *,
     example: Any = None,
     verify: Any = "full",
@@ -46,7 +51,8 @@ def load(
     host store is a new one, of this process. Batches go on bit for bit, given the same keys.
 
     Args:
-      path: The folder.
+      path: The folder. Of a `Mixture` that was saved `buffer` is a mixture of the same names; `example` and `resize` are dicts
+        by name, and what follows holds of each of its buffers.
       buffer: None: the one that was saved. Else one that the state must be of; it may differ in what the state does not depend
         on: what a view makes of the rows it draws (`gamma`, ...), `prefetch` and `batch_size` (what was drawn ahead is then
         dropped), settings of draws (`stratified`, `replace`, `drop_last`, ...), where priorities lie (`on`), the path of its
@@ -89,6 +95,12 @@ def load(
 
     def build(saved: _files.Saved) -> Any:
         beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
+        if "mixture" in saved.meta:
+
+            def one(part: Any, buffer: Buffer | None, example: Any, size: Any) -> tuple[Buffer, BufferState]:
+                return restored(call, part, buffer, example, size, verify)
+
+            return *_mixed.restored(call, saved, buffer, example, resize, one), *beside
         return *restored(call, saved, buffer, example, resize, verify), *beside
 
     return from_newest(call, path, verify, progress, build)
@@ -108,7 +120,8 @@ def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
         )
 
     def checked(saved: _files.Saved) -> Any:
-        if not {"buffer", "rows", "rule", "placed", "extra", "replay"} <= saved.meta.keys():
+        one = saved.meta.keys() >= {"buffer", "rows", "rule", "placed", "extra", "replay"}
+        if not one and not saved.meta.keys() >= _mixed.KEYS:
             raise _files.SchemaError(
                 f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
             )
@@ -123,13 +136,11 @@ def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
     return _files.restore(checked_path(call, path), checked, verify=verify, progress=progress)
 
 
-def restored(
-    call: str, saved: _files.Saved, buffer: Buffer | None, example: Any, resize: Any, verify: Any
-) -> tuple[Buffer, BufferState]:
+def restored(call: str, saved: Any, buffer: Any, example: Any, resize: Any, verify: Any) -> tuple[Buffer, BufferState]:
     """The buffer and its state."""
     path, meta = saved.path, saved.meta
     reader, target, keeps_ahead = _match.match(call, path, meta, buffer, resize)
-    spec, structure = _match.rows_of(call, path, meta, reader, example)
+    spec, structure, was = _match.rows_of(call, path, meta, reader, example)
     _checks.check_fields(call, target, spec)
     target.storage.host_keys(spec)
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
@@ -137,11 +148,14 @@ def restored(
     given = buffer is not None and example is not None
     with undone(getattr(target.storage, "path", None)):
         if (reader.storage, reader.capacity) == (target.storage, target.capacity):
-            state = _read(call, saved, reader, spec, structure, given)
+            state = _read(call, saved, reader, spec, structure, was, given)
         else:
             with _apart(reader, target) as reader:
-                state = _read(call, saved, reader, spec, structure, given)
+                state = _read(call, saved, reader, spec, structure, was, given)
                 state = _move.moved(f"{call}: {path}", reader, target, state)
+        if reader.on_read != target.on_read:
+            before = dataclasses.replace(target, on_read=reader.on_read, prefetch=0, batch_size=None)
+            state = _observing.observed(target, dataclasses.replace(state, ahead=None), since=before)
         if not keeps_ahead:
             state = dataclasses.replace(state, ahead=None)
             state = dataclasses.replace(state, ahead=_ahead.nothing(target, state))
@@ -162,13 +176,16 @@ def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
         yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 
 
-def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure: Any, given: bool) -> BufferState:
-    placed = saved.meta["placed"]
-    abstract = _parts.template(reader, spec, structure)
+def _read(
+    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: Given | None, given: bool
+) -> BufferState:
+    placed, stages = saved.meta["placed"], () if reader.on_read is None else reader.on_read.names
+    abstract = _parts.template(reader, spec, structure, was)
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in _parts.packed(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
+    there = {n for n in there if not n.startswith(_KNOWN) or n.removeprefix(_KNOWN).split("/")[0] in stages}
     found = {n: _Found(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     _match.check_leaves(call, saved.path, found, wanted)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
@@ -182,9 +199,7 @@ def _read(call: str, saved: _files.Saved, reader: Buffer, spec: Spec, structure:
     return _parts.unpacked(reader, abstract, leaves, made)
 
 
-def _check_sizes(
-    call: str, saved: _files.Saved, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool
-) -> None:
+def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:
     """Refuses arrays of rows larger than this buffer has, and a state that nobody asked for and has no room."""
     there = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
     claimed = _room.nbytes((_whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
@@ -210,13 +225,13 @@ def _shape_of(leaf: Any) -> Any:
     return _Found((leaf.rows,), leaf.array.dtype) if isinstance(leaf, _parts.Prefix) else leaf
 
 
-def _whole_shape(saved: _files.Saved, name: str) -> tuple[int, ...]:
+def _whole_shape(saved: Any, name: str) -> tuple[int, ...]:
     """Of a leaf as it is in the state."""
     placed: Mapping[str, Any] = saved.meta["placed"]
     return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
 
 
-def _placed(saved: _files.Saved, name: str) -> Any:
+def _placed(saved: Any, name: str) -> Any:
     source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
     shape = _whole_shape(saved, name)
     if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:

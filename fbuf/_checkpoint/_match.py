@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fbuf import _files
+from fbuf import _files, _transforming
 from fbuf._buffer import Buffer
 from fbuf._checkpoint import _describe, _spec
 from fbuf._checkpoint._describe import shown
+from fbuf._given import Given, given
 from fbuf._tree import Spec, spec_of
 from fbuf._typing import ReadOnly
 from fbuf.storages import Ragged
@@ -47,7 +48,7 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     Raises:
       SchemaError: they do not go together; or what is saved names something of a user's own, and no buffer is given.
     """
-    config = meta["buffer"]
+    config = {"on_write": None, "on_read": None, **meta["buffer"]}  # earlier releases had none
     if buffer is None:
         lacking = _describe.missing(config)
         if lacking is not None:
@@ -65,14 +66,18 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     _check_lanes(call, path, config, target)
     _check_same(call, path, "writer", config, given, ())
     _check_same(call, path, "sampler", config, given, _FREE_SAMPLER.get(config["sampler"].get("type"), ()))
+    _check_same(call, path, "on_write", config, given, ())
     _check_rule(call, path, meta, target)
     same_storage = not _beyond(config["storage"], given["storage"], _FREE_STORAGE) and _in_files(config) == _in_files(
         given
     )
     storage = target.storage if same_storage else _saved_storage(call, path, config)
-    same = not any(_describe.differing(config[field], given[field]) for field in ("prefetch", "batch_size", "view"))
+    same = not any(
+        _describe.differing(config[field], given[field]) for field in ("prefetch", "batch_size", "view", "on_read")
+    )
     keeps = same_storage and same and config["capacity"] == target.capacity
     ahead: dict[str, Any] = {} if keeps else {"prefetch": 0, "batch_size": None}
+    ahead["on_read"] = _same_stages(config["on_read"], target)
     reader = dataclasses.replace(target, capacity=config["capacity"], storage=storage, **ahead)
     return Match(reader, target, keeps)
 
@@ -88,13 +93,38 @@ def build(call: str, path: str, config: Any) -> Any:
         ) from None
 
 
-def rows_of(call: str, path: str, meta: Mapping[str, Any], reader: Buffer, example: Any) -> tuple[Spec, Any]:
+def _same_stages(saved: Any, target: Buffer) -> Any:
+    """The stages of `on_read` that go on with what they knew: those that were saved under their names."""
+    if target.on_read is None:
+        return None
+    pairs = [pair["tuple"] for pair in saved["stages"]["tuple"]] if saved is not None else []
+    was = {name: stage for name, stage in pairs}
+    return tuple(pair for pair in target.on_read if was.get(pair[0]) == _describe.describe(pair[1]))
+
+
+def rows_of(
+    call: str, path: str, meta: Mapping[str, Any], reader: Buffer, example: Any
+) -> tuple[Spec, Any, Given | None]:
+    """Spec and structure of a row as it is stored, and what it is before `on_write`.
+
+    Raises:
+      SchemaError: as for `_rows_of`.
+    """
+    if reader.on_write is None:
+        return *_rows_of(call, path, meta["rows"], reader, example), None
+    spec, structure = _rows_of(call, path, meta["given"], reader, example)
+    was = given(structure.unflatten(spec.values()))
+    stored, _ = _transforming.stored(call, reader, was.example)
+    return *_rows_of(call, path, meta["rows"], reader, stored), was
+
+
+def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, example: Any) -> tuple[Spec, Any]:
     """Spec and structure of a row.
 
     Raises:
       SchemaError: the example is not like it; one is needed and not given; or x64 is off and rows have 64 bits.
     """
-    spec, encoded = _spec.spec_of(meta["rows"]["leaves"]), meta["rows"]["structure"]
+    spec, encoded = _spec.spec_of(rows["leaves"]), rows["structure"]
     for name, leaf in spec.items():
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             raise _files.SchemaError(

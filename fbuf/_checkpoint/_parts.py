@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf import _ahead, _ranks, _sumtree
 from fbuf._buffer import Buffer
+from fbuf._given import Given
 from fbuf._ranks import Ranks
 from fbuf._state import BufferState
 from fbuf._tree import Spec
@@ -36,10 +37,10 @@ class Prefix:
         self.array, self.rows = array, rows
 
 
-def template(buffer: Buffer, spec: Spec, structure: Any) -> BufferState:
+def template(buffer: Buffer, spec: Spec, structure: Any, given: Given | None) -> BufferState:
     """What a state of `buffer` is, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
-        partial(_ahead.empty_state, buffer), buffer.storage.abstract(buffer.geometry, spec, structure)
+        partial(_ahead.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)
     )
 
 

@@ -20,11 +20,12 @@ import numpy as np
 
 from fbuf import _files
 from fbuf._buffer import Buffer
-from fbuf._checkpoint import _describe, _extra, _parts, _saving, _spec
+from fbuf._checkpoint import _describe, _extra, _mixed, _parts, _saving, _spec
 from fbuf._checkpoint._held import Held
 from fbuf._checkpoint._leaves import DeviceLeaf
 from fbuf._checkpoint._saving import Saving
 from fbuf._host import owner
+from fbuf._mixture import Mixture, MixtureState
 from fbuf._state import BufferState
 
 Progress = Callable[[int, int], None]
@@ -34,8 +35,8 @@ _INSTEAD = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.b
 
 def save(
     path: str | os.PathLike[str],
-    buffer: Buffer,
-    state: BufferState,
+    buffer: Buffer | Mixture,
+    state: BufferState | MixtureState,
     *,
     keep: int = 2,
     extra: Any = None,
@@ -50,8 +51,8 @@ def save(
 
     Args:
       path: A folder; made if it is not there. One path, many saves.
-      buffer: The buffer; its configuration is saved too. Functions of yours (`views.Hindsight`, `storages.Ragged(encode=...)`)
-        and parts of yours are noted by name; `load` then asks for the buffer.
+      buffer: The buffer, or a `Mixture`; its configuration is saved too. Functions of yours (`views.Hindsight`,
+        `storages.Ragged(encode=...)`) and parts of yours are noted by name; `load` then asks for the buffer.
       state: Its state: concrete, and not donated. Any state of it, also an old one (rows of a host storage that have expired
         are missing then, as they are missing now).
       keep: Generations that stay, this one included.
@@ -105,18 +106,23 @@ def saved(
         beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
         mine, meta["replay"] = ({}, None) if own is None else own
         arrays |= beside | mine
-        theirs = type(buffer.storage).__module__.split(".")[0] != "fbuf"
-        sources = arrays if wait else _kept(folder, arrays, theirs)
+        sources = arrays if wait else _kept(folder, arrays, _rows_of_theirs(buffer))
         work = functools.partial(_files.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
         return Saving(folder, work, wait=wait)
 
 
-def _kept(folder: str, arrays: Mapping[str, Any], theirs: bool) -> dict[str, Any]:
+def _rows_of_theirs(buffer: Buffer | Mixture) -> tuple[str, ...]:
+    """What names of arrays begin with that are of a user's own storages."""
+    members = {"": buffer} if isinstance(buffer, Buffer) else _mixed.by_prefix(buffer)
+    return tuple(f"{begin}rows/" for begin, b in members.items() if type(b.storage).__module__.split(".")[0] != "fbuf")
+
+
+def _kept(folder: str, arrays: Mapping[str, Any], theirs: tuple[str, ...]) -> dict[str, Any]:
     """Sources that stay as they are when the state is donated: a host store's are so anyhow, but perhaps not a user's own
     storage's (`theirs`)."""
 
     def held(name: str, source: Any, last: Any) -> Any:
-        loose = isinstance(source, DeviceLeaf) or (theirs and name.startswith("rows/"))
+        loose = isinstance(source, DeviceLeaf) or name.startswith(theirs)
         return Held(name, source, last) if loose else source
 
     try:
@@ -138,6 +144,9 @@ def checked_path(call: str, path: Any) -> str:
 
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Refuses what cannot be saved, before anything is done."""
+    if isinstance(buffer, Mixture):
+        _mixed.check_state(call, buffer, state, check_state)
+        return
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
     if not isinstance(buffer, Buffer):
         write = _INSTEAD.get(type(buffer).__name__, usage)
@@ -171,8 +180,14 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
         )
 
 
-def gathered(call: str, buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sources by name, and what the manifest says of them."""
+def gathered(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sources by name, and what the manifest says of them; of a buffer, or of a mixture."""
+    if isinstance(buffer, Mixture):
+        return _mixed.gathered(buffer, state, _gathered)
+    return _gathered(buffer, state)
+
+
+def _gathered(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[str, Any]]:
     state = jax.tree.map(jnp.asarray, state)  # one that was fetched has numpy's
     jax.block_until_ready(state)  # what is being written to a store is there then
     named = {f"rows/{name}": leaf for name, leaf in buffer.storage.to_arrays(state.rows).items()}
@@ -193,6 +208,7 @@ def gathered(call: str, buffer: Buffer, state: BufferState) -> tuple[dict[str, A
         elif leaf.shape == ():  # of a storage of the user's own
             placed[name] = [[], ""]
     spec, structure = buffer.storage.spec(state.rows)
+    given = None if buffer.on_write is None else buffer.given_spec(state)
     anchors = state.anchors
     return arrays, {
         "fbuf": _version(),
@@ -202,6 +218,7 @@ def gathered(call: str, buffer: Buffer, state: BufferState) -> tuple[dict[str, A
         "x64": jax.dtypes.canonicalize_dtype(np.int64) == np.int64,
         "buffer": _describe.describe(buffer),
         "rows": {"leaves": _spec.leaves(spec), "structure": _spec.encode(structure)},
+        "given": None if given is None else {"leaves": _spec.leaves(given[0]), "structure": _spec.encode(given[1])},
         "rule": None if anchors is None else _describe.describe(anchors.rule),
         "placed": placed,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from fbuf._checkpoint._leaves import DeviceLeaf
 from fbuf._checkpoint._save import saved
 from fbuf._checkpoint._saving import Saving
 from fbuf._state import BufferState
+from fbuf.limits import Limit, LimitState
 
 
 class Shell(NamedTuple):
@@ -26,6 +28,8 @@ class Shell(NamedTuple):
     counters: np.ndarray
     strict: bool
     unlimited: bool
+    limit: Limit | None
+    pace: LimitState | None  # in Python ints
 
 
 def save(path: Any, shell: Shell, keep: int, extra: Any, wait: bool, sync: bool, progress: Any) -> Saving:
@@ -34,7 +38,12 @@ def save(path: Any, shell: Shell, keep: int, extra: Any, wait: bool, sync: bool,
         "replay/key": DeviceLeaf(jax.random.key_data(shell.key), whole=True),
         "replay/counters": shell.counters.copy(),
     }
-    note = {"impl": str(jax.random.key_impl(shell.key)), "strict": shell.strict, "unlimited": shell.unlimited}
+    note = {
+        "impl": str(jax.random.key_impl(shell.key)),
+        "strict": shell.strict,
+        "unlimited": shell.unlimited,
+        "limit": _note(shell.limit, shell.pace),
+    }
     return saved("Replay.save", path, shell.buffer, shell.state, (arrays, note), keep, extra, wait, sync, progress)
 
 
@@ -55,12 +64,40 @@ def load(
                 f"{call}: {file.path} was saved by fbuf.save, without a key; expected what Replay.save wrote. Load it with "
                 f"fbuf.load(path)."
             )
+        limit, pace = _limit(call, file.path, note.get("limit"))
         beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
         loaded, state = _load.restored(call, file, buffer, example, resize, verify)
         data = np.asarray(file.arrays["replay/key"])
         key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
         counters = np.array(file.arrays["replay/counters"])
-        return Shell(loaded, state, key, counters, note["strict"], note["unlimited"]), beside
+        shell = Shell(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
+        return shell, beside
 
     made: tuple[Shell, Any] = _load.from_newest(call, path, verify, progress, build)
     return made
+
+
+_NUMBERS = ("samples_per_insert", "min_diff", "max_diff")
+
+
+def _note(limit: Limit | None, pace: LimitState | None) -> dict[str, Any] | None:
+    """A limit and its counts as JSON: numbers as they are, fractions as text."""
+    if limit is None or pace is None:
+        return None
+    numbers = {name: getattr(limit, name) for name in _NUMBERS}
+    plain = {n: x if x is None or isinstance(x, (int, float)) else str(Fraction(str(x))) for n, x in numbers.items()}
+    return {**plain, "min_size": int(limit.min_size), "added": pace.added, "drawn": pace.drawn}
+
+
+def _limit(call: str, path: Any, note: Any) -> tuple[Limit | None, LimitState | None]:
+    if note is None:
+        return None, None
+    try:
+        numbers = {name: Fraction(note[name]) if isinstance(note[name], str) else note[name] for name in _NUMBERS}
+        limit = Limit(min_size=note["min_size"], **numbers)
+        return limit, limit.init(added=note["added"], drawn=note["drawn"], host=True)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise _files.SchemaError(
+            f"{call}: what {path} says of the limit makes no sense ({error}); expected what Replay.save wrote. Load another "
+            f"checkpoint."
+        ) from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fbuf._files._data import OpenFile
-from fbuf._files._folder import DAMAGED, Folder
+from fbuf._files._folder import DAMAGED, LOST, Folder
 from fbuf._files._manifest import Manifest
 from fbuf._files._sources import Plan
 from fbuf._host.arrays import Array, StoreCorrupted
@@ -22,7 +24,7 @@ class Old:
         self.files: list[OpenFile | None] = []
         for generation in folder.generations():
             try:
-                manifest = folder.manifest(generation)
+                manifest = folder.manifest(generation, known=True)
             except StoreCorrupted:
                 continue
             if manifest.save not in DAMAGED:
@@ -31,12 +33,18 @@ class Old:
         if self.manifest is not None:
             for entry in self.manifest.files:
                 try:
-                    self.files.append(OpenFile(folder.disk, folder.path, entry))
+                    lost = entry.save in LOST and not entry.synced
+                    self.files.append(None if lost else OpenFile(folder.disk, folder.path, entry))
                 except StoreCorrupted:
                     self.files.append(None)
                 except BaseException:
                     self.close()
                     raise
+
+    @property
+    def whole(self) -> Manifest | None:
+        """The generation, if all its files are usable."""
+        return None if None in self.files else self.manifest
 
     def close(self) -> None:
         """Closes the files."""
@@ -49,29 +57,79 @@ class Column:
     """An array on its way: where its blocks lie, by the numbers of the old files; `NEW`: in the new one."""
 
     def __init__(self, plan: Plan, old: Old) -> None:
-        self.plan, count = plan, plan.layout.count
+        self.plan, count, self._files = plan, plan.layout.count, old.files
         self.file, self.offset, self.crc = (np.full(count, NEW, np.int64) for _ in range(3))
         self.marks = [plan.mark(i) for i in range(count)]
         self.before: Array = np.full(count, -1, np.int64)  # the old block of the same key, if it is usable
         self.entry = old.manifest.arrays.get(plan.name) if old.manifest else None
         if self.entry is None or not self.entry.layout.matches(plan.layout):
             return
-        was, sizes, now = self.entry.layout, self.entry.layout.sizes, plan.layout.sizes
-        place = None if was.keys is None else {key: i for i, key in enumerate(was.keys)}
-        usable = [file is not None for file in old.files]
-        for i in range(count):
-            j = place.get(plan.layout.key(i), -1) if place is not None else i if i < was.count else -1
-            if j >= 0 and sizes[j] == now[i] and usable[self.entry.file[j]]:
-                self.before[i] = j
-        for i in np.flatnonzero(self.before >= 0).tolist():
-            j = int(self.before[i])
-            if self.marks[i] is not None and self.entry.marks is not None and self.marks[i] == self.entry.marks[j]:
-                self.keep(i, j)
+        was, now = self.entry.layout, plan.layout
+        if was.keys is None:
+            self.before[: was.count] = np.arange(was.count)[:count]
+        else:
+            place = {key: i for i, key in enumerate(was.keys)}
+            self.before[:] = [place.get(now.key(i), -1) for i in range(count)]
+        usable = np.array([file is not None for file in old.files], bool)
+        there = self.before >= 0
+        j = self.before[there]
+        self.before[there] = np.where((was.sizes[j] == now.sizes[there]) & usable[self.entry.file[j]], j, -1)
+        if plan.marks is None or self.entry.marks is None:
+            return
+        marks, old_marks, before = self.marks, self.entry.marks, self.before.tolist()
+        same = [j >= 0 and marks[i] is not None and marks[i] == old_marks[j] for i, j in enumerate(before)]
+        self._take(np.flatnonzero(same))
 
-    def keep(self, i: int, j: int) -> None:
-        """Block `i` is block `j` of the last save."""
+    def keep(self, start: int, stop: int) -> None:
+        """Blocks `start` to `stop` are those of the last save."""
+        self._take(np.arange(start, stop))
+
+    def _take(self, which: Array) -> None:
         assert self.entry is not None
-        self.file[i], self.offset[i], self.crc[i] = self.entry.file[j], self.entry.offset[j], self.entry.crc[j]
+        j = self.before[which]
+        self.file[which], self.offset[which], self.crc[which] = (
+            self.entry.file[j],
+            self.entry.offset[j],
+            self.entry.crc[j],
+        )
+
+    def older(self, i: int) -> tuple[OpenFile, int] | None:
+        """The file and the place of the bytes that block `i` is to be compared with."""
+        j = int(self.before[i])
+        if j < 0 or self.file[i] != NEW:
+            return None
+        assert self.entry is not None
+        file = self._files[self.entry.file[j]]
+        assert file is not None
+        return file, int(self.entry.offset[j])
+
+    def runs(self, most: int) -> Iterator[tuple[int, int]]:
+        """First and end of blocks that fare alike: kept; or of `most` bytes at a time, but for single blocks, new, or to be
+        compared with bytes that lie in one piece."""
+        count, sizes = len(self.file), self.plan.layout.sizes
+        if count < 2:
+            yield from ((0, 1),)[:count]
+            return
+        kind = np.where(self.file != NEW, 0, np.where(self.before < 0, 1, 2))
+        compared = np.flatnonzero(kind == 2)
+        file, at = np.full(count, NEW, np.int64), np.zeros(count, np.int64)
+        if len(compared):
+            assert self.entry is not None
+            j = self.before[compared]
+            file[compared], at[compared] = self.entry.file[j], self.entry.offset[j] - np.cumsum(sizes)[compared]
+        breaks = (np.diff(kind) != 0) | (np.diff(file) != 0) | (np.diff(at) != 0)
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
+        for start, stop in zip(starts, starts[1:], strict=False):
+            if not kind[start]:
+                yield start, stop
+                continue
+            total = 0
+            for i, size in enumerate(sizes[start:stop].tolist(), start):
+                if total and total + size > most:
+                    yield start, i
+                    start, total = i, 0
+                total += size
+            yield start, stop
 
     def kept(self, file: int) -> list[int]:
         """Blocks that lie in an old file."""

@@ -35,9 +35,16 @@ def tensor_name(name: str, layout: Layout, index: int) -> str:
     return f"{name}#{layout.key(index)}"
 
 
-def header_room(name: str, layout: Layout, index: int) -> int:
-    """Bytes that a block may take in the header, and more."""
-    return len(_dumps({tensor_name(name, layout, index): _info(layout, index, 1 << 48, 1 << 48)}))
+def header_room(name: str, layout: Layout, which: Array) -> int:
+    """Bytes that some blocks may take in the header, and more."""
+    number = len(which)
+    if not number:
+        return 0
+    kind, shape = stored(layout.dtype, layout.shape)  # no block has more rows
+    each = len(_dumps({f"{name}#": {"dtype": kind, "shape": shape, "data_offsets": [1 << 48, 1 << 48]}}))
+    if layout.keys is None:
+        return number * (each + len(str(layout.count)))
+    return number * each + len(_dumps([layout.keys[i] for i in which.tolist()]))
 
 
 class DataFile:
@@ -64,19 +71,21 @@ class DataFile:
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._at = self._begun = self._data
 
-    def add(self, name: str, layout: Layout, index: int, data: memoryview) -> int:
-        """Writes a block, and says at which byte."""
+    def add(self, name: str, layout: Layout, index: int, end: int, data: memoryview) -> list[int]:
+        """Writes blocks that lie one after another, and says at which byte of the file each begins."""
         start = self._at
         write_all(self._disk, self._fd, self.path, data, start)
         self._at += data.nbytes
         if self._sync and self._at - self._begun >= _BEHIND:
             self._disk.begin(self._fd, self._begun, self._at - self._begun)
             self._begun = self._at
-        self._infos[tensor_name(name, layout, index)] = _info(layout, index, start - self._data, self._at - self._data)
-        return start
+        starts = [start, *(start + np.cumsum(layout.sizes[index:end])).tolist()]
+        for i, (at, stop) in enumerate(zip(starts, starts[1:], strict=False), index):
+            self._infos[tensor_name(name, layout, i)] = _info(layout, i, at - self._data, stop - self._data)
+        return starts[:-1]
 
     def finish(self) -> FileEntry:
-        """Writes the header, waits for the disk, and closes the file."""
+        """Writes the header; `wait` is what is left to do."""
         text = _dumps(self._infos).ljust(self._data - 8)
         if len(text) != self._data - 8:
             raise RuntimeError(
@@ -84,11 +93,14 @@ class DataFile:
             )
         head = (self._data - 8).to_bytes(8, "little") + text
         write_all(self._disk, self._fd, self.path, head, 0)
+        return FileEntry(os.path.basename(self.path), self._at, self._data, zlib.crc32(head), self._save, self._sync)
+
+    def wait(self) -> None:
+        """Waits for the disk, if it is to be waited for, and closes the file. From any thread."""
         if self._sync:
             with telling("sync", self.path, INSTEAD):
                 self._disk.fsync(self._fd)
         self.close()
-        return FileEntry(os.path.basename(self.path), self._at, self._data, zlib.crc32(head), self._save, self._sync)
 
     def close(self) -> None:
         """Gives the descriptor back; twice is fine."""
@@ -152,7 +164,7 @@ class OpenFile:
                 self.read(buffer[: part.nbytes], at + start)
             except StoreCorrupted:
                 return False
-            if not np.array_equal(np.frombuffer(buffer[: part.nbytes], np.uint8), np.frombuffer(part, np.uint8)):
+            if not same(buffer[: part.nbytes], part):
                 return False
         return True
 
@@ -188,6 +200,13 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
         if error.errno == errno.EINVAL:
             raise StoreCorrupted(f"{path} is no plain file") from None
         raise
+
+
+def same(one: memoryview, other: memoryview) -> bool:
+    """Whether two strings of bytes of one length are the same."""
+    whole = one.nbytes & ~7
+    words, more = (np.frombuffer(bytes[:whole], np.uint64) for bytes in (one, other))
+    return bool((words == more).all()) and one[whole:] == other[whole:]
 
 
 def bytes_of(block: Array) -> memoryview:

@@ -1,7 +1,8 @@
 """A checkpoint's folder: its generations, its lock, and what may be removed from it.
 
-A save holds the lock, writes its data file, waits for the disk, and only then puts its manifest in place; so whatever moment it
-is killed at, the newest manifest is whole and so is all it names. What no kept manifest names is removed last of all.
+A save holds the lock, writes its data file and a manifest, waits for the disk, and only then gives the manifest its name; so
+whatever moment it is killed at, the newest manifest is whole and so is all it names. What no kept manifest names is removed
+last of all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import errno
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fbuf._files._data import OpenFile, open_plain
 from fbuf._files._disk import INSTEAD, Disk, read_into, sync_folder, write_all
@@ -24,6 +25,12 @@ from fbuf._host.files import telling
 
 DAMAGED: set[str] = set()
 """Ids of saves in which this process found a damaged block: no save builds on one, nor counts it among those it keeps."""
+LOST: set[str] = set()
+"""Ids of saves whose data file the disk failed to take when it was waited for later. To wait again proves nothing: the system
+may have dropped what it could not write, while reading still shows it. No save builds on such a file."""
+_known: dict[str, tuple[bytes, Manifest]] = {}
+"""By path: the manifest that this process wrote last, as bytes and parsed. Only what is on the disk is believed."""
+_MOST_KNOWN, _FEW = 1 << 20, 4
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -49,8 +56,17 @@ class Folder:
         """Those that have a manifest, newest first."""
         return generations(self.names())
 
-    def manifest(self, generation: int) -> Manifest:
-        """A manifest. Raises StoreCorrupted, VersionError, OSError."""
+    def remember(self, text: bytes, manifest: Manifest) -> None:
+        """Keeps a manifest that is about to be written: the next save of this process need not parse it."""
+        _known.pop(self.path, None)
+        if len(text) <= _MOST_KNOWN:
+            _known[self.path] = text, manifest
+        while len(_known) > _FEW:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
+                del _known[next(iter(_known))]
+
+    def manifest(self, generation: int, known: bool = False) -> Manifest:
+        """A manifest; `known`: one that this process wrote is not parsed. Raises StoreCorrupted, VersionError, OSError."""
         path = self.file(manifest_name(generation))
         fd, size = open_plain(self.disk, path)
         try:
@@ -61,6 +77,9 @@ class Folder:
                 got = read_into(self.disk, fd, path, memoryview(text), 0)
             except OSError as error:
                 raise StoreCorrupted(f"{path} cannot be read: {error}") from error
+            mine, manifest = _known.get(self.path, (b"", None)) if known else (b"", None)
+            if manifest is not None and manifest.generation == generation and mine == text[:got]:
+                return manifest
             return decode(bytes(text[:got]), generation)
         except Damaged as error:
             raise StoreCorrupted(f"{path} is damaged: {error}") from None
@@ -138,15 +157,16 @@ class Folder:
             )
         return number
 
-    def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:
+    def publish(
+        self, generation: int, text: bytes, sync: bool, named: bool, waiting: Callable[[], None] | None
+    ) -> None:
         """Puts a manifest in place: from then on its generation is the newest.
 
         Args:
           named: The names of all its data files are on the disk for sure.
+          waiting: Returns once the data file is on the disk, which it may be on its way to; None: there is none.
         """
         new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
-        if sync and not named:
-            sync_folder(self.disk, self.path)  # the data file's name, before anything names it
         with telling("make", new, INSTEAD):
             fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
@@ -156,6 +176,10 @@ class Folder:
                     self.disk.fsync(fd)
         finally:
             self.disk.close(fd)
+        if sync and not named:
+            sync_folder(self.disk, self.path)  # the data file's name, before anything names it
+        if waiting is not None:
+            waiting()
         with telling("rename", new, INSTEAD):
             self.disk.rename(new, path)
         if sync:
@@ -178,7 +202,7 @@ class Folder:
         """Removes all but the latest generation and the newest others that are whole, `keep` in all.
 
         Args:
-          before: A manifest that was read already.
+          before: A generation that is whole, if one is known.
         Raises:
           OSError, VersionError: a generation cannot be looked at; nothing was removed.
         """
@@ -189,9 +213,9 @@ class Folder:
                 break
             if generation != latest.generation:
                 with contextlib.suppress(StoreCorrupted):
-                    known = before if before is not None and before.generation == generation else None
-                    manifest = known or self.manifest(generation)
-                    if self.whole(manifest):
+                    if before is not None and before.generation == generation:
+                        kept.append(before)
+                    elif self.whole(manifest := self.manifest(generation)):
                         kept.append(manifest)
         manifests = {manifest_name(manifest.generation) for manifest in kept}
         named = {entry.name for manifest in kept for entry in manifest.files}

@@ -1,9 +1,11 @@
 """One save at work: blocks that are new to a new data file, others moved to it where too little of their file is in use.
 
-Of each block it is known by its mark that it is as it was, or it is read and compared: first its checksum, and where that is
-the same the very bytes in the older file. So a save that keeps an unmarked block never relies on a checksum, and one that has
-been damaged on the disk is written again. Rejected: a cryptographic digest of every block (1 GB/s on one core, more than all
-else that a save does; comparing takes a fifth of that, and a first save nothing).
+Of each block it is known by its mark that it is as it was, or it is read and compared with the very bytes in the older file,
+many blocks at a time. So a save that keeps an unmarked block never relies on a checksum, and one that has been damaged on the
+disk is written again. Rejected: a cryptographic digest of every block (1 GB/s on one core, more than all else that a save does;
+comparing takes a tenth of that, and a first save nothing); checksums before bytes are compared (most blocks are the same: then
+both are needed, and the checksum takes longer); checksums in a second thread while the first writes (a loss where the cores
+are busy).
 
 Blocks of an older file move to the new one when less than half of it is still in use, and the smallest files are merged when
 there are many. Both cost, over many saves, no more than was written.
@@ -13,25 +15,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import secrets
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fbuf._files._columns import NEW, Column, Old
-from fbuf._files._data import DataFile, bytes_of, header_room
+from fbuf._files._data import DataFile, OpenFile, bytes_of, header_room, same
 from fbuf._files._disk import INSTEAD
-from fbuf._files._folder import Folder
+from fbuf._files._folder import LOST, Folder
 from fbuf._files._manifest import ArrayEntry, FileEntry, Manifest, encode
 from fbuf._files._names import data_name
 from fbuf._files._progress import Bar, Progress
 from fbuf._files._sources import Plan
 from fbuf._host.arrays import Array, StoreCorrupted
+from fbuf._host.beside import Beside
 from fbuf._host.files import telling
 
 MOST_FILES = 64
-_PIECE = 1 << 20
+_PIECE = 1 << 19
+"""Bytes that are compared, and written, at once."""
 
 
 class Save:
@@ -43,32 +49,36 @@ class Save:
         self._columns = [Column(plan, old) for plan in plans]
         self._data: DataFile | None = None
         self._buffer = memoryview(bytearray(_PIECE))
+        self._beside = Beside("fbuf-save")
         self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress | bool | None) -> Manifest:
         """Writes and publishes."""
         total = sum(column.plan.layout.nbytes for column in self._columns)
-        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar:
+        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar, self._beside:
             return self._run(meta, bar)
 
     def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         room = self._room()
         for column in self._columns:
-            sizes = column.plan.layout.sizes
-            for i in range(column.plan.layout.count):
-                if column.file[i] == NEW:
-                    self._block(column, i, room)
-                bar(int(sizes[i]))
+            sizes = column.plan.layout.sizes.tolist()
+            for start, stop in column.runs(_PIECE):
+                self._blocks(column, start, stop, room)
+                for size in sizes[start:stop]:
+                    bar(size)
         self._compact(room)
         files: list[FileEntry] = []
+        waiting: Callable[[], None] | None = None
         if self._data is not None:
             files.append(self._data.finish())
             self.written += files[0].size
+            waiting = self._beside.submit(self._data.wait)
         manifest = self._manifest(meta, files)
         text = encode(manifest)
+        self._folder.remember(text, manifest)
         before = self._old.manifest
         named = self._data is None and before is not None and all(f.synced for f in before.files)
-        self._folder.publish(self._generation, text, self._sync, named)
+        self._folder.publish(self._generation, text, self._sync, named, waiting)
         self.written += len(text)
         return manifest
 
@@ -80,40 +90,86 @@ class Save:
 
     def _room(self) -> int:
         """Bytes of the header if all blocks are written that may be."""
-        few = {f for f, live in enumerate(self._live()) if not self._stays(f, live)} | {NEW}
+        many = len(self._old.files) >= MOST_FILES
+        may = np.array(
+            [*(many or not self._stays(f, live) for f, live in enumerate(self._live())), True]
+        )  # NEW: the last
         return sum(
-            header_room(c.plan.name, c.plan.layout, i) + 2
-            for c in self._columns
-            for i in range(len(c.file))
-            if int(c.file[i]) in few or len(self._old.files) >= MOST_FILES
+            header_room(c.plan.name, c.plan.layout, np.flatnonzero(may[c.file])) for c in self._columns if len(c.file)
         )
 
-    def _block(self, column: Column, i: int, room: int) -> None:
-        """Reads a block; keeps the old one if it is the same, and writes it otherwise."""
-        block = column.plan.read(i)
-        data = bytes_of(block)
-        crc, j = zlib.crc32(data), int(column.before[i])
-        if j >= 0:
-            assert column.entry is not None
-            file = self._old.files[column.entry.file[j]]
-            if crc == column.entry.crc[j] and file and file.holds(data, int(column.entry.offset[j]), self._buffer):
-                column.keep(i, j)
-                return
-        self._write(column, i, data, crc, room)
+    def _blocks(self, column: Column, start: int, stop: int, room: int) -> None:
+        """Blocks of one run: what is as it was is kept, and the rest is written."""
+        if column.file[start] != NEW:
+            return
+        found = column.older(start)
+        was = None if found is None else self._was(*found, int(column.plan.layout.sizes[start:stop].sum()))
+        step = stop - start if column.plan.near else 1  # blocks that are read at once
+        first = 0
+        for i in range(start, stop, step):
+            data = bytes_of(column.plan.read(i, i + step))
+            there = None if was is None else was[first : first + data.nbytes]
+            if found is None:
+                self._write(column, i, i + step, data, room)
+            elif there is not None and same(there, data):
+                column.keep(i, i + step)
+            elif there is not None and step == 1:
+                self._write(column, i, i + 1, data, room)
+            else:
+                self._compare(column, i, i + step, data, there, room)
+            first += data.nbytes
 
-    def _write(self, column: Column, i: int, data: memoryview, crc: int, room: int) -> None:
+    def _compare(
+        self, column: Column, start: int, stop: int, data: memoryview, was: memoryview | None, room: int
+    ) -> None:
+        """Blocks one by one; those that are not as they were are written, as many at once as follow one another."""
+        found = column.older(start)
+        assert found is not None
+        file, at = found
+        spare = memoryview(bytearray(_PIECE)) if was is None else was
+        sizes = [*column.plan.layout.sizes[start:stop].tolist(), 0]
+        begin, first = start, 0  # of the blocks that are to be written, and their bytes
+        end = 0
+        for i, size in enumerate(sizes, start):
+            part = data[end : end + size]
+            kept = i == stop or (
+                file.holds(part, at + end, spare) if was is None else same(was[end : end + size], part)
+            )
+            if kept:
+                if begin < i:
+                    self._write(column, begin, i, data[first:end], room)
+                if i < stop:
+                    column.keep(i, i + 1)
+                begin, first = i + 1, end + size
+            end += size
+
+    def _was(self, file: OpenFile, at: int, size: int) -> memoryview | None:
+        """What lies in an older file, if it is not too much at once."""
+        if size > _PIECE:
+            return None
+        try:
+            file.read(self._buffer[:size], at)
+        except StoreCorrupted:  # perhaps not all of it
+            return None
+        return self._buffer[:size]
+
+    def _write(self, column: Column, start: int, stop: int, data: memoryview, room: int) -> None:
+        """Writes blocks that lie one after another."""
         if self._data is None:
             path = self._folder.file(data_name(self._generation))
             self._data = DataFile(self._folder.disk, path, room, self._id, self._sync)
-        column.offset[i] = self._data.add(column.plan.name, column.plan.layout, i, data)
-        column.file[i], column.crc[i] = NEW, crc
+        ends = [0, *np.cumsum(column.plan.layout.sizes[start:stop]).tolist()]
+        column.crc[start:stop] = [zlib.crc32(data[a:b]) for a, b in itertools.pairwise(ends)]
+        column.offset[start:stop] = self._data.add(column.plan.name, column.plan.layout, start, stop, data)
+        column.file[start:stop] = NEW
 
     def _live(self) -> list[int]:
         """Bytes in use of each old file."""
         live = np.zeros(len(self._old.files), np.int64)
         for column in self._columns:
             kept = column.file >= 0
-            np.add.at(live, column.file[kept], column.plan.layout.sizes[kept])
+            if len(live):
+                live += np.bincount(column.file[kept], column.plan.layout.sizes[kept], len(live)).astype(np.int64)
         return live.tolist()
 
     def _stays(self, file: int, live: int) -> bool:
@@ -129,7 +185,7 @@ class Save:
         rest = sorted((f for f in used if f not in moved), key=lambda f: live[f])
         if len(rest) >= MOST_FILES:
             moved |= set(rest[: len(rest) - MOST_FILES // 2])
-        for column in self._columns:
+        for column in self._columns if moved else ():
             sizes = column.plan.layout.sizes
             for f in sorted(moved):
                 for i in column.kept(f):
@@ -141,13 +197,12 @@ class Save:
         data, at = memoryview(bytearray(size)), int(column.offset[i])
         try:
             file.read(data, at)
-            crc = zlib.crc32(data)
+            whole = zlib.crc32(data) == column.crc[i]
         except StoreCorrupted:
-            crc = NEW
-        if crc != column.crc[i]:  # damaged on the disk: the source has it still
-            data = bytes_of(column.plan.read(i))
-            crc = zlib.crc32(data)
-        self._write(column, i, data, crc, room)
+            whole = False
+        if not whole:  # damaged on the disk: the source has it still
+            data = bytes_of(column.plan.read(i, i + 1))
+        self._write(column, i, i + 1, data, room)
 
     def _synced(self, f: int) -> FileEntry:
         """An old file's entry; what a save that did not wait for the disk has written is waited for now."""
@@ -156,8 +211,12 @@ class Save:
         entry = manifest.files[f]
         if entry.synced or not self._sync:
             return entry
-        with telling("sync", file.path, INSTEAD):
-            self._folder.disk.fsync(file.fd)
+        try:
+            with telling("sync", file.path, INSTEAD):
+                self._folder.disk.fsync(file.fd)
+        except OSError:
+            LOST.add(entry.save)
+            raise
         return dataclasses.replace(entry, synced=True)
 
     def _manifest(self, meta: dict[str, Any], files: list[FileEntry]) -> Manifest:

@@ -1,6 +1,7 @@
 """One generation of a checkpoint, open for reading: arrays that are read when asked, every block checked.
 
-Rejected: mapping the files (a file that becomes shorter would end the process).
+Rejected: mapping the files (a file that becomes shorter would end the process); reading and checking blocks in two threads (a
+loss where the cores are busy).
 """
 
 from __future__ import annotations
@@ -104,10 +105,9 @@ class SavedArray:
             except StoreCorrupted as error:
                 yield error
 
-    def _rows(self, start: int, stop: int) -> Array:
-        layout = self._layout
-        tail = self.shape[1:]
-        out: Array = np.empty((stop - start, *tail), self.dtype)
+    def fill(self, start: int, out: Array) -> None:
+        """Reads the rows from `start` on into an array, contiguous, of its dtype. Raises StoreCorrupted."""
+        layout, stop = self._layout, start + len(out)
         i = layout.first(start)
         at = start
         while at < stop:
@@ -115,10 +115,14 @@ class SavedArray:
             if first >= start and last <= stop:
                 self._read(i, out[first - start : last - start])
             else:
-                block: Array = np.empty((last - first, *tail), self.dtype)
+                block: Array = np.empty((last - first, *self.shape[1:]), self.dtype)
                 self._read(i, block)
                 out[max(first, start) - start : min(last, stop) - start] = block[max(start - first, 0) : stop - first]
             at, i = last, i + 1
+
+    def _rows(self, start: int, stop: int) -> Array:
+        out: Array = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        self.fill(start, out)
         return out
 
     def _read(self, i: int, out: Array) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ def _generations(folder: Folder) -> list[int]:
 def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     for key, value in saved.meta.items():
         text = _plain(value) if isinstance(value, str) else json.dumps(value)
+        text += _date(value) if key == "time" else ""
         yield f"  {_plain(key)}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
     rows: list[tuple[str, ...]] = [("array", "dtype", "shape", "bytes", "blocks")]
     live: dict[str, int] = {entry.name: 0 for entry in saved.manifest.files}
@@ -107,6 +109,16 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
         rows.append((file.name, f"{file.size:,}", f"{100 * live[file.name] / data if data else 100:.0f} %"))
     rows += [(name, "", "not by this generation") for name in names if is_data(name) and name not in live]
     yield from _table(rows)
+
+
+def _date(seconds: Any) -> str:
+    """` (2026-11-22 14:05:09 UTC)`; nothing for what is no moment: the file may say anything."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        return ""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(" (%Y-%m-%d %H:%M:%S UTC)")
+    except (OverflowError, OSError, ValueError):
+        return ""
 
 
 def _plain(text: str) -> str:

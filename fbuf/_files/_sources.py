@@ -26,6 +26,7 @@ class Source(Protocol):
     - `block: int`, rows of axis 0 in one block;
     - `cuts: Sequence[int]` and `keys: Sequence[str]` in its place: where each block begins, and the end, and what blocks are
       called, so that they are matched with the last save by what they are;
+    - `near: bool`: it lies in memory, and any number of its rows is a view;
     - `marks: Sequence[str | None]`, one for each block: the same mark as in the last save means the same bytes, and the block
       is not read. None: not known; it is read and compared.
     """
@@ -55,11 +56,20 @@ class Plan:
         """The mark of a block."""
         return None if self.marks is None else self.marks[index]
 
-    def read(self, index: int) -> Array:
-        """The bytes of a block as a contiguous array, little endian. Raises ValueError: the source gives something else."""
-        start, stop = self.layout.span(index)
+    @property
+    def near(self) -> bool:
+        """Whether many blocks may be read at once."""
+        return type(self.source) is np.ndarray or getattr(self.source, "near", False) is True
+
+    def read(self, index: int, end: int) -> Array:
+        """The bytes of blocks as a contiguous array, little endian; of several where that is `near`.
+
+        Raises:
+          ValueError: the source gives something else.
+        """
+        start, stop = self.layout.span(index)[0], self.layout.span(end - 1)[1]
         value = np.asarray(self.source[start:stop] if self.layout.shape else self.source[()])
-        wanted = self.layout.block_shape(index)
+        wanted = (stop - start, *self.layout.shape[1:]) if self.layout.shape else ()
         dtype = value.dtype if value.dtype == self.layout.dtype else _canonical(self.name, value.dtype)
         if value.shape != wanted or dtype != self.layout.dtype:
             raise ValueError(

@@ -55,8 +55,8 @@ def write(
       NotADirectoryError: `path` is a file. FileExistsError: it is the folder of a live store.
       VersionError: a later release has saved there.
       OSError: the disk is full, or fails. What was there is as before.
-    Cost: each block without a mark, or with a new one, is read once; what is new is written once. Memory: one block, some
-      300 bytes for every block, and a megabyte.
+    Cost: each block without a mark, or with a new one, is read once, and compared with what lies in the folder; what is new
+      is written once. Memory: one block, some 300 bytes for every block, and a megabyte.
     """
     if isinstance(keep, bool) or not hasattr(keep, "__index__") or keep < 1:
         raise ValueError(f"fbuf.save: keep is {keep!r}; expected an int, 1 or more.")
@@ -76,7 +76,7 @@ def write(
         finally:
             old.close()
         try:
-            folder.prune(manifest, old.manifest, keep)
+            folder.prune(manifest, old.whole, keep)
         except (OSError, VersionError) as error:
             warnings.warn(
                 f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2

@@ -140,10 +140,14 @@ class Folder:
     @property
     def nbytes(self) -> int:
         """Bytes the files take on the disk; holes take none."""
+        return self.size("")
+
+    def size(self, prefix: str) -> int:
+        """Bytes of the files whose names begin so."""
         total = 0
         for entry in Path(self.path).iterdir():
             with contextlib.suppress(FileNotFoundError):
-                total += entry.stat().st_blocks * 512
+                total += entry.stat().st_blocks * 512 if entry.name.startswith(prefix) else 0
         return total
 
     def publish(self) -> None:

@@ -340,6 +340,14 @@ class Records:
         touched = min(int(self._count.max()), self.depth)
         return self._arena.capacity + self._count.nbytes + sum(shelf.nbytes(touched) for shelf in self._shelves)
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Bytes in memory by leaf, index and values, and none on the disk; room in segments is not among them."""
+        with self._lock:
+            self._check_open()
+            touched = min(int(self._count.max()), self.depth)
+            values = {s.leaf.name: int(s.size[s.kind == STRING].sum(dtype=np.int64)) for s in self._shelves}
+            return {s.leaf.name: (s.nbytes(touched) + values[s.leaf.name], 0) for s in self._shelves}
+
     def stats(self) -> dict[str, int]:
         """Counts: rows accepted and live, values held as bytes, their bytes, objects held as they are, nbytes."""
         with self._lock:

@@ -34,10 +34,10 @@ def save_chunks(part: Chunks, count: Array, low: Array | None = None) -> dict[st
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
     live = _live(rows, part.ring, tail, head)
-    index = {
-        name: np.where(live, array[:rows], array.dtype.type(0))
-        for name, array in zip(_INDEX, _index(part), strict=True)
-    }
+    index = {name: array[:rows].copy() for name, array in zip(_INDEX, _index(part), strict=True)}
+    if not live.all():
+        for array in index.values():
+            array[~live] = 0
     span, payload = part.arena.saved(index["address"], index["length"])
     books = dict(sorted(part.table.items()))
     current = part.coder.current
@@ -68,7 +68,9 @@ def _index(part: Chunks) -> tuple[Array, ...]:
 
 def _live(rows: int, ring: int, tail: Array, head: Array) -> Array:
     """bool[rows, E], where in an index chunks `tail` to `head` of each lane lie."""
-    return np.asarray((np.arange(rows)[:, None] - tail) % ring < head - tail)
+    first = tail % ring
+    row: Array = np.arange(rows)[:, None]
+    return np.asarray((row >= first) & (row < first + head - tail) | (row < first + head - tail - ring))
 
 
 def _rows(part: Chunks, count: Array, ring: int) -> int:
@@ -150,17 +152,21 @@ def load_chunks(
     rows = _rows(part, count, ring)
     live = _live(rows, ring, tail, head)
     row, lane = np.nonzero(live)
-    chunk = tail[lane] + (row - tail[lane]) % ring
-    new = chunk % part.ring, lane
+    first = tail % ring
+    chunk = row + (tail - first)[lane]
+    chunk += np.where(row < first[lane], ring, 0)
+    here = ring == part.ring and bool(live.all())  # all of it lies as it lay
+    new: Any = slice(rows) if here else (row if ring == part.ring else chunk % part.ring, lane)
     for name, mine in zip(_INDEX, _index(part), strict=True):
-        mine[new] = expect(arrays, name, mine.dtype, (rows, part.lanes))[live]
-    _load_dictionaries(part, arrays, part.slot[new], current, closed)
+        saved = expect(arrays, name, mine.dtype, (rows, part.lanes))
+        mine[new] = saved if here else saved[live]
+    _load_dictionaries(part, arrays, part.slot[new].reshape(-1), current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
     part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
 
     span = Spans(expect(arrays, "span", np.int64, (None, 3)), bits)
     payload = lazily(arrays, "payload", np.uint8, (span.total,))
-    address, length = part.address[new], part.length[new].astype(np.int64)
+    address, length = part.address[new].reshape(-1), part.length[new].reshape(-1).astype(np.int64)
     full = length > 0
     place = span.find(address[full], length[full])
     make = None if record is None else record()

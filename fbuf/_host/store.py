@@ -685,6 +685,14 @@ class Store:
             total += part.size(self._count)
         return total
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Bytes in memory and on the disk by column; what columns share is not among them."""
+        with self._lock:
+            self._check_open()
+            memory = [part.size(self._count) for part in self._parts]
+        disk = [0 if self._folder is None else self._folder.size(f"column{i}.") for i in range(len(memory))]
+        return {c.name: size for c, size in zip(self.columns, zip(memory, disk, strict=True), strict=True)}
+
     @property
     def disk(self) -> int:
         """Bytes of files, as far as blocks were allocated for them; 0 without a folder."""

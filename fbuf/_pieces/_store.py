@@ -158,6 +158,12 @@ class PieceStore:
         """Bytes of memory: index, dictionaries, leaves that are kept there, rows read ahead."""
         return sum(part.nbytes for part in self._opened()) + self._ahead.nbytes
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Bytes in memory by leaf, and on the disk of those kept in chunks."""
+        parts = self._opened()
+        disk = [part.payload if isinstance(part, ChunkedLeaf) else 0 for part in parts]
+        return {part.leaf.name: (part.nbytes, size) for part, size in zip(parts, disk, strict=True)}
+
     def stats(self) -> dict[str, int]:
         """Counts, as `Store.stats` has them."""
         chunked = [part for part in self._opened() if isinstance(part, ChunkedLeaf)]

@@ -160,6 +160,14 @@ def _folder(name: str, given: Path | None) -> Path:
     return root / name
 
 
+def _there(options: argparse.Namespace) -> Path:
+    """The data set that was asked for; says how it is had if it is not there."""
+    folder = _folder(options.id, options.root)
+    if not folder.is_dir() and options.id[:1] not in ("/", ".", "~"):
+        raise CommandError(f"{options.id} is not at {folder}. To have it there: fbuf datasets download {options.id}")
+    return folder
+
+
 def _json(about: Any) -> dict[str, Any]:
     pieces = {str(number): list(piece) for number, piece in about.pieces.items()}
     fields = {field.name: getattr(about, field.name) for field in dataclasses.fields(about)}
@@ -168,19 +176,19 @@ def _json(about: Any) -> dict[str, Any]:
 
 
 def _info(options: argparse.Namespace) -> int:
-    about = datasets.info(_folder(options.id, options.root))
+    about = datasets.info(_there(options))
     print(json.dumps(_json(about), indent=1) if options.json else about)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    datasets.verify(_folder(options.id, options.root))
+    datasets.verify(_there(options))
     print("whole")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
-    folder = _folder(options.id, options.root)
+    folder = _there(options)
     about = datasets.info(folder)
     if not options.yes:
         if not sys.stdin.isatty():

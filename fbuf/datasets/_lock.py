@@ -18,12 +18,13 @@ NAME = "lock"
 def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
     """Holds the lock of the data set at `path`, whose folder is made; gives the descriptor that holds it.
 
-    Its file goes with it, so that nothing is left of a data set that is deleted.
+    Its file goes with it, and so do folders that were made for it and in which nothing came to lie: nothing is left of a data
+    set that is deleted, or of one that was never begun.
 
     Raises:
       BlockingIOError: another process makes this data set; the text names it.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     until = time.monotonic() + patience
     fd = -1
     while fd < 0:
@@ -35,11 +36,18 @@ def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / NAME)
         os.close(fd)
+        with contextlib.suppress(OSError):  # of the first that is not empty
+            for folder in made:
+                folder.rmdir()
 
 
 def _taken(call: str, path: Path, until: float) -> int:
-    """The lock's descriptor; -1: another has removed the file meanwhile."""
-    fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    """The lock's descriptor; -1: another has removed the file, or the folder, meanwhile."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except FileNotFoundError:
+        return -1
     try:
         while True:
             try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fbuf import _pieces
 from fbuf.datasets._lock import held
-from fbuf.datasets._writing import Block, check_free, leaving_nothing, length_of
+from fbuf.datasets._writing import Block, check_free, length_of
 from fbuf.interop._progress import Progress
 
 
@@ -25,7 +25,7 @@ def write_stream(
 ) -> None:
     """Writes a data set from blocks that come once; if anything goes wrong, nothing is left."""
     check_free(call, path, unfinished=False)
-    with leaving_nothing(path), held(call, path):
+    with held(call, path):
         check_free(call, path, unfinished=False)
         try:
             _write_stream(call, path, schema, _Cut(blocks), piece_rows, meta, progress)

@@ -34,6 +34,7 @@ def open(
     prefetch: int = 0,
     batch_size: int | None = None,
     episode_end: tuple[str, ...] = (),
+    on_read: Any = None,
     memory: int = 1 << 28,
     cache: int = 0,
 ) -> tuple[Buffer, BufferState]:
@@ -44,7 +45,7 @@ def open(
       view: What a drawn row means; None: `views.Row()`. Another one later: `buffer.convert(other, state)`.
       sampler: How rows are drawn; None: `samplers.Uniform()`.
       verify: "lazy": each part of the files is checked as it is read. "full": all of it now.
-      prefetch, batch_size, episode_end: As for `Buffer`.
+      prefetch, batch_size, episode_end, on_read: As for `Buffer`.
       memory, cache: As for `storages.DataSet`.
     Returns:
       The buffer and its state.
@@ -70,6 +71,7 @@ def open(
     about = _pieces.load(path)
     storage = DataSet(_pieces.root(path), memory=memory, cache=cache)
     settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
+    settings["on_read"] = on_read
     buffer = _buffer(about.rows, storage, view, sampler, **settings)
     return buffer, buffer.init(example(about.schema))
 

@@ -8,7 +8,6 @@ and what a user's function closes over need not be pickled.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +105,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
       BlockingIOError: another process is at it.
     """
     check_free(call, path, unfinished=True)
-    with leaving_nothing(path), held(call, path):
+    with held(call, path):
         check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
         try:
             _write(call, path, work, workers, progress)
@@ -114,17 +113,6 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
             if not _pieces.committed(path):  # nothing to go on with
                 _pieces.remove(path)
             raise
-
-
-@contextlib.contextmanager
-def leaving_nothing(path: Path) -> Iterator[None]:
-    """Removes the folder after a failure, if nothing lies in it: what is not of a data set is somebody's."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-        raise
 
 
 def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:

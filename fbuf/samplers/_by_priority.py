@@ -89,6 +89,14 @@ def sharing(
     return jnp.where(ignores, alike(jax.random.fold_in(key, 4), population, log, batch_size, some), slot)
 
 
+def shared(chance: jax.Array, share: jax.Array | None, population: Population) -> jax.Array:
+    """float32[C], chances of anchors where a `share` float32[] of draws goes by none of them."""
+    if share is None:
+        return chance
+    number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+    return (jnp.float32(1) - unit(share)) * chance + unit(share) / number
+
+
 def fall(rho: jax.Array, reach: int) -> jax.Array:
     """float32[W], the share of a row's priority that those 1, 2, .. W rows before it have at least."""
     return jnp.power(unit(rho), jnp.arange(1, reach + 1, dtype=jnp.int32).astype(jnp.float32))

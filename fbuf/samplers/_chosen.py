@@ -15,6 +15,7 @@ from jax import lax
 from fbuf import _permutation, _race, _sumtree
 from fbuf._typing import Population
 from fbuf._weights import alike, unit
+from fbuf._words import anew
 from fbuf.samplers import _by_priority, _leaves
 from fbuf.samplers._leaves import PrioritizedState
 
@@ -50,8 +51,10 @@ def with_replacement(
         slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=stratified)
         leaf = _sumtree.get(sampler.tree, slot)
 
+    own = anew(key)  # `vmap` selects between keys
+
     def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        any_slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, some & flat)
+        any_slot = alike(jax.random.fold_in(own(), 1), population, sampler.log, batch_size, some & flat)
         return any_slot, jnp.ones_like(leaf)
 
     slot, leaf = lax.cond(flat, all_alike, lambda slot, leaf: (slot, leaf), slot, leaf)
@@ -71,20 +74,18 @@ def without_replacement(
     sampler: PrioritizedState,
     key: jax.Array,
     batch_size: int,
+    wanted: jax.Array,
     population: Population,
     number: jax.Array,
-    share: jax.Array | None,
-    stratified: bool,
 ) -> Chosen:
-    """Rows one after another, each in proportion to the leaves that are left. Neither `share` nor strata mean anything here."""
-    del share, stratified
+    """The first `wanted` int32[] of them one after another, each in proportion to the leaves that are left."""
     capacity, mass = population.geometry.capacity, _sumtree.root(sampler.tree)
     flat = mass <= jnp.float32(0)
-    race = _race.draw(sampler.tree, key, batch_size, capacity)
-    size = jnp.float32(batch_size)
+    race = _race.draw(sampler.tree, key, batch_size, capacity, wanted)
+    size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
 
     def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        there = lax.iota(np.int32, batch_size).astype(jnp.float32) < number
+        there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
         slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)

@@ -8,7 +8,7 @@ as the buffer is used up it takes ever longer, or is biased.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fbuf import _roster
 from fbuf._config import component, state
 from fbuf._pin import pin
 from fbuf._roster import Roster
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
 
 
 @state
@@ -54,11 +54,12 @@ class Consume:
 
     times: int = 1
 
-    numbers: ClassVar[Mapping[str, Any]] = {}
-    options: ClassVar[Mapping[str, Any]] = {}
-    prioritized: ClassVar[bool] = False
-    by_episode: ClassVar[bool] = False
-    stamp: ClassVar[str | None] = None
+    numbers = NO_NUMBERS
+    options = NO_NUMBERS
+    prioritized = False
+    by_episode = False
+    stamp = None
+    since = "since they came"
 
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or isinstance(self.times, bool) or not 1 <= self.times < 2**31:
@@ -93,9 +94,21 @@ class Consume:
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[ConsumeState, Draw]:
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+
+    def draw_some(
+        self,
+        sampler: ConsumeState,
+        key: jax.Array,
+        batch_size: int,
+        wanted: jax.Array,
+        population: Population,
+        options: Mapping[str, jax.Array],
+        token: jax.Array,
+    ) -> tuple[ConsumeState, Draw]:
         del options
         roster, capacity = sampler.roster, jnp.int32(population.geometry.capacity)
-        mask = jnp.arange(batch_size, dtype=jnp.int32) < roster.number
+        mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
         place = jnp.where(mask, _roster.draw(roster, key, batch_size), jnp.int32(0))
         slot = roster.slot.at[place].get(mode="promise_in_bounds")
         left = jnp.ones_like(slot) if self.times == 1 else sampler.left.at[slot].get(mode="promise_in_bounds")
@@ -130,6 +143,16 @@ class Consume:
 
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number
+
+    def fetch(self, sampler: ConsumeState) -> None:
+        return None
+
+    def inspect(self, sampler: ConsumeState, population: Population, fetched: None) -> Inspected:
+        listed = sampler.roster.place >= jnp.int32(0)
+        number = jnp.maximum(sampler.roster.number, jnp.int32(1)).astype(jnp.float32)
+        left = listed.astype(jnp.int32) if self.times == 1 else jnp.where(listed, sampler.left, jnp.int32(0))
+        chance = listed.astype(jnp.float32) / number
+        return Inspected(chance, draws=jnp.int32(self.times) - left)
 
     def stats(self, sampler: ConsumeState) -> dict[str, jax.Array]:
         return {"anchors_left": sampler.roster.number}

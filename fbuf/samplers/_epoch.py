@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from fbuf import _permutation, _population
 from fbuf._config import component, state
 from fbuf._pin import any_of
 from fbuf._population import Log
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
 from fbuf._words import anew
 
 
@@ -103,13 +103,14 @@ class Epoch:
     shuffle: bool = True
     drop_last: bool = False
 
-    numbers: ClassVar[Mapping[str, Any]] = {}
-    options: ClassVar[Mapping[str, Any]] = {}
-    prioritized: ClassVar[bool] = False
-    by_rank: ClassVar[bool] = True
-    by_episode: ClassVar[bool] = False
-    in_order: ClassVar[bool] = True
-    stamp: ClassVar[str | None] = None
+    numbers = NO_NUMBERS
+    options = NO_NUMBERS
+    prioritized = False
+    by_rank = True
+    by_episode = False
+    in_order = True
+    stamp = None
+    since = "in this epoch"
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "drop_last"):
@@ -149,11 +150,23 @@ class Epoch:
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[EpochState, Draw]:
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+
+    def draw_some(
+        self,
+        sampler: EpochState,
+        key: jax.Array,
+        batch_size: int,
+        wanted: jax.Array,
+        population: Population,
+        options: Mapping[str, jax.Array],
+        token: jax.Array,
+    ) -> tuple[EpochState, Draw]:
         del options, token
         geometry = population.geometry
         held = sampler.held
-        least = jnp.int32(batch_size if self.drop_last else 1)  # fewer are no batch
-        enough = jnp.sum(held, dtype=jnp.int32) >= least
+        least = wanted if self.drop_last else jnp.int32(1)  # fewer are no batch
+        enough = (jnp.sum(held, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
 
         own = anew(key)
 
@@ -162,14 +175,14 @@ class Epoch:
 
         def wanting(batch: _Batch) -> jax.Array:
             more = ~ended(batch.turn) | (batch.found < least)
-            return enough & more & (batch.found < jnp.int32(batch_size))
+            return enough & more & (batch.found < wanted)
 
         def fill(batch: _Batch) -> _Batch:
             wants = wanting(batch)
             begins = wants & ended(batch.turn)
             turn = self._begin(batch.turn, begins, held, own())
             found = jnp.where(begins, jnp.int32(0), batch.found)
-            return self._take(_Batch(turn, batch.chosen, found), wants, geometry)
+            return self._take(_Batch(turn, batch.chosen, found), wants, wanted, geometry)
 
         nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), jnp.zeros((), jnp.int32))
         turn, chosen, found = lax.while_loop(lambda batch: any_of(wanting(batch)), fill, nothing)
@@ -201,6 +214,27 @@ class Epoch:
     def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
         return count
 
+    def fetch(self, sampler: EpochState) -> None:
+        return None
+
+    def inspect(self, sampler: EpochState, population: Population, fetched: None) -> Inspected:
+        geometry, turn = population.geometry, sampler.turn
+        place = jnp.arange(geometry.capacity, dtype=jnp.int32)
+        lane, number = _population.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
+        rank = number - turn.closed[lane]
+        live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still one
+        slot = _population.at(sampler.log, population, lane, jnp.maximum(rank, jnp.int32(0)))
+        slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
+        waits = live & (place >= turn.taken)
+        number = jnp.sum(waits, dtype=jnp.int32)
+        nothing = jnp.zeros((geometry.capacity,), jnp.int32)
+        drawn = nothing.at[slot].set((~waits).astype(jnp.int32), mode="drop")
+        waiting = nothing.at[slot].set(waits.astype(jnp.int32), mode="drop").astype(jnp.float32)
+        held = jnp.maximum(jnp.sum(sampler.held, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+        chance = waiting / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+        chance = jnp.where(number > jnp.int32(0), chance, jnp.float32(1) / held)  # none is left: the next epoch begins
+        return Inspected(chance, draws=drawn)
+
     def stats(self, sampler: EpochState) -> dict[str, jax.Array]:
         turn = sampler.turn
         return {"epoch": turn.begun, "epoch_left": _size(turn) - turn.taken}
@@ -231,8 +265,8 @@ class Epoch:
 
         return lax.cond(any_of(begins), new, lambda turn: turn, turn)
 
-    def _take(self, batch: _Batch, wants: jax.Array, geometry: Geometry) -> _Batch:
-        """Fills the batch from one lot of places in the epoch's order; nothing happens unless it `wants`."""
+    def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
+        """Fills the first `wanted` of the batch from one lot of places in the order; nothing happens unless it `wants`."""
         turn, chosen, found = batch
         batch_size = chosen.shape[0]
         # A few more than wanted, so that one lot is enough even if some have closed.
@@ -244,12 +278,12 @@ class Epoch:
         live = there & (rank >= turn.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
         place = upto - jnp.int32(1)
-        passed = there & (upto - live.astype(jnp.int32) < jnp.int32(batch_size))
+        passed = there & (upto - live.astype(jnp.int32) < wanted)
         put = jnp.where(live & passed, place, jnp.int32(batch_size) + ahead)
         return _Batch(
             turn=dataclasses.replace(turn, taken=turn.taken + jnp.sum(passed, dtype=jnp.int32)),
             chosen=chosen.at[put].set(number, mode="drop", unique_indices=True),
-            found=jnp.minimum(upto[-1], jnp.int32(batch_size)),
+            found=jnp.minimum(upto[-1], wanted),
         )
 
     def _at(self, turn: Turn, place: jax.Array, size: jax.Array, geometry: Geometry) -> jax.Array:

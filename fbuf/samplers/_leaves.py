@@ -78,6 +78,21 @@ def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(LARGEST)), jnp.float32(0))
 
 
+def priority_of(sampler: PrioritizedState, leaf: jax.Array) -> jax.Array:
+    """float32[C], |p| of leaves float32[C]: as they are kept with largest="held", else by the alpha and eps of now.
+
+    -1 where the alpha of now is 0 and nothing is kept: all leaves are 1 then.
+    """
+    if sampler.top is not None:
+        held = sampler.top[: leaf.shape[0]]
+        return held if sampler.unit is None else held * sampler.unit[1]
+    alpha = exponent(sampler.alpha)
+    whole = leaf if sampler.unit is None else leaf * sampler.unit[0]
+    power = jnp.power(whole, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
+    known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
+    return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))
+
+
 def kept(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
     """A priority as it is kept."""
     return priority if sampler.unit is None else jnp.minimum(priority / sampler.unit[1], jnp.float32(3e38))

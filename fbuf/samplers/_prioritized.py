@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from fbuf import _population, _sumtree
 from fbuf._config import component
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import Change, Draw, Geometry, Inspected, Population
 from fbuf._weights import importance
 from fbuf.samplers import _by_priority, _chosen, _hosttree, _leaves
 from fbuf.samplers._leaves import PrioritizedState
@@ -110,10 +112,11 @@ class Prioritized:
     rho: float = 0.4
     on: str = "device"
 
-    prioritized: ClassVar[bool] = True
-    by_rank: ClassVar[bool] = True
-    stamp: ClassVar[str | None] = None
-    most: ClassVar[Mapping[str, float]] = dict.fromkeys(_UP_TO_ONE, 1.0)
+    prioritized = True
+    by_rank = True
+    stamp = None
+    since = ""
+    most = dict.fromkeys(_UP_TO_ONE, 1.0)
 
     def __post_init__(self) -> None:
         _by_priority.check(self, _NUMBERS, {"decay": _leaves.LEAST_DECAY})
@@ -201,11 +204,28 @@ class Prioritized:
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[PrioritizedState, Draw]:
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+
+    def draw_some(
+        self,
+        sampler: PrioritizedState,
+        key: jax.Array,
+        batch_size: int,
+        wanted: jax.Array,
+        population: Population,
+        options: Mapping[str, jax.Array],
+        token: jax.Array,
+    ) -> tuple[PrioritizedState, Draw]:
         del token
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
-        choose = _chosen.with_replacement if self.replace else _chosen.without_replacement
-        share = options.get("uniform", sampler.uniform)
-        slot, mask, chance, least = choose(sampler, key, batch_size, population, number, share, self.stratified)
+        if self.replace:
+            share = options.get("uniform", sampler.uniform)
+            chosen = _chosen.with_replacement(sampler, key, batch_size, population, number, share, self.stratified)
+            mask = chosen.mask & (lax.iota(np.int32, batch_size) < wanted)
+        else:
+            chosen = _chosen.without_replacement(sampler, key, batch_size, wanted, population, number)
+            mask = chosen.mask
+        slot, _, chance, least = chosen
         beta = options.get("beta", sampler.beta)
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
@@ -256,6 +276,18 @@ class Prioritized:
 
     def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
         return count
+
+    def fetch(self, sampler: PrioritizedState) -> Any:
+        return _hosttree.leaves(sampler.tree) if self.on_host else None
+
+    def inspect(self, sampler: PrioritizedState, population: Population, fetched: Any) -> Inspected:
+        capacity = population.geometry.capacity
+        leaf = sampler.tree[:capacity] if fetched is None else fetched
+        number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+        mass = jnp.sum(leaf) if self.on_host else _sumtree.root(sampler.tree)
+        each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
+        chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
+        return Inspected(_by_priority.shared(chance, sampler.uniform, population), _leaves.priority_of(sampler, leaf))
 
     def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:
         # scalars of the state only: reading the tree here would make a later write in the same step copy it

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from fbuf._config import component, state
 from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._ranks import Ranks
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import Change, Draw, Geometry, Inspected, Population
 from fbuf._weights import exponent, importance, unit
 from fbuf.samplers import _by_priority
 
@@ -87,11 +87,12 @@ class Ranked:
     spread: int = 0
     rho: float = 0.4
 
-    prioritized: ClassVar[bool] = True
-    by_rank: ClassVar[bool] = True
-    stamp: ClassVar[str | None] = None
-    most: ClassVar[Mapping[str, float]] = {"uniform": 1.0, "rho": 1.0}
-    rebuilds: ClassVar[str] = ""
+    prioritized = True
+    by_rank = True
+    stamp = None
+    since = ""
+    most = {"uniform": 1.0, "rho": 1.0}
+    rebuilds = ""
 
     def __post_init__(self) -> None:
         _by_priority.check(self, _NUMBERS, {})
@@ -218,6 +219,17 @@ class Ranked:
 
     def available(self, sampler: RankedState, count: jax.Array) -> jax.Array:
         return count
+
+    def fetch(self, sampler: RankedState) -> None:
+        return None
+
+    def inspect(self, sampler: RankedState, population: Population, fetched: None) -> Inspected:
+        ranks = sampler.ranks
+        bucket = ranks.bucket[: population.geometry.capacity].astype(jnp.int32)
+        each = _ranks.table(ranks, exponent(sampler.alpha)).each[jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))]
+        chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
+        known = jnp.where(bucket > jnp.int32(1), _ranks.lower_edge(bucket), jnp.float32(0))
+        return Inspected(_by_priority.shared(chance, sampler.uniform, population), known)
 
     def stats(self, sampler: RankedState) -> dict[str, jax.Array]:
         return {"max_priority": sampler.max_priority, "alpha": sampler.alpha, "beta": sampler.beta}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from fbuf import _population
 from fbuf._config import component, state
 from fbuf._population import Log
 from fbuf._tree import name_of
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
 
 _MOST = 2**16  # runs of a lane; all are weighed at each draw
 _RUNS = 64
@@ -97,11 +97,12 @@ class Staleness:
     unit: int = 1
     runs: int | None = None
 
-    options: ClassVar[Mapping[str, Any]] = {}
-    prioritized: ClassVar[bool] = False
-    by_rank: ClassVar[bool] = True
-    by_episode: ClassVar[bool] = False
-    in_order: ClassVar[bool] = True
+    options = NO_NUMBERS
+    prioritized = False
+    by_rank = True
+    by_episode = False
+    since = ""
+    in_order = True
 
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MOST:
@@ -269,6 +270,30 @@ class Staleness:
 
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
+
+    def fetch(self, sampler: StalenessState) -> None:
+        return None
+
+    def inspect(self, sampler: StalenessState, population: Population, fetched: None) -> Inspected:
+        geometry, count = population.geometry, sampler.count
+        weight = self._weights(sampler)
+        total = jnp.sum(weight * count.astype(jnp.float32))
+        each = weight / jnp.where(total > jnp.float32(0), total, jnp.float32(1))
+        # Anchors by rank in their lane, the oldest first; those of no run come before all runs.
+        upto = (sampler.held - jnp.sum(count, axis=0, dtype=jnp.int32))[None, :] + jnp.cumsum(count, 0, jnp.int32)
+        rank = jnp.broadcast_to(
+            jnp.arange(geometry.length, dtype=jnp.int32)[:, None], (geometry.length, geometry.lanes)
+        )
+        lane = jnp.broadcast_to(jnp.arange(geometry.lanes, dtype=jnp.int32)[None, :], rank.shape)
+        run = jax.vmap(lambda of, at: jnp.searchsorted(of, at, side="right"), 1, 1)(upto, rank).astype(jnp.int32)
+        run = jnp.minimum(run, jnp.int32(count.shape[0] - 1))
+        here = (rank >= (upto[0] - count[0])[None, :]) & (rank < sampler.held[None, :])
+        slot = _population.at(
+            sampler.log, population, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1)
+        )
+        slot = jnp.where(here.reshape(-1), slot, jnp.int32(geometry.capacity))
+        nothing = jnp.zeros((geometry.capacity,), jnp.float32)
+        return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))
 
     def stats(self, sampler: StalenessState) -> dict[str, jax.Array]:
         stats = {"anchors_fresh": self.available(sampler, jnp.zeros((), jnp.int32))}

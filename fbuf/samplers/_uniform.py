@@ -8,7 +8,7 @@ fixed number of tries is biased.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fbuf import _population
 from fbuf._config import component
 from fbuf._population import EpisodeLog, Log
-from fbuf._typing import Change, Draw, Geometry, Population
+from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
 
 
 @component
@@ -39,11 +39,12 @@ class Uniform:
 
     over: str = "anchors"
 
-    numbers: ClassVar[Mapping[str, Any]] = {}
-    options: ClassVar[Mapping[str, Any]] = {}
-    prioritized: ClassVar[bool] = False
-    by_rank: ClassVar[bool] = True
-    stamp: ClassVar[str | None] = None
+    numbers = NO_NUMBERS
+    options = NO_NUMBERS
+    prioritized = False
+    by_rank = True
+    stamp = None
+    since = ""
 
     def __post_init__(self) -> None:
         if self.over not in ("anchors", "episodes"):
@@ -107,6 +108,14 @@ class Uniform:
 
     def available(self, sampler: Log | EpisodeLog, count: jax.Array) -> jax.Array:
         return count
+
+    def fetch(self, sampler: Log | EpisodeLog) -> None:
+        return None
+
+    def inspect(self, sampler: Log | EpisodeLog, population: Population, fetched: None) -> Inspected:
+        if isinstance(sampler, EpisodeLog):
+            return Inspected(_population.chances_by_episode(sampler, population.geometry))
+        return Inspected(None)
 
     def stats(self, sampler: Log | EpisodeLog) -> dict[str, jax.Array]:
         return {}

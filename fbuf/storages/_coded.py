@@ -19,6 +19,7 @@ from fbuf import _blocks, _blocktable
 from fbuf._blocks import Grid
 from fbuf._blocktable import Table
 from fbuf._config import component, state
+from fbuf._outline import WHOLE, spec_text
 from fbuf._pin import pin
 from fbuf._tree import PyTree, named_leaves
 from fbuf._typing import Read
@@ -53,6 +54,17 @@ class DeduplicatedRows:
     tables: tuple[Table, ...]
     growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, not counting what went
     cuts: tuple[Cut, ...]  # static
+
+    def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
+        """Rows there is room for, and what a row of each leaf is and how it is kept, for people."""
+        arrays, cuts = named_leaves(self.tree), {cut.name: cut for cut in self.cuts}
+        shown = {
+            n or WHOLE: (spec_text(cuts[n].shape, cuts[n].dtype), "device, blocks")
+            if n in cuts
+            else (spec_text(a.shape[1:], a.dtype), "device")
+            for n, a in arrays.items()
+        }
+        return next(iter(arrays.values())).shape[0], shown
 
     @property
     def live(self) -> jax.Array:

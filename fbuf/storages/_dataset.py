@@ -19,7 +19,7 @@ from fbuf._config import component
 from fbuf._files import SchemaError
 from fbuf._host import owner
 from fbuf._tree import Spec, tree_bytes
-from fbuf._typing import Geometry, Read
+from fbuf._typing import Geometry, Held, Read
 from fbuf.storages import _side, _sideread
 from fbuf.storages._side import Layout, SideRows
 from fbuf.storages._sideread import SideHeld
@@ -177,6 +177,9 @@ class DataSet:
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         store = _side.store_of(rows)
         return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
+
+    def weigh(self, rows: SideRows) -> dict[str, Held]:
+        return _side.weigh(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Where the rows lie and which they are, as JSON: they stay where they are."""

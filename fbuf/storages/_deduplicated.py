@@ -27,7 +27,7 @@ from fbuf._blockprobe import UNIT
 from fbuf._blocktable import Table
 from fbuf._config import component, to_config
 from fbuf._tree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
-from fbuf._typing import Forecast, Geometry, Read
+from fbuf._typing import Forecast, Geometry, Held, Read
 from fbuf.storages import _arrays, _blockfit, _coded
 from fbuf.storages._coded import Cut, DeduplicatedRows
 
@@ -315,6 +315,18 @@ class Deduplicated:
 
     def nbytes(self, rows: DeduplicatedRows) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
+
+    def weigh(self, rows: DeduplicatedRows) -> dict[str, Held]:
+        """Ids, and of a table that several leaves share a part by how many blocks a row has of each."""
+        size = {name: tree_bytes(array) for name, array in named_leaves(rows.tree).items()}
+        for number, table in enumerate(rows.tables):
+            members = [cut for cut in rows.cuts if cut.table == number]
+            left, blocks = tree_bytes(table), sum(cut.grid.blocks for cut in members)
+            for cut in members:
+                share = left * cut.grid.blocks // blocks
+                left, blocks = left - share, blocks - cut.grid.blocks
+                size[cut.name] += share + tree_bytes(rows.last[cut.name])
+        return {name: Held(device=number) for name, number in size.items()}
 
     def to_arrays(self, rows: DeduplicatedRows) -> dict[str, Any]:
         return {"cuts": _as_bytes(rows.cuts), "growth": rows.growth, **_by_name(rows)}

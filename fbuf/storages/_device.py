@@ -13,7 +13,7 @@ import jax
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
-from fbuf._typing import Geometry, Read
+from fbuf._typing import Geometry, Held, Read
 from fbuf.storages import _arrays
 from fbuf.storages._side import SideRows
 
@@ -87,6 +87,9 @@ class Device:
 
     def nbytes(self, rows: PyTree) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
+
+    def weigh(self, rows: PyTree) -> dict[str, Held]:
+        return {name: Held(device=tree_bytes(array)) for name, array in named_leaves(rows).items()}
 
     def to_arrays(self, rows: PyTree) -> dict[str, Any]:
         return named_leaves(rows)

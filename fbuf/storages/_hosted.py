@@ -16,7 +16,7 @@ from fbuf._host.codec import Codec
 from fbuf._host.column import Column
 from fbuf._host.store import Store
 from fbuf._tree import Spec, name_of
-from fbuf._typing import Geometry, Read
+from fbuf._typing import Geometry, Held, Read
 from fbuf.storages import _arrays, _filed, _side, _sideread
 from fbuf.storages._side import SideRows
 from fbuf.storages._sideread import SideHeld
@@ -155,6 +155,9 @@ class Hosted:
 
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         return _side.nbytes(rows)
+
+    def weigh(self, rows: SideRows) -> dict[str, Held]:
+        return _side.weigh(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _side.to_arrays(rows)

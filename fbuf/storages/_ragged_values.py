@@ -33,7 +33,7 @@ def is_torch(value: Any) -> bool:
 
 
 def as_numpy(call: str, what: str, value: Any) -> Any:
-    """Arrays of JAX and torch as numpy; the rest as it is."""
+    """Arrays of JAX and torch as numpy, a nested tensor as the list of its rows; the rest as it is."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.ma.MaskedArray):
@@ -44,8 +44,12 @@ def as_numpy(call: str, what: str, value: Any) -> Any:
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{call}: {what} is a typed PRNG key; expected an array. Store jax.random.key_data(key).")
         return np.asarray(value)
+    if is_torch(value) and getattr(value, "is_nested", False):
+        return [as_numpy(call, what, row) for row in value.detach().unbind()]
     if is_torch(value) and is_array(value):
         tensor = value.detach().cpu()
+        if tensor.numel() and not tensor.untyped_storage().nbytes():  # reading it would end the process
+            raise ValueError(f"{call}: {what} is a tensor whose storage was resized to nothing; expected its values.")
         try:
             return tensor.numpy()
         except TypeError:

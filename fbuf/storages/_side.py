@@ -25,9 +25,11 @@ from fbuf._host.folder import Folder
 from fbuf._host.served import Served
 from fbuf._host.shelf import Leaf
 from fbuf._host.store import Column, Store
+from fbuf._lazy import TICKET, length_name
+from fbuf._outline import WHOLE, spec_text
 from fbuf._pin import pin
 from fbuf._tree import Spec, tree_bytes
-from fbuf._typing import Geometry
+from fbuf._typing import Geometry, Held
 from fbuf.storages import _arrays
 
 
@@ -78,6 +80,18 @@ class SideRows:
             "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
             "jax.device_get(buffer.rows(state))."
         )
+
+    def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
+        """Rows there is room for, and what a row of each leaf is and where it lies, for people."""
+        layout = self.layout
+        capacity = layout.rows if self.ticket is None else self.ticket.shape[0]
+        shown = {n: s for n, s in layout.spec.items() if n not in (TICKET, *map(length_name, layout.columns))}
+        cells = {
+            n or WHOLE: (spec_text(s.shape, s.dtype), "host" if n in layout.columns else "device")
+            for n, s in shown.items()
+        }
+        ragged = {leaf.name: (f"{leaf.kind} {leaf.dtype}".rstrip(), "host") for leaf in layout.leaves}
+        return capacity, cells | {n: cell for n, cell in ragged.items() if n not in cells}
 
     def __repr__(self) -> str:
         return f"SideRows(host={self.layout.columns}, device={tuple(self.device)})"
@@ -267,6 +281,13 @@ def nbytes(rows: SideRows) -> dict[str, int]:
     """Device bytes of tickets and leaves; bytes of everything the store allocated in memory, and on the disk."""
     store = store_of(rows)
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
+
+
+def weigh(rows: SideRows) -> dict[str, Held]:
+    """Bytes of leaves on the device, of columns, and of what rows of `Ragged` hold beside; without tickets and changes."""
+    store: Any = store_of(rows)
+    size = {name: Held(device=tree_bytes(array)) for name, array in rows.device.items()}
+    return size | {name: Held(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
 
 
 def to_arrays(rows: SideRows) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a drawn anchor means; `fbuf._typing.View` says what a view is."""
+"""What a drawn anchor means; `fbuf.parts.View` says what a view is."""
 
 from fbuf.views._episode import Episode
 from fbuf.views._hindsight import Hindsight

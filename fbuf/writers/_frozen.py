@@ -6,7 +6,7 @@ need is counted once, when the state is made (`fbuf._filled`).
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ class Frozen:
       Frozen()
     """
 
-    streams: ClassVar[bool] = True
+    streams = True
 
     def init(self, geometry: Geometry) -> RingState:
         return _ring.resumed(geometry, np.full(geometry.lanes, geometry.length, np.int64))

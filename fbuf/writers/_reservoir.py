@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ class Reservoir:
 
     seed: int = 0
 
-    streams: ClassVar[bool] = False
+    streams = False
 
     def __post_init__(self) -> None:
         good = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)

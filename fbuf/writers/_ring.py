@@ -5,8 +5,6 @@ The arithmetic is in `fbuf._ring`; this is the value a user puts into a `Buffer`
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import numpy as np
 
@@ -26,7 +24,7 @@ class Ring:
       Ring()
     """
 
-    streams: ClassVar[bool] = True
+    streams = True
 
     def init(self, geometry: Geometry) -> RingState:
         return _ring.init(geometry)

@@ -1,0 +1,87 @@
+"""Rows and indices of any kind on their way in, batches in the kind that was asked for on their way out.
+
+A leaf may be a JAX, numpy or torch array; a batch is all of one kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._sample import Index, Sample
+from fbuf._tree import PyTree
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "torch"
+
+
+def array(value: Any) -> Any:
+    """Anything array-like as JAX takes it."""
+    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic)):
+        return value
+    if _is_torch(value):
+        from fbuf.torch import from_torch
+
+        return from_torch(value)
+    return jnp.asarray(value)
+
+
+def rows_of(tree: PyTree) -> PyTree:
+    """Rows with torch leaves as JAX arrays; together, so that a message names the leaf."""
+    if type(tree).__module__.split(".")[0] == "tensordict":
+        raise TypeError(
+            "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
+        )
+    if not any(_is_torch(leaf) for leaf in jax.tree.leaves(tree)):
+        return tree
+    from fbuf.torch import from_torch
+
+    if all(_is_torch(leaf) for leaf in jax.tree.leaves(tree)):
+        return from_torch(tree)
+    return jax.tree.map(array, tree)
+
+
+def index_of(index: Any) -> Any:
+    """An `Index` of JAX arrays; what is none stays."""
+    if isinstance(index, Index):
+        return Index(array(index.slot), array(index.ticket))
+    return index
+
+
+def convert(tree: Any, to: str) -> Any:
+    """A batch as arrays of JAX, numpy or torch."""
+    if to == "numpy":
+        return jax.device_get(tree)
+    if to == "torch":
+        from fbuf.torch import to_torch
+
+        ragged = getattr(tree, "ragged", None)  # names rows: no data
+        if ragged is None:
+            return to_torch(tree)
+        return dataclasses.replace(to_torch(dataclasses.replace(tree, ragged=None)), ragged=ragged)
+    return tree
+
+
+def place(batch: Sample, to: str, device: Any) -> Any:
+    """A batch as such arrays, on a device of theirs; returns when they are there."""
+    ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names rows: no data
+    if to == "jax":
+        batch = jax.block_until_ready(batch if device is None else jax.device_put(batch, device))
+    else:
+        batch = convert(batch, to)
+        if device is not None:
+            batch = jax.tree.map(lambda tensor: tensor.to(device), batch)
+    return dataclasses.replace(batch, ragged=ragged)
+
+
+def beside(value: Any, home: jax.Array) -> Any:
+    """An array that lies on another device than `home` moved there; everything else as it is."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return value
+    there, here = value.sharding.device_set, home.sharding.device_set
+    return value if len(here) != 1 or there == here else jax.device_put(value, home.sharding)

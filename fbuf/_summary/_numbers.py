@@ -1,0 +1,109 @@
+"""Numbers of many values: quantiles, also of weighted ones; effective sizes; lengths of episodes. numpy, in double precision.
+
+Quantiles are values that occur (the least that at least such a share of all does not exceed), so those of ages and lengths
+are whole, and weighted and plain ones are one definition. Interpolated ones were rejected for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+NAMES = ("q05", "q25", "median", "q75", "q95")
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantiles:
+    """How many values, their mean, the least and the largest, and what 5, 25, 50, 75 and 95 % of them do not exceed."""
+
+    count: int
+    mean: float
+    min: float
+    q05: float
+    q25: float
+    median: float
+    q75: float
+    q95: float
+    max: float
+
+
+class Episodes(NamedTuple):
+    """Episodes whose rows are all there, and the others."""
+
+    number: int  # that are there from their first row to their last
+    lengths: Quantiles | None  # rows of each of these; None: there is none
+    cut: int  # whose first rows are gone, or whose last are still to come
+
+
+def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantiles | None:
+    """Of values [N], each counting as much as its weight [N] >= 0; None where there are none, or none that counts."""
+    if weights is not None:
+        values, weights = values[weights > 0], weights[weights > 0].astype(np.float64)
+    if not values.size:
+        return None
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    if weights is None:
+        at = np.ceil(np.multiply(LEVELS, values.size)).astype(np.int64) - 1
+        mean = values.mean(dtype=np.float64)
+    else:
+        upto = np.cumsum(weights[order])
+        at = np.minimum(np.searchsorted(upto, np.multiply(LEVELS, upto[-1])), values.size - 1)
+        mean = np.average(values.astype(np.float64), weights=weights)
+    inner = [ordered[i].item() for i in at]
+    levels = dict(zip(NAMES, inner, strict=True))
+    return Quantiles(count=int(values.size), mean=float(mean), min=ordered[0].item(), max=ordered[-1].item(), **levels)
+
+
+def effective_size(chance: np.ndarray) -> float:
+    r"""How many values drawn alike would vary as much as those drawn with chances [N]: :math:`(\sum p)^2 / \sum p^2`.
+
+    Source: Kish 1965, "Survey Sampling".
+    """
+    chance = chance.astype(np.float64)
+    square = np.sum(chance * chance)
+    return float(np.sum(chance) ** 2 / square) if square > 0 else 0.0
+
+
+def share_of_likeliest(chance: np.ndarray, part: float) -> float:
+    """The share of draws that goes to the `part` in (0, 1] of values (rounded up) that are the likeliest."""
+    chance = chance.astype(np.float64)
+    total = np.sum(chance)
+    if not total > 0:
+        return 0.0
+    number = int(np.ceil(part * chance.size))
+    return float(np.sum(np.partition(chance, chance.size - number)[chance.size - number :]) / total)
+
+
+def episode_lengths(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray) -> tuple[np.ndarray, int]:
+    """Lengths int64[K] of episodes that are whole, lane by lane, the oldest first; and how many are cut.
+
+    Args:
+      held, start, end, reset: bool[L, E], rows of each lane in order, those that are there first. A row that is `reset` holds
+        the final observation of the episode before it, and counts as no step.
+    """
+    lengths, cut = [], 0
+    for lane in range(held.shape[1]):
+        here = held[:, lane]
+        begins = np.flatnonzero(start[:, lane] & here)
+        ends = np.flatnonzero(end[:, lane] & here)
+        steps = np.cumsum(here & ~reset[:, lane])
+        # Of each beginning the first end from there on, if it comes before the next beginning.
+        which = np.searchsorted(ends, begins)
+        last = np.append(ends, held.shape[0])[which]
+        whole = last < np.append(begins[1:], held.shape[0])
+        before = np.where(begins > 0, steps[begins - 1], 0)
+        lengths.append(steps[last[whole]] - before[whole])
+        first = begins[0] if begins.size else int(here.sum())
+        orphans = bool((here & ~reset[:, lane])[:first].any())
+        cut += int((~whole).sum()) + orphans
+    return np.concatenate(lengths).astype(np.int64), cut
+
+
+def episodes(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray) -> Episodes:
+    """Number and lengths of episodes; see `episode_lengths`."""
+    lengths, cut = episode_lengths(held, start, end, reset)
+    return Episodes(int(lengths.size), quantiles(lengths), cut)

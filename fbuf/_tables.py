@@ -1,0 +1,137 @@
+"""Tables that people read: as aligned text, as HTML for notebooks, and for rich's consoles.
+
+What is to be shown is said once, as sections of cells, and then written three ways. HTML is escaped, refers to nothing outside,
+and takes its colours from what surrounds it, so that light and dark pages both read well. rich is imported only when it asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+
+class Section(NamedTuple):
+    """A part of a table: the first columns are text, the others numbers."""
+
+    title: str
+    heads: tuple[str, ...]  # of the columns after the first; () for none, and then all are text
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1  # columns of text
+
+    def side(self, column: int) -> str:
+        """Where a column's cells stand: "left" or "right"."""
+        return "left" if column < self.left or not self.heads else "right"
+
+
+def human(size: float) -> str:
+    """Bytes as people read them: "16.0 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def number(value: float | None) -> str:
+    """A number as people read it: all digits before the point, four in all; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, int) or (1e3 <= abs(value) < 1e9) or (float(value).is_integer() and abs(value) < 1e9):
+        return f"{round(value):,}"
+    return f"{value:.4g}"
+
+
+def _printable(title: str, sections: Sequence[Section]) -> tuple[str, list[Section]]:
+    """The same, with what is no printable character as Python writes it: a leaf may be called anything."""
+
+    def clean(cell: str) -> str:
+        return cell if cell.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell)
+
+    def cleaned(cells: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(clean, cells))
+
+    made = [
+        s._replace(title=clean(s.title), heads=cleaned(s.heads), rows=tuple(map(cleaned, s.rows))) for s in sections
+    ]
+    return clean(title), made
+
+
+def text(title: str, sections: Sequence[Section]) -> str:
+    """Aligned text, a line a row, without blanks at the ends of lines. The first columns are all of one width."""
+    title, sections = _printable(title, sections)
+    first = max((len(row[0]) for section in sections for row in section.rows), default=0) + 2
+    lines = [title] if title else []
+    for section in sections:
+        if lines:
+            lines.append("")
+        grid = [(section.title, *section.heads), *(("  " + row[0], *row[1:]) for row in section.rows)]
+        columns = range(1, max(map(len, grid)))
+        widths = [first, *(max(len(row[i]) if section.heads else 0 for row in grid) for i in columns)]
+        for row in grid:
+            padded = [
+                cell.ljust(width) if section.side(i) == "left" else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+            ]
+            lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:90%"
+_HEAD = "padding:0.5em 0.8em 0.1em 0;text-align:{};border-bottom:1px solid currentColor;background:none"
+_CELL = "padding:0.1em 0.8em 0.1em 0;text-align:{};background:none"
+
+
+def html(title: str, sections: Sequence[Section]) -> str:
+    """A table for notebooks: well-formed, escaped, without scripts, styles of others, or anything to load."""
+    title, sections = _printable(title, sections)
+    columns = max((len(row) for s in sections for row in (("", *s.heads), *s.rows)), default=1)
+    out = [f'<table style="{_STYLE}">']
+    if title:
+        out.append(f'<caption style="text-align:left;padding:0"><code>{escape(title)}</code></caption>')
+    for section in sections:
+        heads = [
+            f'<th style="{_HEAD.format(section.side(i))}">{escape(head)}</th>'
+            for i, head in enumerate((section.title, *section.heads))
+        ]
+        if len(heads) < columns:
+            heads.append(f'<th colspan="{columns - len(heads)}" style="{_HEAD.format("left")}"></th>')
+        out.append(f"<tbody><tr>{''.join(heads)}</tr>")
+        for row in section.rows:
+            cells = [f'<td style="{_CELL.format("left")}">{escape(row[0])}</td>']
+            if section.heads:
+                cells += [
+                    f'<td style="{_CELL.format(section.side(i))}">{escape(cell)}</td>'
+                    for i, cell in enumerate(row)
+                    if i
+                ]
+                cells += [f'<td style="{_CELL.format("right")}"></td>'] * (columns - len(row))
+            else:
+                rest = escape("  ".join(row[1:]))
+                cells.append(f'<td colspan="{columns - 1}" style="{_CELL.format("left")}">{rest}</td>')
+            out.append(f"<tr>{''.join(cells)}</tr>")
+        out.append("</tbody>")
+    return "".join(out) + "</table>"
+
+
+def rich(title: str, sections: Sequence[Section]) -> Any:
+    """What `__rich__` gives: a group of tables, one a section. Called by rich only."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    title, sections = _printable(title, sections)
+    made: list[Any] = [Text(title, style="bold")] if title else []
+    for section in sections:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        table.add_column(Text(section.title), justify="left", style="cyan")
+        for i in range(1, max(map(len, (("", *section.heads), *section.rows)))):
+            head = Text(section.heads[i - 1]) if section.heads else Text("")
+            table.add_column(
+                head, justify="left" if section.side(i) == "left" else "right", no_wrap=bool(section.heads)
+            )
+        for row in section.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        made += [Text(""), table] if made else [table]
+    return Group(*made)

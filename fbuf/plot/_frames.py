@@ -1,0 +1,240 @@
+"""A contact sheet of what is drawn: the frames of each row, those that follow, and what was done and came of it.
+
+One picture in one axes, put together from arrays: dozens of axes for dozens of frames take seconds and drift apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fbuf._sample import Sample
+from fbuf._state import BufferState
+from fbuf._tree import named_leaves
+from fbuf.plot import _style
+
+if TYPE_CHECKING:
+    from fbuf._buffer import Buffer
+
+WIDTH = 10.0  # inches of a new figure
+LINE = 0.21  # inches of a line of text
+CHARACTER = 0.065  # inches of one
+LEAST = 60  # pixels of an image's lesser side
+LINES = (0.5, 0.5, 0.5, 1.0)
+"""Grey, which is seen beside black frames and beside white ones, on any page."""
+GAP = "   "  # between things that are said
+SAID = ("action", "reward", "discount", "terminated", "truncated")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Strip:
+    """Frames side by side, and the words above them."""
+
+    image: np.ndarray  # float[H, W, 4], transparent between frames
+    words: str
+
+
+def frames(
+    buffer: Buffer,
+    state: BufferState,
+    key: Any = None,
+    *,
+    number: int = 6,
+    observation: str | None = None,
+    next_observation: str = "next_obs",
+    batch: Sample | None = None,
+    ax: Any = None,
+) -> Any:
+    """Rows that `sample` would draw, as pictures: frames of the stack (or window), frames of the next, action and reward.
+
+    Frames are `[H, W]`, `[H, W, 1]` or `[H, W, 3]`; stacks of them have one axis more in front, or four frames as `[H, W, 4]`.
+    Numbers of any type are shown from black to white: 0 to 255 as they are, others from the least to the largest shown.
+
+    Args:
+      key: PRNG key of the draw; None: `jax.random.key(0)`.
+      number: Rows to show.
+      observation: Leaf of `batch.data` with frames; None: "obs", or the first that looks like frames.
+      next_observation: Leaf with those that follow, shown behind a wider gap if there is one.
+      batch: A batch to show in place of drawing one: what was learned from.
+      ax: Axes to draw into; None: those of a new figure.
+    Returns:
+      The axes.
+    Raises:
+      ValueError: there is no such leaf, or none that looks like frames; `number` < 1.
+      ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> from matplotlib.figure import Figure
+      >>> buffer = fbuf.uniform(100)
+      >>> state = buffer.init({"obs": jnp.zeros((16, 16), jnp.uint8)})
+      >>> state = buffer.extend(state, {"obs": jnp.ones((9, 16, 16), jnp.uint8)})
+      >>> axes = fbuf.plot.frames(buffer, state, jax.random.key(1), number=3, ax=Figure().subplots())
+      >>> len(axes.images), len(axes.texts)
+      (1, 3)
+    """
+    call = "plot.frames"
+    _style.check(call, buffer, state)
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise ValueError(f"{call}: number is {number!r}; expected an int >= 1, rows to show.")
+    if batch is None:
+        batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
+    data = {name: np.asarray(leaf) for name, leaf in named_leaves(batch.data).items()}
+    name = _chosen(call, data, observation)
+    shown = [i for i in range(len(np.asarray(batch.mask))) if np.asarray(batch.mask)[i]][: int(number)]
+    leaves = [name] + ([next_observation] if next_observation in data and next_observation != name else [])
+    images = {leaf: _magnified(_images(data[leaf][shown])) for leaf in leaves} if shown else {}
+    strips = [_Strip(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]
+    heading = " | ".join(leaf or "row" for leaf in leaves)
+    if not strips:
+        axes = _style.new_axes(call, ax, (WIDTH, 2.0))
+        axes.set_title(heading, loc="left", fontsize=11)
+        return _style.nothing(axes, "there is nothing to draw")
+    return _sheet(call, strips, heading, ax)
+
+
+def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> str:
+    """The leaf with frames."""
+    like = [name for name, leaf in data.items() if _is_frames(leaf.shape[1:])]
+    if observation is not None:
+        if observation not in data or observation not in like:
+            what = "does not look like frames" if observation in data else "is not in the batch"
+            raise ValueError(
+                f"{call}: leaf '{observation}' {what} (it has: {', '.join(data)}); expected frames [H, W] of 4 by 4 or "
+                f"more, or stacks of them. Name it with observation={next(iter(like), 'obs')!r}."
+            )
+        return observation
+    if not like:
+        shapes = ", ".join(f"'{name}' {list(leaf.shape[1:])}" for name, leaf in data.items())
+        raise ValueError(
+            f"{call}: no leaf of the batch looks like frames ({shapes}); expected [H, W] of 4 by 4 or more, or stacks of them. "
+            f"Numbers are shown by fbuf.plot.overview(buffer, state)."
+        )
+    return "obs" if "obs" in like else like[0]
+
+
+def _is_frames(shape: tuple[int, ...]) -> bool:
+    if len(shape) == 4:
+        return shape[3] in (1, 3) and min(shape[1:3]) >= 4
+    if len(shape) == 3:
+        return min(shape[:2] if shape[2] in (1, 3, 4) else shape[1:]) >= 4
+    return len(shape) == 2 and min(shape) >= 4
+
+
+def _images(rows: np.ndarray) -> np.ndarray:
+    """float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`."""
+    item = rows.shape[1:]
+    if len(item) == 2:
+        rows = rows[:, None, :, :, None]
+    elif len(item) == 3 and item[2] in (1, 3):
+        rows = rows[:, None]
+    elif len(item) == 3 and item[2] == 4:
+        rows = np.moveaxis(rows, 3, 1)[..., None]
+    elif len(item) == 3:
+        rows = rows[..., None]
+    whole = rows.astype(np.float64)
+    if rows.dtype == np.uint8:
+        whole = whole / 255
+    elif rows.dtype != bool:
+        finite = whole[np.isfinite(whole)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        whole = np.nan_to_num((whole - low) / (high - low if high > low else 1.0), nan=0.0, posinf=1.0, neginf=0.0)
+    return np.broadcast_to(whole, (*whole.shape[:-1], 3))
+
+
+def _magnified(images: np.ndarray) -> np.ndarray:
+    """Images `[..., H, W, 3]` of few pixels with several for each, so that lines and gaps are thin beside them."""
+    times = -(-LEAST // min(images.shape[-3:-1]))
+    return images.repeat(times, -3).repeat(times, -2) if times > 1 else images
+
+
+def _strip(groups: list[np.ndarray]) -> np.ndarray:
+    """float[H, W, 4]: groups of frames `[S, H, W, 3]` side by side, each framed by a line; nothing between them."""
+    height = max(group.shape[1] for group in groups)
+    line = max(1, min(height, *(group.shape[2] for group in groups)) // LEAST)
+    parts: list[np.ndarray] = []
+    for i, group in enumerate(groups):
+        for j, frame in enumerate(group):
+            if parts:
+                parts.append(np.zeros((height + 2 * line, (7 if i and not j else 1) * line, 4)))
+            opaque = np.concatenate([frame, np.ones((*frame.shape[:2], 1))], axis=2)
+            framed = np.zeros((height + 2 * line, frame.shape[1] + 2 * line, 4))
+            framed[: len(frame) + 2 * line] = LINES
+            framed[line : line + len(frame), line:-line] = opaque
+            parts.append(framed)
+    return np.concatenate(parts, axis=1)
+
+
+def _words(data: dict[str, np.ndarray], batch: Sample, row: int) -> str:
+    """What is said of a row: numbers of the usual names, and its weight where weights differ."""
+    said = []
+    for name in SAID:
+        value = data[name][row] if name in data else None
+        if value is not None and value.dtype == bool:
+            said += [name] if value.any() else []
+        elif value is not None and value.size == 1:
+            said.append(f"{name} {value.item():.3g}")
+        elif value is not None and value.ndim == 1 and value.size <= 6:
+            said.append(f"{name} {' '.join(f'{x:.3g}' for x in value.tolist())}")
+    weight = np.asarray(batch.weight)
+    if np.ptp(weight[np.asarray(batch.mask)]) > 0:
+        said.append(f"weight {weight[row]:.2f}")
+    return GAP.join(said)
+
+
+def _sheet(call: str, strips: list[_Strip], heading: str, ax: Any) -> Any:
+    """All strips in one picture, in as many columns as make it broad rather than high."""
+    height, width = max(s.image.shape[0] for s in strips), max(s.image.shape[1] for s in strips)
+    inches = WIDTH if ax is None else max(ax.get_window_extent().width / ax.get_figure().dpi, 1.0)
+    high = None if ax is None else max(ax.get_window_extent().height / ax.get_figure().dpi, 1.0)
+    columns, (line, across, down) = _columns(len(strips), height, width, inches, high)
+    sheet = np.zeros((round(down), round(across), 4))
+    places = []
+    for i, strip in enumerate(strips):
+        top = round((i // columns) * (height + line * 1.35) + line)
+        left = round((i % columns) * (across + width * 0.06) / columns)
+        piece = strip.image[: sheet.shape[0] - top, : sheet.shape[1] - left]
+        sheet[top : top + piece.shape[0], left : left + piece.shape[1]] = piece
+        places.append((left, top))
+    axes = _style.new_axes(call, ax, (WIDTH, WIDTH * sheet.shape[0] / sheet.shape[1] + 0.4))
+    axes.imshow(sheet, interpolation="nearest" if height < 2 * LEAST else "antialiased")
+    room = int(width * LINE / line / CHARACTER) if columns > 1 else len(max((s.words for s in strips), key=len))
+    for strip, (left, top) in zip(strips, places, strict=True):
+        axes.text(left, top - line * 0.12, _cut(strip.words, room), fontsize=8.5, va="bottom", ha="left")
+    axes.set_title(heading, loc="left", fontsize=11)
+    axes.set_axis_off()
+    axes.set_anchor("NW")
+    return axes
+
+
+def _cut(words: str, room: int) -> str:
+    """As many of the first things that are said as so many characters hold."""
+    said = words.split(GAP)
+    while said and len(GAP.join(said)) > room:
+        said.pop()
+    return GAP.join(said)
+
+
+def _columns(
+    number: int, height: int, width: int, inches: float, high: float | None
+) -> tuple[int, tuple[float, float, float]]:
+    """How many columns; and a line of text, the breadth and the height of the sheet, in pixels of frames."""
+    best: tuple[float, int, tuple[float, float, float]] | None = None
+    for columns in range(1, number + 1):
+        across = columns * width + (columns - 1) * 0.06 * width
+        rows = -(-number // columns)
+        scale = inches / across
+        if high is not None:  # the text must fit where the height is what limits
+            scale = min(scale, max(high - rows * 1.35 * LINE, 0.2 * high) / (rows * height))
+        line = LINE / scale
+        down = rows * (height + 1.35 * line) - 0.35 * line
+        shape = down / across
+        wanted = 0.62 if high is None else high / inches
+        off = abs(np.log(shape / wanted)) + (2.0 if scale * width < 3.0 else 0.0)  # words need 3 inches
+        if best is None or off < best[0]:
+            best = (off, columns, (line, across, down))
+    assert best is not None
+    return best[1], best[2]

@@ -1,0 +1,109 @@
+"""Axes and colours that all pictures share. matplotlib is imported here, and only when something is drawn.
+
+The colours are those of Okabe and Ito, which people with any kind of colour vision tell apart; on a dark background their
+lighter ones. Which background it is, the axes say.
+
+Source: Okabe and Ito 2008, "Color Universal Design".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fbuf._state import BufferState
+
+
+class Colors(NamedTuple):
+    """What things are drawn in."""
+
+    first: str
+    second: str
+    third: str
+    ink: Any  # text and lines
+
+
+def colors(axes: Any) -> Colors:
+    """For the background of these axes."""
+    from matplotlib import colors as of
+    from matplotlib import rcParams
+
+    ink = rcParams["text.color"]
+    face, figure = of.to_rgba(axes.get_facecolor()), axes.get_figure()
+    if face[3] < 0.5 and figure is not None:  # transparent: that of the figure
+        face = of.to_rgba(figure.get_facecolor())
+    dark = (
+        _light(face) < 0.5 if face[3] >= 0.5 else _light(of.to_rgba(ink)) > 0.5
+    )  # a page of its own: text is seen on it
+    return Colors("#56B4E9", "#E69F00", "#2FCB9A", ink) if dark else Colors("#0072B2", "#D55E00", "#009E73", ink)
+
+
+def _light(color: tuple[float, ...]) -> float:
+    return 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
+
+
+def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
+    """`ax`, or the axes of a new figure of pyplot, which notebooks show."""
+    try:
+        if ax is None:
+            from matplotlib import pyplot
+
+            return pyplot.subplots(figsize=size, layout="constrained")[1]
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f'{call}: matplotlib is missing; expected it. Install it with: pip install "fbuf[plot]".'
+        ) from error
+    if not hasattr(ax, "plot"):
+        raise TypeError(
+            f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None. Write ax=plt.subplots()[1]."
+        )
+    return ax
+
+
+def check(call: str, buffer: Any, state: Any) -> None:
+    """Refuses what is no buffer with its state, and tracers."""
+    if not hasattr(buffer, "summary") or not isinstance(state, BufferState):
+        raise TypeError(
+            f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. The "
+            f"order is buffer, state; of a Replay they are replay.buffer, replay.state."
+        )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
+
+
+def dress(axes: Any, title: str, x: str, y: str) -> None:
+    """Titles, and no more lines than needed."""
+    axes.set_title(title, loc="left", fontsize=11, pad=22)  # room for the legend
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def legend(axes: Any) -> None:
+    """In one line between title and axes, where nothing is."""
+    columns = len(axes.get_legend_handles_labels()[1])
+    axes.legend(
+        frameon=False,
+        fontsize=9,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=max(columns, 1),
+        borderaxespad=0.1,
+        borderpad=0.2,
+        handlelength=1.4,
+        columnspacing=1.2,
+    )
+
+
+def nothing(axes: Any, why: str) -> Any:
+    """Axes that say why there is nothing."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, alpha=0.7)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    return axes

@@ -1,0 +1,212 @@
+"""`to_tensordict`: batches as torchrl's losses read them.
+
+torchrl's layout ("TED") nests what came of a step under `next`, gives scalars a last axis of one, and has the next
+observation in `next/observation`: the one the view made.
+
+An n-step batch carries `steps_to_next_obs`, because torchrl's value estimators raise gamma to it; a batch of transitions
+therefore needs its view. Rejected: taking n = 1 where no view is given, which would bootstrap with the wrong power of gamma
+and say nothing.
+
+Source: torchrl's documentation, "TED-format"; `objectives/value/advantages.py` of torchrl 0.14.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fbuf._sample import Index, Rows, Sample
+from fbuf._tree import name_of, named_leaves, nested
+from fbuf.torch._crossing import import_torch
+from fbuf.torch._from import from_torch
+from fbuf.torch._to import as_tensors
+
+_HERE = {"is_first": "is_init", "obs": "observation"}
+_NEXT = {"next_obs": "observation", "reward": "reward", "done": "done"}
+_SCALARS = ("next/reward", "next/done", "next/terminated", "next/truncated", "is_init")
+_INDEX = {"index": "slot", "index_generation": "ticket"}
+
+
+def to_tensordict(
+    batch: Sample | Rows, view: Any = None, *, names: Mapping[str | tuple[str, ...], str | None] | None = None
+) -> Any:
+    """A batch as a `TensorDict` in torchrl's layout, without a copy of what `to_torch` shares.
+
+    Keys `[B, ...]`: `observation`, `action`, (`next`, `observation`), (`next`, `reward`), (`next`, `done`), (`next`,
+    `terminated`), (`next`, `truncated`), every other leaf under its own name, and `index`, `index_generation` (both int64;
+    see `index_of`), `priority_weight`, `probability`, `mask`. `done`, `terminated` and `truncated` at the root are those of
+    the step before: False. `is_first` is `is_init`. Ragged leaves are nested tensors, text and objects a `NonTensorStack`.
+
+    Args:
+      batch: From `sample`, `peek`, `get`, `rows`, `last`; of JAX arrays, numpy or tensors.
+      view: The view that made the batch, `buffer.view`. A batch of transitions needs it: with n_step > 1 the flags are those of
+        the n steps together, and `steps_to_next_obs` int64[B, 1] says how many there were. (A truncation exactly at the n-th
+        step is not seen; its bootstrap is right all the same.)
+      names: `{leaf or subtree: name there}`, None to leave it out. `{"obs": "pixels"}` names (`next`, `pixels`) too.
+    Returns:
+      A TensorDict of batch size `[B]`, or `[B, T]` for windows, where index and weights are repeated for every step.
+    Raises:
+      ImportError: torch or tensordict is missing.
+      TypeError, ValueError: what it is given is no batch; transitions without their view; two leaves of one name; else as
+        `to_torch`.
+    Cost: that of `to_torch`, and some 100 us.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> row = {"obs": np.zeros(3, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+      >>> replay = fbuf.Replay(fbuf.Buffer(10, view=fbuf.views.Transition()), row)
+      >>> for _ in range(5):
+      ...     replay.add(row)
+      >>> batch = to_tensordict(replay.sample(4), replay.buffer.view)
+      >>> batch.batch_size, batch["next", "reward"].shape
+      (torch.Size([4]), torch.Size([4, 1]))
+    """
+    call = "to_tensordict"
+    torch, tensordict = import_torch(call), _import_tensordict(call)
+    if not isinstance(batch, (Sample, Rows)):
+        raise TypeError(
+            f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
+        )
+    leaves = as_tensors(torch, call, named_leaves(batch.data))
+    beside = as_tensors(torch, call, _beside(batch))
+    windows = "learning_mask" in leaves and leaves["learning_mask"].ndim > beside["mask"].ndim
+    lead = tuple(leaves["learning_mask" if windows else "mask"].shape if windows else beside["mask"].shape)
+    if windows:
+        del beside["mask"]  # the data has one of every step
+    while view is not None and hasattr(view, "view"):  # Hindsight
+        view = view.view
+    if "discount" in leaves and "next_obs" in leaves:
+        leaves = _transitions(torch, call, leaves, view, beside["mask"])
+    renamed = _renamed(call, leaves, view, names)
+    for name in _SCALARS:
+        if name in renamed and renamed[name].ndim == len(lead):
+            renamed[name] = renamed[name].unsqueeze(-1)
+    _add_flags(torch, renamed)
+    for name, value in beside.items():
+        if name in renamed:
+            raise ValueError(
+                f"{call}: rows have a leaf '{name}', a name that this gives to what belongs to the batch. Rename it: "
+                f"names={{'{name}': 'my_{name}'}}."
+            )
+        value = value.to(torch.int64) if name in _INDEX else value
+        renamed[name] = value.reshape(value.shape + (1,) * windows).expand(lead)
+    out = tensordict.TensorDict(nested(renamed), batch_size=lead)
+    for name, value in _lazy(tensordict, batch, leaves).items():
+        out[tuple(name.split("/"))] = value
+    return out
+
+
+def index_of(batch: Any) -> Index:
+    """The `Index` of a batch that `to_tensordict` made, for `update_priority` and `update_rows`.
+
+    Args:
+      batch: A TensorDict with `index` and `index_generation`, `[B]` or, of windows, `[B, T]`.
+    Returns:
+      `Index` of JAX arrays `[B]`.
+    Raises:
+      ValueError: it has none; it was made in another way.
+    """
+    torch = import_torch("index_of")
+    if any(key not in batch.keys() for key in _INDEX):
+        raise ValueError(
+            f"index_of: the TensorDict has {', '.join(map(str, batch.keys()))}; expected index and index_generation, as "
+            f"to_tensordict writes them. Keep them, or keep the Sample: replay.update_priority(sample.index, td_error)."
+        )
+    slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
+    arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
+    return Index(arrays["slot"], arrays["ticket"])
+
+
+def _import_tensordict(call: str) -> Any:
+    try:
+        import tensordict
+    except ImportError as error:
+        raise ImportError(
+            f"{call}: tensordict is missing ({error}); expected 0.8 or later. Run pip install tensordict."
+        ) from error
+    return tensordict
+
+
+def _beside(batch: Sample | Rows) -> dict[str, Any]:
+    out: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
+    if isinstance(batch, Sample):
+        out |= {"priority_weight": batch.weight, "probability": batch.probability}
+    return out
+
+
+def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:
+    """With the flags of n steps instead of those of the first."""
+    if not hasattr(view, "n_step"):
+        raise ValueError(
+            f"{call}: a batch of transitions, and view is {view!r}; expected the view that made it, which knows n_step and "
+            f"gamma. Write {call}(batch, buffer.view)."
+        )
+    n, gamma, discount = view.n_step, view.gamma, leaves["discount"]
+    if n == 1:
+        return leaves
+    cut = leaves[view.truncated].clone() if view.truncated is not None else torch.zeros_like(mask)
+    ended, steps = leaves[view.terminated].clone(), torch.full(discount.shape, n, dtype=torch.int64)
+    if 0 < gamma:
+        ended = (discount == 0) & mask
+    if 0 < gamma < 1:
+        alive = discount > 0
+        took = torch.where(alive, discount, 1).double().log() / math.log(gamma)
+        steps = torch.where(alive, took.round().to(torch.int64), n)
+        cut = (cut | (steps < n)) & alive
+    flags = {view.terminated: ended} | ({view.truncated: cut} if view.truncated is not None else {"truncated": cut})
+    return leaves | flags | {"steps_to_next_obs": steps.unsqueeze(-1)}
+
+
+def _renamed(call: str, leaves: dict[str, Any], view: Any, names: Mapping[Any, str | None] | None) -> dict[str, Any]:
+    """Leaves by their names in the TensorDict."""
+    given = {name_of(name): None if to is None else name_of(to) for name, to in (names or {}).items()}
+    rules: dict[str, str | None] = dict(_HERE)
+    rules |= {name: f"next/{to}" for name, to in _NEXT.items()}
+    for flag in ("terminated", "truncated"):
+        rules[flag] = f"next/{flag}"
+        if isinstance(own := getattr(view, flag, None), str):
+            rules[own] = f"next/{flag}"
+    if given.get("obs"):
+        rules["next_obs"] = f"next/{given['obs']}"
+    rules |= given
+    unknown = [name for name in given if not any(leaf == name or leaf.startswith(name + "/") for leaf in leaves)]
+    if unknown:
+        raise ValueError(f"{call}: names has '{unknown[0]}', but the batch has {', '.join(leaves)}.")
+    out: dict[str, Any] = {}
+    for leaf, value in leaves.items():
+        parts = leaf.split("/")
+        tops = ["/".join(parts[:i]) for i in range(len(parts), 0, -1)]
+        top = next((top for top in tops if top in rules), None)
+        to = leaf if top is None else rules[top]
+        if to is None:
+            continue
+        to += leaf[len(top) :] if top is not None else ""
+        if to in out:
+            raise ValueError(f"{call}: two leaves get the name '{to}'. Rename one: names={{'{leaf}': ...}}.")
+        out[to] = value
+    return out
+
+
+def _add_flags(torch: Any, out: dict[str, Any]) -> None:
+    ended = out.get("next/terminated")
+    if ended is None:
+        return
+    out.setdefault("next/truncated", torch.zeros_like(ended))
+    out.setdefault("next/done", ended | out["next/truncated"])
+    for flag in ("done", "terminated", "truncated"):
+        out.setdefault(flag, torch.zeros_like(ended))
+
+
+def _lazy(tensordict: Any, batch: Sample | Rows, leaves: dict[str, Any]) -> dict[str, Any]:
+    """Ragged leaves that are no arrays: numbers as nested tensors, the rest as it is."""
+    out: dict[str, Any] = {}
+    for name in batch.lazy if batch.ragged is not None else ():
+        if name in leaves:
+            continue
+        values = batch.lazy[name]
+        if all(hasattr(value, "dtype") for value in values):
+            out[name] = batch.lazy.nested(name)
+        else:
+            out[name] = tensordict.NonTensorStack(*values)
+    return out

@@ -1,0 +1,42 @@
+"""What becomes of rows before they are stored, and of batches after they are read; `fbuf.parts.Transform` says what one is.
+
+A transform of one's own is a frozen dataclass of values with one method:
+
+    @jax.tree_util.register_static
+    @dataclasses.dataclass(frozen=True)
+    class Clip:
+        largest: float
+
+        def apply(self, data, context):
+            return {**data, "reward": jnp.clip(data["reward"], -self.largest, self.largest)}
+"""
+
+from fbuf.transforms._apply import apply
+from fbuf.transforms._augment import Augment
+from fbuf.transforms._chain import Chain
+from fbuf.transforms._join import Concatenate, Split, Stack, Unstack
+from fbuf.transforms._map import Map
+from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
+from fbuf.transforms._reward_to_go import RewardToGo
+from fbuf.transforms._scale import Cast, Scale
+from fbuf.transforms._select import Drop, Rename, Select
+
+__all__ = [
+    "Augment",
+    "Cast",
+    "Chain",
+    "Concatenate",
+    "Denormalize",
+    "Drop",
+    "Map",
+    "Normalize",
+    "NormalizeReward",
+    "Rename",
+    "RewardToGo",
+    "Scale",
+    "Select",
+    "Split",
+    "Stack",
+    "Unstack",
+    "apply",
+]

@@ -1,0 +1,137 @@
+"""`Augment`: random shifts and crops of images, drawn anew in each batch.
+
+One shift an element of a batch: all frames of a stack, and of a window, move together, because what moves between them is what
+there is to learn. Images are cut out of their edge-padded selves, in their own dtype: put `Scale` after it.
+
+Source: Kostrikov, Yarats and Fergus 2020, "Image augmentation is all you need" (DrQ: shifts by up to 4 pixels, edges repeated);
+Laskin et al. 2020, "Reinforcement learning with augmented data" (RAD: crops).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._config import component
+from fbuf._tree import PyTree, named_leaves
+from fbuf._typing import Context
+from fbuf.transforms._leaves import checked_keys, chosen, replaced
+
+
+@component
+class Augment:
+    """Shifts images by a few random pixels, crops them at random, or both. For batches only: it needs a key.
+
+    Attributes:
+      keys: Names of leaves with images, or of what holds some: `("obs", "next_obs")`.
+      shift: Up to so many pixels in each direction, uniform; edges are repeated where the image ends.
+      crop: Height and width of a random part of it; None: as large as it is.
+      axes: Where height and width are: (-2, -1) for `[..., H, W]` (stacks of frames), (-3, -2) for `[..., H, W, channels]`.
+      together: Whether all leaves of one element move alike, so that `obs` and `next_obs` stay in step; False: each on its own,
+        as in DrQ. Leaves that move alike have images of one size.
+
+    It has no inverse.
+
+    Cost: a copy of the images, in their dtype.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> shift = fbuf.transforms.Augment(("obs", "next_obs"), shift=4, together=True)
+      >>> frames = jnp.arange(2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+      >>> moved = fbuf.transforms.apply(shift, {"obs": frames, "next_obs": frames}, key=jax.random.key(0))
+      >>> moved["obs"].shape, bool((moved["obs"] == moved["next_obs"]).all()), bool((moved["obs"] == frames).all())
+      ((2, 3, 8, 8), True, False)
+    """
+
+    keys: str | tuple[str, ...]
+    shift: int = 4
+    crop: tuple[int, int] | None = None
+    axes: tuple[int, int] = (-2, -1)
+    together: bool = False
+
+    keyed = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", checked_keys("Augment", self.keys))
+        if not isinstance(self.shift, (int, np.integer)) or isinstance(self.shift, bool) or self.shift < 0:
+            raise ValueError(f"Augment: shift is {self.shift!r}; expected an int >= 0, in pixels. Write shift=4.")
+        object.__setattr__(self, "shift", int(self.shift))
+        if self.crop is not None:
+            object.__setattr__(self, "crop", _pair("crop", self.crop, least=1, write="(76, 76)"))
+        elif not self.shift:
+            raise ValueError("Augment: shift is 0 and crop is None: nothing changes. Write shift=4, or crop=(76, 76).")
+        axes = _pair("axes", self.axes, least=None, write="(-3, -2)")
+        if max(axes) >= 0 or axes[0] == axes[1]:
+            raise ValueError(
+                f"Augment: axes is {self.axes!r}; expected height and width, counted from the end: (-2, -1), or with channels "
+                f"last (-3, -2)."
+            )
+        object.__setattr__(self, "axes", axes)
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        leaves = named_leaves(data)
+        names = chosen("Augment", self.keys, leaves)
+        sizes = {name: self._size(name, leaves[name], context) for name in names}
+        if self.together and len(set(sizes.values())) > 1:
+            other = next(n for n in names if sizes[n] != sizes[names[0]])
+            raise ValueError(
+                f"Augment: images of '{other}' are {sizes[other]}, of '{names[0]}' {sizes[names[0]]}; expected one size, as "
+                f"they move together. Write together=False, or two Augments."
+            )
+        assert context.key is not None
+        new = {}
+        for i, name in enumerate(names):
+            key = context.key if self.together else jax.random.fold_in(context.key, i)
+            new[name] = self._moved(leaves[name], sizes[name], key)  # zeros stay zeros
+        return replaced(data, new)
+
+    def _size(self, name: str, leaf: jax.Array, context: Context) -> tuple[int, int]:
+        own = leaf.shape[context.lead :]
+        if len(own) < -min(self.axes):
+            raise ValueError(
+                f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, and has no axes {self.axes}; expected images. Name "
+                f"those, or say where height and width are: axes=(-3, -2)."
+            )
+        height, width = (leaf.shape[axis] for axis in self.axes)
+        if self.crop is not None:
+            most = (height + 2 * self.shift, width + 2 * self.shift)
+            if self.crop[0] > most[0] or self.crop[1] > most[1]:
+                raise ValueError(
+                    f"Augment: crop is {self.crop}, but images of '{name}' are {height} by {width}; expected at most that"
+                    f"{f', and twice shift={self.shift}' if self.shift else ''}. Use a smaller crop."
+                )
+        return height, width
+
+    def _moved(self, leaf: jax.Array, size: tuple[int, int], key: jax.Array) -> jax.Array:
+        high, wide = self.axes
+        padding = [(self.shift, self.shift) if a - leaf.ndim in self.axes else (0, 0) for a in range(leaf.ndim)]
+        padded = jnp.pad(leaf, padding, mode="edge") if self.shift else leaf
+        cut = size if self.crop is None else self.crop
+        number = leaf.shape[0]
+        spare = (size[0] + 2 * self.shift - cut[0], size[1] + 2 * self.shift - cut[1])
+        down, right = (
+            jax.random.randint(k, (number,), 0, n + 1, jnp.int32)
+            for k, n in zip(jax.random.split(key), spare, strict=True)
+        )
+
+        def one(image: jax.Array, down: jax.Array, right: jax.Array) -> jax.Array:
+            start = [jnp.zeros((), jnp.int32)] * image.ndim
+            shape = list(image.shape)
+            start[high], start[wide] = down, right
+            shape[high], shape[wide] = cut
+            return lax.dynamic_slice(image, start, shape)
+
+        return jax.vmap(one)(padded, down, right)
+
+
+def _pair(field: str, value: Any, least: int | None, write: str) -> tuple[int, int]:
+    fine = isinstance(value, (tuple, list)) and len(value) == 2
+    if not fine or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in value):
+        raise TypeError(f"Augment: {field} is {value!r}; expected two ints, height and width. Write {field}={write}.")
+    if least is not None and min(value) < least:
+        raise ValueError(f"Augment: {field} is {value!r}; expected ints >= {least}. Write {field}={write}.")
+    return int(value[0]), int(value[1])

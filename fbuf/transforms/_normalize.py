@@ -1,0 +1,259 @@
+"""`Normalize` and `NormalizeReward`: leaves by the mean and the standard deviation of all rows that were ever written.
+
+The statistics are part of the buffer's state. Rows change them as they are written, whether they are applied then or at read.
+Applied at read, all rows of a batch are on one scale, that of now, and the numbers stored stay what they were; applied at write
+each row keeps the scale of its day, as with the wrappers of environments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._config import component
+from fbuf._tree import PyTree, Spec, named_leaves
+from fbuf._typing import Context
+from fbuf.transforms import _moments
+from fbuf.transforms._leaves import blanked, checked_keys, checked_name, chosen, replaced
+from fbuf.transforms._moments import Moments
+
+
+@component
+class Normalize:
+    """`(x - mean) / std` of leaves, element by element, by running statistics.
+
+    Attributes:
+      keys: Names of leaves with real numbers; integers become float32.
+      of: Names of the leaves that the statistics are of, one for each key, or one for all; None: the same. At read these are
+        leaves of the rows that are stored, and keys those of the view's batch: `Normalize(("obs", "next_obs"), of="obs")`.
+      center: Whether the mean is subtracted; False: only divided.
+      clip: Results are cut to [-clip, clip]; None: they are not.
+      eps: A standard deviation up to this counts as none: such elements (constant, or of a single row) are not divided.
+
+    The statistics are of all rows that were ever written, each once (at write also of those that are being written): rows
+    that are masked are not, `update_rows` does not change them, and `clear` keeps them. Numbers that are NaN, infinite or
+    beyond 1e15 are left out, and counted. `convert` to a buffer with another `on_read`, `resume` and `datasets.open` take
+    them from the rows that are held.
+
+    `stats` of the buffer gives, under the stage's name, `<stage>_<leaf>_mean` and `_std` (their means over the elements of a
+    leaf) and `_skipped`. What it knows lies in `state.transforms`.
+
+    Cost: O(N) a write; three numbers an element of a leaf are kept.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> buffer = fbuf.Buffer(10, on_read=fbuf.transforms.Normalize("obs"))
+      >>> state = buffer.extend(buffer.init({"obs": 0.0}), {"obs": jnp.array([2.0, 4.0, 6.0, 8.0])})
+      >>> round(float(buffer.stats(state)["normalize_obs_mean"]), 3), round(float(buffer.stats(state)["normalize_obs_std"]), 3)
+      (5.0, 2.236)
+      >>> bool((abs(buffer.peek(state, jax.random.key(0), 8).data["obs"]) < 1.4).all())
+      True
+    """
+
+    keys: str | tuple[str, ...]
+    of: tuple[str, ...] | str | None = None
+    center: bool = True
+    clip: float | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", _number("Normalize", "clip", self.clip))
+        object.__setattr__(self, "eps", _number("Normalize", "eps", self.eps))
+        if not isinstance(self.center, bool):
+            raise TypeError(f"Normalize: center is {self.center!r}; expected a bool. Write center=False.")
+        object.__setattr__(self, "keys", checked_keys("Normalize", self.keys))
+        if self.of is not None:
+            of = self.of if isinstance(self.of, (tuple, list)) else (self.of,)
+            if len(of) not in (1, len(self.keys)):
+                raise ValueError(
+                    f"Normalize: of is {self.of!r}; expected one name, or one for each of {self.keys}. Write of='obs'."
+                )
+            named = tuple(checked_name("Normalize", name) for name in of)
+            object.__setattr__(self, "of", named * len(self.keys) if len(named) == 1 else named)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """By each leaf that is changed, the one that the statistics are of."""
+        of: Any = self.of or self.keys
+        return dict(zip(self.keys, of, strict=True))
+
+    def watches(self, spec: Spec) -> tuple[str, ...]:
+        return _watched("Normalize", self.sources.values(), spec)
+
+    def init(self, spec: Spec) -> dict[str, Moments]:
+        return {name: _moments.init(tuple(spec[name].shape)) for name in self.watches(spec)}
+
+    def observe(
+        self, memory: Mapping[str, Moments], leaves: Mapping[str, jax.Array], mask: jax.Array
+    ) -> dict[str, Moments]:
+        return {name: _moments.merge(moments, leaves[name], mask) for name, moments in memory.items()}
+
+    def stats(self, memory: Mapping[str, Moments]) -> dict[str, jax.Array]:
+        out = {}
+        for name, moments in memory.items():
+            out[f"{name}_mean"] = jnp.mean(_moments.mean(moments))
+            out[f"{name}_std"] = jnp.mean(jnp.sqrt(_moments.variance(moments)))
+            out[f"{name}_skipped"] = moments.skipped
+        return out
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        return self._changed("Normalize", data, context, undo=False)
+
+    def _changed(self, call: str, data: PyTree, context: Context, undo: bool) -> PyTree:
+        if not isinstance(context.memory, Mapping):
+            raise ValueError(
+                f"{call}: there are no statistics to go by; expected those of a buffer's state. Put it into "
+                f"Buffer(on_read=...), and outside of it write transforms.apply(..., memory=state.transforms.read)."
+            )
+        leaves, new = named_leaves(data), {}
+        for name, source in self.sources.items():
+            if name not in leaves:
+                chosen(call, (name,), leaves)
+                raise ValueError(
+                    f"{call}: '{name}' holds several leaves; expected the name of one. Name them one by one."
+                )
+            leaf, moments = leaves[name], context.memory[source]
+            shape = moments.seen.shape[1:]
+            if leaf.shape[leaf.ndim - len(shape) :] != shape or leaf.ndim < len(shape):
+                raise ValueError(
+                    f"{call}: leaf '{name}' is {list(leaf.shape)}, but the statistics are of '{source}', {list(shape)} a row; "
+                    f"expected these axes last. Write of=..., or normalize at write."
+                )
+            new[name] = self._element(leaf, moments, context, undo)
+        return replaced(data, new)
+
+    def _element(self, leaf: jax.Array, moments: Moments, context: Context, undo: bool) -> jax.Array:
+        dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.dtype(jnp.float32)
+        std = jnp.sqrt(_moments.variance(moments))
+        std = jnp.where(std > jnp.float32(self.eps), std, jnp.float32(1))
+        mean = _moments.mean(moments)
+        shape = (1,) * (leaf.ndim - std.ndim) + std.shape
+        x, std, mean = leaf.astype(jnp.float32), std.reshape(shape), mean.reshape(shape)
+        if undo:
+            x = x * std + mean if self.center else x * std
+        else:
+            x = (x - mean) / std if self.center else x / std
+            if self.clip is not None:
+                x = jnp.clip(x, jnp.float32(-self.clip), jnp.float32(self.clip))
+        return (blanked(x, context) if self.center else x).astype(dtype)
+
+    def inverse(self) -> Denormalize:
+        """`x * std + mean`, by the same statistics, for `transforms.apply(..., memory=...)`.
+
+        Raises:
+          ValueError: results are clipped.
+        """
+        if self.clip is not None:
+            raise ValueError(
+                f"Normalize.inverse: {self!r} clips, which nothing undoes; expected clip=None. Leave it out."
+            )
+        return Denormalize(self)
+
+
+@component
+class Denormalize:
+    """Undoes a `Normalize`, by its statistics; `Normalize(...).inverse()` makes one."""
+
+    of: Normalize
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        return self.of._changed("Denormalize", data, context, undo=True)
+
+    def inverse(self) -> Normalize:
+        """What it undoes."""
+        return self.of
+
+
+@component
+class NormalizeReward:
+    """Rewards divided by their running standard deviation: `Normalize` of one leaf, which keeps their sign.
+
+    Dividing goes with every view: the n-step return of scaled rewards is the scaled n-step return. Subtracting the mean does
+    not, and changes what is optimal where episodes end; `Normalize("reward")` does it.
+
+    Attributes:
+      reward: Name of the rewards.
+      of: Name of the stored leaf that the statistics are of; None: the same.
+      clip: Results are cut to [-clip, clip]; None: they are not.
+      eps: A standard deviation up to this counts as none, and nothing is divided.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> view = fbuf.views.Transition(n_step=3)
+      >>> buffer = fbuf.Buffer(1000, view=view, on_read=fbuf.transforms.NormalizeReward(clip=10.0))
+      >>> buffer.on_read.names
+      ('normalize_reward',)
+    """
+
+    reward: str = "reward"
+    of: str | None = None
+    clip: float | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", _number("NormalizeReward", "clip", self.clip))
+        object.__setattr__(self, "eps", _number("NormalizeReward", "eps", self.eps))
+        for field in ("reward",) + (("of",) if self.of is not None else ()):
+            object.__setattr__(self, field, checked_name("NormalizeReward", getattr(self, field)))
+
+    @property
+    def plain(self) -> Normalize:
+        """The `Normalize` that it is."""
+        return Normalize(self.reward, self.of, False, self.clip, self.eps)
+
+    def watches(self, spec: Spec) -> tuple[str, ...]:
+        return _watched("NormalizeReward", self.plain.sources.values(), spec)
+
+    def init(self, spec: Spec) -> dict[str, Moments]:
+        self.watches(spec)
+        return self.plain.init(spec)
+
+    def observe(
+        self, memory: Mapping[str, Moments], leaves: Mapping[str, jax.Array], mask: jax.Array
+    ) -> dict[str, Moments]:
+        return self.plain.observe(memory, leaves, mask)
+
+    def stats(self, memory: Mapping[str, Moments]) -> dict[str, jax.Array]:
+        ((_, moments),) = memory.items()
+        return {number.rpartition("_")[2]: value for number, value in self.plain.stats({"": moments}).items()}
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        return self.plain._changed("NormalizeReward", data, context, undo=False)
+
+    def inverse(self) -> Denormalize:
+        """`x * std`, by the same statistics.
+
+        Raises:
+          ValueError: results are clipped.
+        """
+        return self.plain.inverse()
+
+
+def _watched(call: str, names: Any, spec: Spec) -> tuple[str, ...]:
+    unique = tuple(dict.fromkeys(names))
+    for name in unique:
+        if name not in spec:
+            raise ValueError(
+                f"{call}: the statistics are to be of leaf '{name}', but rows have {', '.join(spec)}. Name one of these: "
+                f"{call}(..., of='{next(iter(spec))}')."
+            )
+        dtype = spec[name].dtype
+        if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+            raise TypeError(f"{call}: leaf '{name}' is {dtype}; expected real numbers. Cast it before, with Cast.")
+    return unique
+
+
+def _number(call: str, field: str, value: Any) -> float | None:
+    """A setting as a Python number, which a checkpoint can say."""
+    if field == "clip" and value is None:
+        return None
+    least = "> 0" if field == "clip" else ">= 0"
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0 or (field == "clip" and value == 0):
+        raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}=10.0.")
+    return float(value)

@@ -1,0 +1,115 @@
+"""`Select`, `Drop`, `Rename`: which leaves there are, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fbuf._config import component
+from fbuf._tree import PyTree
+from fbuf._typing import Context
+from fbuf.transforms._leaves import as_dict, checked_keys, checked_name, chosen, rebuilt
+
+
+@component
+class Select:
+    """Keeps some leaves, and leaves out the others.
+
+    What a view makes besides (`mask`, `is_first`, `discount`, ...) stays only if it is named. It has no inverse.
+
+    Attributes:
+      keys: Names of leaves, or of what holds some: `("obs", "next/obs")`.
+
+    Example:
+      >>> import fbuf, jax.numpy as jnp
+      >>> sorted(fbuf.transforms.apply(fbuf.transforms.Select("a"), {"a": jnp.zeros(4), "b": jnp.ones(4)}))
+      ['a']
+    """
+
+    keys: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", checked_keys("Select", self.keys))
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        leaves = as_dict("Select", data)
+        return rebuilt("Select", {n: leaves[n] for n in chosen("Select", self.keys, leaves)})
+
+
+@component
+class Drop:
+    """Leaves some leaves out. It has no inverse.
+
+    Attributes:
+      keys: Names of leaves, or of what holds some.
+
+    Example:
+      >>> import fbuf, jax.numpy as jnp
+      >>> sorted(fbuf.transforms.apply(fbuf.transforms.Drop("a"), {"a": jnp.zeros(4), "b": jnp.ones(4)}))
+      ['b']
+    """
+
+    keys: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", checked_keys("Drop", self.keys))
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        leaves = as_dict("Drop", data)
+        gone = chosen("Drop", self.keys, leaves)
+        return rebuilt("Drop", {n: leaf for n, leaf in leaves.items() if n not in gone})
+
+
+@component
+class Rename:
+    """Gives leaves, or what holds some, other names.
+
+    Attributes:
+      names: Old names to new: `{"observation": "obs", "done": "terminated"}`.
+
+    Example:
+      >>> import fbuf, jax.numpy as jnp
+      >>> rename = fbuf.transforms.Rename({"observation": "obs"})
+      >>> list(fbuf.transforms.apply(rename, {"observation": jnp.zeros(4)}))
+      ['obs']
+      >>> rename.inverse()
+      Rename(names=(('obs', 'observation'),))
+    """
+
+    names: tuple[tuple[str, str], ...] | Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        given: Any = self.names
+        pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+        fine = isinstance(pairs, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
+        if not fine or not pairs:
+            raise TypeError(
+                f"Rename: names is {given!r}; expected old names and new. Write Rename({{'observation': 'obs'}})."
+            )
+        named = tuple((checked_name("Rename", old), checked_name("Rename", new)) for old, new in pairs)
+        for side, what in ((0, "old"), (1, "new")):
+            twice = next((p[side] for p in named if [q[side] for q in named].count(p[side]) > 1), None)
+            if twice is not None:
+                raise ValueError(
+                    f"Rename: '{twice}' is twice among the {what} names; expected each once. Leave one of them out."
+                )
+        object.__setattr__(self, "names", named)
+
+    def apply(self, data: PyTree, context: Context) -> PyTree:
+        leaves = as_dict("Rename", data)
+        pairs: Any = self.names
+        new_names: dict[str, str] = {}
+        for old, new in pairs:
+            new_names |= {name: new + name.removeprefix(old) for name in chosen("Rename", (old,), leaves)}
+        out = {}
+        for name, leaf in leaves.items():
+            called = new_names.get(name, name)
+            if called in out or (called != name and called in leaves and called not in new_names):
+                raise ValueError(f"Rename: there is a leaf '{called}' already; expected a free name. Use another one.")
+            out[called] = leaf
+        return rebuilt("Rename", out)
+
+    def inverse(self) -> Rename:
+        """New names to old."""
+        pairs: Any = self.names
+        return Rename(tuple((new, old) for old, new in pairs))

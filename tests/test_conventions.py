@@ -1,0 +1,95 @@
+"""What users of JAX, optax, numpy and torch expect, one test a line of the README's table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
+
+
+def filled(buffer: fbuf.Buffer) -> fbuf.BufferState:
+    rows = {"obs": jnp.ones((30, 4, 4), jnp.uint8), "reward": jnp.arange(30.0)}
+    return buffer.extend(buffer.init(ROW), rows)
+
+
+def test_the_table_names_tests_that_there_are() -> None:
+    table = README.split("## Conventions kept")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", table))
+    assert len(named) >= 6 and not {name for name in named if not (ROOT / "tests" / f"{name}.py").exists()}
+
+
+def test_links_within_the_readme_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", README, flags=re.S), flags=re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert not set(re.findall(r"\]\(#([^)]+)\)", README)) - anchors
+    pictures = re.findall(r"\]\(([^#)][^):]*)\)", README)
+    assert pictures and not [path for path in pictures if not (ROOT / path).exists()]
+
+
+def test_leaves_have_key_paths() -> None:
+    buffer = fbuf.prioritized(40)
+    state, batch = buffer.sample(filled(buffer), jax.random.key(0), 4)
+    paths = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path((state, batch))}
+    assert {"[0].sampler.alpha", "[0].rows['obs']", "[1].index.slot", "[1].data['reward']", "[1].weight"} <= paths
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((state, batch)))
+    assert not jax.tree.leaves(buffer)
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Deduplicated(keys=("obs",), blocks=64)])
+def test_shapes_go_in_and_nothing_is_allocated(storage: Any) -> None:
+    buffer = fbuf.Buffer(40, storage=storage)
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ROW)
+    shapes = jax.eval_shape(buffer.init, spec)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(shapes))
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, buffer.init(ROW))
+
+
+def test_keys_of_either_kind_draw_alike() -> None:
+    buffer = fbuf.prioritized(40)
+    state = filled(buffer)
+    typed, raw = jax.random.key(5), jax.random.key_data(jax.random.key(5))
+    one, other = (buffer.peek(state, key, 16).index.slot for key in (typed, raw))
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, buffer.peek(state, jax.random.key(6), 16).index.slot)
+
+
+def test_a_schedule_of_optax_anneals_without_compiling_again() -> None:
+    optax = pytest.importorskip("optax")
+    buffer, traces = fbuf.prioritized(40), []
+    beta, alpha = optax.linear_schedule(0.4, 1.0, 10), optax.cosine_decay_schedule(0.9, 10)
+
+    @jax.jit
+    def step(state: Any, number: Any) -> Any:
+        traces.append(number)
+        state = buffer.set(state, alpha=alpha(number))
+        state, batch = buffer.sample(state, jax.random.key(0), 8, beta=beta(number))
+        return buffer.update_priority(state, batch.index, batch.data["reward"]), batch.weight
+
+    state, weights = filled(buffer), []
+    for number in range(4):
+        state, weight = step(state, number)
+        weights.append(np.asarray(weight))
+    assert len(traces) == 1 and not np.array_equal(weights[2], weights[3])
+    assert float(state.sampler.alpha) == pytest.approx(float(alpha(3)))
+
+
+def test_numpy_takes_batches() -> None:
+    buffer = fbuf.uniform(40)
+    data = buffer.peek(filled(buffer), jax.random.key(0), 8).data
+    assert np.asarray(data["obs"]).dtype == np.uint8
+    borrowed = np.from_dlpack(data["obs"])
+    assert borrowed.__array_interface__["data"][0] == data["obs"].unsafe_buffer_pointer()
+    replay = fbuf.Replay(buffer, ROW)
+    replay.extend({"obs": np.ones((9, 4, 4), np.uint8), "reward": np.arange(9, dtype=np.float32)})
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(replay.sample(4, to="numpy").data))

@@ -1,0 +1,153 @@
+"""The pages for those who come from elsewhere: every block runs, and both sides of a section give the same content."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+
+FOLDER = Path(fbuf.__file__).parent
+PEERS = {"From torchrl": "torchrl", "From flashbax": "flashbax"}
+FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.S | re.M)
+
+
+class Block(NamedTuple):
+    """A block of code, and what its first line says after `python`."""
+
+    words: tuple[str, ...]
+    code: str
+
+    @property
+    def missing(self) -> list[str]:
+        return [word for word in self.words if word in ("torchrl", "flashbax", "tensordict") and not there(word)]
+
+
+class Section(NamedTuple):
+    """A heading, the blocks that all under its peer share, and its own."""
+
+    peer: str
+    title: str
+    shared: list[Block]
+    own: list[Block]
+
+
+def there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(tuple(words.split()), code) for words, code in FENCE.findall(text)]
+
+
+def sections() -> list[Section]:
+    page, out = (FOLDER / "MIGRATING.md").read_text(), []
+    for part in page.split("\n## ")[1:]:
+        first, *rest = part.split("\n### ")
+        peer = PEERS[first.split("\n")[0]]
+        out += [Section(peer, text.split("\n")[0], blocks(first), blocks(text)) for text in rest]
+    return out
+
+
+SECTIONS = sections()
+
+
+def run(section: Section, side: str) -> Any:
+    """What a side of a section leaves as `content`. The peer's blocks come first where ours go on from them."""
+    scope: dict[str, Any] = {}
+    chosen = [b for b in section.shared if side in b.words or (side == "fbuf" and "tensordict" in b.words)]
+    chosen += [b for b in section.own if side in b.words or (side == "fbuf" and _goes_on(section))]
+    for number, block in enumerate(chosen):
+        if block.missing and "fbuf" not in block.words and side == "fbuf" and block in section.shared:
+            continue
+        for module in block.missing:
+            pytest.skip(f"{module} is not installed")
+        exec(compile(block.code, f"MIGRATING.md, {section.title}, {side} {number}", "exec"), scope)
+    return scope["content"]
+
+
+def _goes_on(section: Section) -> bool:
+    return any({section.peer, "fbuf"} <= set(block.words) for block in section.own)
+
+
+def plain(content: Any) -> Any:
+    if isinstance(content, tuple):
+        return tuple(plain(part) for part in content)
+    return np.asarray(content).tolist()
+
+
+@contextlib.contextmanager
+def as_users_have_it() -> Any:
+    """Without the strictness of our tests, under which peers cannot run."""
+    with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+NAMES = [f"{section.peer}: {section.title}" for section in SECTIONS]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=NAMES)
+def test_our_side_runs(section: Section) -> None:
+    pytest.importorskip("torch")
+    with as_users_have_it():
+        assert run(section, "fbuf") is not None
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=NAMES)
+def test_both_sides_give_the_same(section: Section) -> None:
+    pytest.importorskip(section.peer)
+    needs_trees = any("trees" in block.words for block in section.own)
+    with as_users_have_it():
+        if section.peer == "torchrl":
+            _trees(needs_trees)
+        try:
+            theirs = run(section, section.peer)
+        except RuntimeError as error:
+            if needs_trees and "is not available" in str(error):  # torchrl was imported before they were found
+                pytest.skip(str(error))
+            raise
+        assert plain(theirs) == plain(run(section, "fbuf"))
+
+
+def _trees(needed: bool) -> None:
+    """torchrl's trees, of a build that is there already where the wheel's do not load."""
+    from benchmarks.peers import _torchrl_tree
+
+    try:
+        _torchrl_tree.ensure(build=False)
+    except ImportError as error:
+        if needed:
+            pytest.skip(str(error))
+
+
+def test_there_is_a_section_for_each_of_the_usual_things() -> None:
+    titles = {section.title for section in SECTIONS if section.peer == "torchrl"}
+    assert {
+        "Add, extend, sample",
+        "Prioritized",
+        "Slices",
+        "Transforms and hooks",
+        "One storage, two samplers",
+    } <= titles
+    assert {"Ensembles", "Writers", "Checkpoints", "n-step returns", "TensorDicts in and out"} <= titles
+    for section in SECTIONS:
+        assert any("fbuf" in b.words for b in section.own) and any(section.peer in b.words for b in section.own)
+
+
+def test_names_of_the_tables_are_there() -> None:
+    """What stands on our side of a table exists, under that name."""
+    text = (FOLDER / "MIGRATING.md").read_text()
+    ours = r"(?:fbuf\.)?(storages|samplers|views|writers|interop|limits)|fbuf\.(torch|datasets)"
+    names = {(a or b, name) for a, b, name in re.findall(rf"(?<![\w.\"'])(?:{ours})\.([A-Za-z_]\w*)", text)}
+    for module, name in names:
+        assert hasattr(getattr(fbuf, module), name), f"{module}.{name}"
+    assert len(names) >= 20

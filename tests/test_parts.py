@@ -1,0 +1,281 @@
+"""Parts of one's own: the examples of the README, with every other part, in jit, in place, saved and loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import parts
+from fbuf.testing import assert_inplace
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+LANES, BATCH = 2, 8
+
+
+def written_in_the_readme() -> dict[str, Any]:
+    """What the blocks below the README's heading define."""
+    section = README.split("### Parts of your own")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+    longest = max(len([line for line in block.splitlines() if line.strip()]) for block in blocks)
+    assert len(blocks) == 6 and longest <= 20, "an example of each part, short"
+    scope: dict[str, Any] = {"fbuf": fbuf, "jax": jax, "jnp": jnp, "np": np}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"README, part {number}", "exec"), scope)
+    return scope
+
+
+OWN = written_in_the_readme()
+BUFFERS: dict[str, dict[str, Any]] = {
+    "storage": {"storage": OWN["Rounded"](2.0)},
+    "sampler": {"sampler": OWN["Lately"]()},
+    "view": {"view": OWN["WithLastAction"]()},
+    "writer": {"writer": OWN["EveryNth"](3)},
+    "transform at write": {"on_write": OWN["Clip"](1.0)},
+    "transform at read": {"on_read": OWN["Clip"](1.0)},
+    "codec": {"storage": fbuf.storages.Compressed(keys=("obs",), codec=OWN["Shades"]())},
+    "storage, sampler, view": {
+        "storage": OWN["Rounded"](2.0),
+        "sampler": OWN["Lately"](),
+        "view": OWN["WithLastAction"](),
+        "lanes": LANES,
+    },
+    "storage with priorities, stacks": {
+        "storage": OWN["Rounded"](2.0),
+        "sampler": fbuf.samplers.Prioritized(),
+        "view": fbuf.views.Transition(n_step=2, stack=3),
+        "lanes": LANES,
+    },
+    "storage, drawn ahead": {"storage": OWN["Rounded"](2.0), "prefetch": 1, "batch_size": BATCH},
+    "view, drawn ahead": {"view": OWN["WithLastAction"](), "prefetch": 1, "batch_size": BATCH},
+}
+EXAMPLE = {
+    "obs": np.zeros((4, 4), np.uint8),
+    "position": np.zeros(3, np.float32),
+    "action": np.int32(0),
+    "reward": np.float32(0),
+    "terminated": np.bool_(False),
+    "truncated": np.bool_(False),
+}
+
+
+def rows_of(count: int, lanes: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+    rng, lead = np.random.default_rng(seed), (count,) if lanes is None else (count, lanes)
+    return {
+        "obs": rng.integers(0, 16, (*lead, 4, 4)).astype(np.uint8) * np.uint8(17),
+        "position": rng.uniform(-2, 2, (*lead, 3)).astype(np.float32),
+        "action": rng.integers(1, 9, lead).astype(np.int32),
+        "reward": rng.normal(size=lead).astype(np.float32) * np.float32(3),
+        "terminated": rng.random(lead) < 0.2,
+        "truncated": rng.random(lead) < 0.1,
+    }
+
+
+def make(settings: dict[str, Any]) -> fbuf.Buffer:
+    return fbuf.Buffer(40, **({"episode_end": ("terminated", "truncated")} | settings))
+
+
+def same(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_goes_through_jit_and_scan_alike(name: str) -> None:
+    buffer = make(BUFFERS[name])
+    chunks = [rows_of(7, buffer.lanes, seed) for seed in range(8)]
+    keys = jax.random.split(jax.random.key(0), len(chunks))
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key = given
+        state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
+        return state, (batch.data, batch.probability, batch.weight, batch.mask)
+
+    state, eager = buffer.init(EXAMPLE), []
+    for rows, key in zip(chunks, keys, strict=True):
+        state, out = step(state, (rows, key))
+        eager.append(out)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *chunks)
+    after, scanned = jax.jit(lambda state: jax.lax.scan(step, state, (stacked, keys)))(buffer.init(EXAMPLE))
+    same(jax.tree.map(lambda *x: jnp.stack(x), *eager), scanned)
+    same(buffer.rows(state).data, buffer.rows(after).data)
+
+
+@pytest.mark.parametrize("name", [n for n in BUFFERS if n != "codec"])
+def test_is_in_place(name: str) -> None:
+    buffer = fbuf.Buffer(20_000, **({"episode_end": ("terminated", "truncated")} | BUFFERS[name]))
+    state, rows = buffer.init(EXAMPLE), rows_of(4, buffer.lanes)
+
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        return buffer.sample(buffer.extend(state, rows), key, BATCH)
+
+    assert_inplace(step, state, rows, jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", [n for n in BUFFERS if n != "codec"])
+def test_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    buffer = make(BUFFERS[name])
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(60, buffer.lanes))
+    fbuf.save(tmp_path / "replay", buffer, state)
+    again, loaded = fbuf.load(tmp_path / "replay", make(BUFFERS[name]))
+    assert again == buffer
+    same(buffer.peek(state, jax.random.key(1), BATCH).data, again.peek(loaded, jax.random.key(1), BATCH).data)
+
+
+@pytest.mark.parametrize("name", ["storage", "storage with priorities, stacks"])
+def test_a_storage_rounds_and_nothing_else(name: str) -> None:
+    settings = BUFFERS[name]
+    ours, plain = make(settings), make(settings | {"storage": fbuf.storages.Device()})
+    rows, key = rows_of(60, ours.lanes), jax.random.key(2)
+    one = ours.peek(ours.extend(ours.init(EXAMPLE), rows), key, 64)
+    other = plain.peek(plain.extend(plain.init(EXAMPLE), rows), key, 64)
+    same(one.index.slot, other.index.slot)
+    for leaf in other.data:
+        if leaf in ("position", "reward"):
+            limit = np.abs(np.asarray(other.data[leaf])).max()
+            assert np.abs(np.clip(other.data[leaf], -limit, limit) - one.data[leaf]).max() <= limit
+        else:
+            same(one.data[leaf], other.data[leaf])
+    np.testing.assert_allclose(one.data.get("position", 0), other.data.get("position", 0), atol=2 / 127)
+    state = ours.init(EXAMPLE)
+    assert ours.nbytes(state)["device"] < plain.nbytes(plain.init(EXAMPLE))["device"]
+    assert ours.plan(EXAMPLE).device == ours.nbytes(state)["device"]
+
+
+def test_a_storage_updates_rows_and_maps() -> None:
+    buffer = make(BUFFERS["storage"])
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(30, None))
+    state, batch = buffer.sample(state, jax.random.key(0), BATCH)
+    state = buffer.update_rows(state, batch.index, {"action": jnp.full((BATCH,), 77, jnp.int32)})
+    assert set(np.asarray(buffer.get(state, batch.index).data["action"])) == {77}
+    keys = jax.random.split(jax.random.key(0), 3)
+    states = jax.vmap(lambda _: buffer.init(EXAMPLE))(keys)
+    states = jax.vmap(lambda s: buffer.extend(s, rows_of(9, None)))(states)
+    assert jax.vmap(lambda s, k: buffer.peek(s, k, 4).data["action"])(states, keys).shape == (3, 4)
+
+
+def test_a_sampler_draws_with_the_chance_it_says() -> None:
+    buffer = fbuf.Buffer(10, sampler=OWN["Lately"]())
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(13)})
+    batch = buffer.peek(state, jax.random.key(0), 50_000)
+    drawn = np.bincount(np.asarray(batch.data["t"]) - 3, minlength=10)
+    chance = (2 * np.arange(10) + 1) / 100
+    assert ((drawn - 50_000 * chance) ** 2 / (50_000 * chance)).sum() < 27.9  # chi-square, 9 degrees, 0.001
+    np.testing.assert_allclose(batch.probability, chance[np.asarray(batch.data["t"]) - 3], rtol=1e-6)
+    empty = buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
+    assert not empty.mask.any() and not empty.probability.any() and not empty.weight.any()
+
+
+@pytest.mark.parametrize("lanes", [None, LANES])
+def test_a_view_looks_back_within_the_episode(lanes: int | None) -> None:
+    buffer = make({"view": OWN["WithLastAction"](), "lanes": lanes})
+    state, shape = buffer.init(EXAMPLE), (-1, lanes or 1)
+    rows = rows_of(100, lanes)
+    for start in range(0, 100, 10):
+        state = buffer.extend(state, jax.tree.map(lambda x, start=start: x[start : start + 10], rows))
+    action = rows["action"].reshape(shape)
+    end = (rows["terminated"] | rows["truncated"]).reshape(shape)
+    length = 40 // (lanes or 1)
+    expected = set()
+    for lane in range(lanes or 1):
+        for t in range(100 - length, 100):
+            first = end[t - 1, lane]
+            if t == 100 - length and not first:
+                continue  # the action before it is overwritten
+            expected.add((int(action[t, lane]), 0 if first else int(action[t - 1, lane])))
+    batch = buffer.peek(state, jax.random.key(0), 4000)
+    assert batch.mask.all()
+    drawn = zip(np.asarray(batch.data["action"]).tolist(), np.asarray(batch.data["last_action"]).tolist(), strict=True)
+    assert set(drawn) == expected
+
+
+def test_a_view_looks_ahead_within_the_episode() -> None:
+    @parts.component
+    class Next(parts.FieldsView):
+        rule = parts.Rule("next", ahead=2)
+
+        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
+            return {"now": ("t", slot), "later/t": ("t", parts.later(population, slot, 2))}
+
+    buffer = fbuf.Buffer(12, view=Next(), episode_end=("done",))
+    state = buffer.init({"t": 0, "done": False})
+    t = np.arange(1, 31)
+    for start in range(0, 30, 5):
+        state = buffer.extend(state, {"t": t[start : start + 5], "done": t[start : start + 5] % 7 == 0})
+    batch = buffer.peek(state, jax.random.key(0), 1000)
+    pairs = set(zip(np.asarray(batch.data["now"]).tolist(), np.asarray(batch.data["later"]["t"]).tolist(), strict=True))
+    assert pairs == {(t, t + 2) for t in range(19, 29) if (t - 1) // 7 == (t + 1) // 7}
+
+
+def test_a_writer_keeps_every_third() -> None:
+    buffer = fbuf.Buffer(4, writer=OWN["EveryNth"](3))
+    state = buffer.init({"t": 0})
+    for start in (0, 5, 6, 20):
+        rows = jnp.arange(start, {0: 5, 5: 6, 6: 20, 20: 23}[start])
+        state = buffer.extend(state, {"t": rows})
+    assert sorted(np.asarray(buffer.rows(state).data["t"]).tolist()) == [12, 15, 18, 21]
+
+
+def test_a_codec_and_a_transform_do_what_they_say() -> None:
+    rows = rows_of(30, None)
+    for name, leaf, expected in (
+        ("codec", "obs", rows["obs"]),
+        ("transform at write", "reward", np.clip(rows["reward"], -1, 1)),
+    ):
+        buffer = make(BUFFERS[name])
+        state = buffer.extend(buffer.init(EXAMPLE), rows)
+        np.testing.assert_array_equal(buffer.last(state, 30).data[leaf], expected)
+    buffer = make(BUFFERS["transform at read"])
+    state = buffer.extend(buffer.init(EXAMPLE), rows)
+    np.testing.assert_array_equal(buffer.last(state, 30).data["reward"], rows["reward"])
+    assert np.abs(buffer.peek(state, jax.random.key(0), 64).data["reward"]).max() == 1
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"allocate, put and take. Write def allocate\(self, capacity, spec\)"
+    ):
+        fbuf.Buffer(4, storage=parts.component(type("Half", (parts.ArrayStorage,), {}))()).init({"t": 0})
+    half = fbuf.Buffer(4, sampler=parts.component(type("Half", (parts.NthSampler,), {}))())
+    with pytest.raises(NotImplementedError, match=r"Half: .* needs a method pick"):
+        half.sample(half.init({"t": 0}), jax.random.key(0), 2)
+    half = fbuf.Buffer(4, view=parts.component(type("Half", (parts.FieldsView,), {}))())
+    with pytest.raises(NotImplementedError, match=r"Half: .* needs a method fields"):
+        half.sample(half.init({"t": 0}), jax.random.key(0), 2)
+
+
+def test_what_is_wrong_is_said() -> None:
+    class Wrong(OWN["Rounded"]):  # type: ignore[misc]
+        def take(self, arrays: Any, name: str, slot: Any, leaf: Any) -> Any:
+            return arrays[name][slot]
+
+    class Unknown(OWN["WithLastAction"]):  # type: ignore[misc]
+        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
+            return {"x": ("y", slot)}
+
+    class Blind(parts.FieldsView):
+        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
+            return {"x": ("t", parts.earlier(population, slot, 1))}
+
+    row, key = {"t": np.float32(0)}, jax.random.key(0)
+    for part, error, text in (
+        ({"storage": parts.component(Wrong)()}, TypeError, r"Wrong.take: leaf 't' is int8\[2\]; expected float32\[2\]"),
+        ({"view": parts.component(Unknown)()}, ValueError, "Unknown.fields: names leaf 'y', but rows have t"),
+        ({"view": parts.component(Blind)()}, ValueError, r'expected a rule .*Rule\("name", back=1\)'),
+    ):
+        buffer = fbuf.Buffer(4, **part)
+        with pytest.raises(error, match=text):
+            buffer.sample(buffer.init(row), key, 2)
+
+
+def test_all_protocols_are_public() -> None:
+    import fbuf._typing as words
+
+    protocols = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}
+    private = {name for name in protocols if name not in parts.__all__}
+    assert not private, f"add to fbuf/parts/__init__.py: {sorted(private)}"
