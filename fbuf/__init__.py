@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fbuf import samplers, storages, transforms, views, writers
 from fbuf._buffer import Buffer
-from fbuf._lazy import Lazy
+from fbuf._later import later
 from fbuf._presets import prioritized, trajectory, uniform
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import BufferState
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fbuf._checkpoint import Saving, load, save
     from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
     from fbuf._host.owner import StoreHandle, stores
+    from fbuf._lazy import Lazy
     from fbuf._mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
     from fbuf._plan import Plan
     from fbuf._replay import Replay, ReplayClosed
@@ -70,29 +71,26 @@ __all__ = [
     "writers",
 ]
 
-_LATER = {
-    "_checkedbuffer": ("checked",),
-    "_checkpoint": ("Saving", "load", "save"),
-    "_files": ("CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"),
-    "_host.owner": ("StoreHandle", "stores"),
-    "_mixture": ("Mixture", "MixtureIndex", "MixtureSample", "MixtureState"),
-    "_plan": ("Plan",),
-    "_replay": ("Replay", "ReplayClosed"),
-    "_summary": ("Summary",),
-}
 _MODULES = ("datasets", "interop", "limits", "parts", "plot", "testing", "torch")
+_name = later(
+    __name__,
+    {
+        "fbuf._checkedbuffer": ["checked"],
+        "fbuf._checkpoint": ["Saving", "load", "save"],
+        "fbuf._files": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
+        "fbuf._host.owner": ["StoreHandle", "stores"],
+        "fbuf._lazy": ["Lazy"],
+        "fbuf._mixture": ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"],
+        "fbuf._plan": ["Plan"],
+        "fbuf._replay": ["Replay", "ReplayClosed"],
+        "fbuf._summary": ["Summary"],
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     """Imports what a training step does not need when it is first asked for, so that `import fbuf` is short."""
-    if name in _MODULES:
-        return importlib.import_module(f"fbuf.{name}")
-    for module, names in _LATER.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"fbuf.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'fbuf' has no attribute '{name}'")
+    return importlib.import_module(f"fbuf.{name}") if name in _MODULES else _name(name)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,7 @@ import numpy as np
 from fbuf import _ahead, _checks, _errors, _filled, _observing, _transforming, _verbs
 from fbuf._config import component
 from fbuf._given import Given
-from fbuf._lazy import TICKET
-from fbuf._sample import Index, Rows, Sample
+from fbuf._sample import TICKET, Index, Rows, Sample
 from fbuf._state import BufferState
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
@@ -44,7 +43,7 @@ from fbuf._typing import (
     host_kept,
 )
 from fbuf.samplers import Uniform
-from fbuf.storages import Device, Ragged
+from fbuf.storages import Device
 from fbuf.transforms._chain import chained
 from fbuf.views import Row
 from fbuf.writers import Ring
@@ -52,6 +51,7 @@ from fbuf.writers import Ring
 if TYPE_CHECKING:
     from fbuf._plan import Plan
     from fbuf._summary import Summary
+    from fbuf.storages import Ragged
 
 
 _INTERNAL = {
@@ -239,11 +239,16 @@ class Buffer:
             jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
         return state
 
+    @property
+    def _ragged(self) -> Ragged | None:
+        """The storage, where its rows may have any shape."""
+        return cast("Ragged", self.storage) if getattr(self.storage, "any_shape", False) else None
+
     def _init(self, example: PyTree, given: Given | None) -> BufferState:
-        if isinstance(self.storage, Ragged):
-            arrays, leaves = self.storage.describe("Buffer.init", example)
+        if ragged := self._ragged:
+            arrays, leaves = ragged.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
-            rows = self.storage.open(self.geometry, spec, jax.tree.structure(arrays), leaves)
+            rows = ragged.open(self.geometry, spec, jax.tree.structure(arrays), leaves)
         else:
             spec = self.checked_spec("Buffer.init", example)
             rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
@@ -261,7 +266,7 @@ class Buffer:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             rows = {}
-            if not isinstance(self.storage, Ragged):
+            if self._ragged is None:
                 spec = spec_of(example)
                 rows["device"] = tree_bytes(self.storage.abstract(self.geometry, spec, jax.tree.structure(example)))
                 rows["host"] = self.storage.plan_host(self.geometry, spec, None, None)[2]
@@ -423,8 +428,8 @@ class Buffer:
         lead: tuple[int | None, ...] = (() if single else (None,)) + (() if self.lanes is None else (self.lanes,))
         axes = ", ".join((() if single else ("N",)) + (() if self.lanes is None else ("E",)))
         values = None
-        if isinstance(self.storage, Ragged):
-            leaves, values = self.storage.parse(call, state.rows, rows, lead, axes)
+        if ragged := self._ragged:
+            leaves, values = ragged.parse(call, state.rows, rows, lead, axes)
         else:
             leaves = _errors.check_rows(call, rows, spec, structure, lead, axes)
         shape = next(iter(leaves.values())).shape[: len(lead)]
@@ -438,8 +443,8 @@ class Buffer:
 
     def _put(self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any) -> Any:
         """Stores what is no array, and puts the tickets in its place."""
-        assert isinstance(self.storage, Ragged)
-        tickets = self.storage.put(state.rows, values, shape, self.geometry.length, mask, state.token)
+        assert self._ragged is not None
+        tickets = self._ragged.put(state.rows, values, shape, self.geometry.length, mask, state.token)
         return {**leaves, TICKET: jnp.asarray(tickets.reshape(leaves[TICKET].shape))}
 
     def parsed(
@@ -531,8 +536,8 @@ class Buffer:
         spec, _ = self._state_spec(call, "update_rows(state, index, fields)", state)
         index = _checks.check_index(call, index)
         given = named_leaves(fields)
-        if isinstance(self.storage, Ragged):
-            spec = self.storage.changeable(call, state.rows, list(given))
+        if ragged := self._ragged:
+            spec = ragged.changeable(call, state.rows, list(given))
         unknown = [n for n in given if n not in spec]
         if unknown or not given:
             what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
@@ -855,7 +860,7 @@ class Buffer:
         """
         self._refuse_change("Buffer.grow")
         self._state_spec("Buffer.grow", "grow(state, blocks)", state)
-        if isinstance(self.storage, Ragged):
+        if self._ragged is not None:
             if blocks is not None:
                 raise TypeError(
                     f"Buffer.grow: blocks is {blocks!r}, but {self.storage!r} has none; expected capacity. Write "

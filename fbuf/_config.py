@@ -9,6 +9,7 @@ pickle.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -18,7 +19,7 @@ from jax import export
 C = TypeVar("C", bound=type[Any])
 
 COMPONENTS: dict[str, type[Any]] = {}
-"""Every class that `from_config` will build, by public name."""
+"""Every class that `from_config` will build, by public name; see `named`."""
 _NAMES: dict[type[Any], str] = {}
 
 
@@ -128,13 +129,21 @@ def to_config(value: Any) -> Any:
     raise TypeError(f"to_config: {value!r} has no JSON form; expected numbers, strings, tuples, components.")
 
 
+def named(name: str) -> type[Any] | None:
+    """The component of that public name, if there is one; storages are imported when they are named."""
+    package, _, last = name.rpartition(".")
+    if name not in COMPONENTS and package == "fbuf.storages":
+        getattr(importlib.import_module(package), last, None)
+    return COMPONENTS.get(name)
+
+
 def from_config(config: Any) -> Any:
     """The inverse of `to_config`; builds fbuf's own components only."""
     if isinstance(config, dict) and "tuple" in config:
         return tuple(from_config(item) for item in config["tuple"])
     if isinstance(config, dict):
-        name = config["type"]
-        if name not in COMPONENTS:
-            raise ValueError(f"from_config: '{name}' is not a component of this version of fbuf.")
-        return COMPONENTS[name](**{k: from_config(v) for k, v in config.items() if k != "type"})
+        kind = named(config["type"])
+        if kind is None:
+            raise ValueError(f"from_config: '{config['type']}' is not a component of this version of fbuf.")
+        return kind(**{k: from_config(v) for k, v in config.items() if k != "type"})
     return config

@@ -20,8 +20,6 @@ from fbuf._host.values import MISSING
 from fbuf._tree import PyTree, name_of, named_leaves, nested
 
 _RAISE: Any = object()
-TICKET = "_ticket"
-"""Name of the leaf that says where a row's ragged part is: uint32[2]. It goes through views like any other leaf."""
 
 
 def length_name(name: str) -> str:

@@ -12,6 +12,9 @@ from fbuf._tree import PyTree
 if TYPE_CHECKING:
     from fbuf._lazy import Lazy
 
+TICKET = "_ticket"
+"""Name of the leaf that says where a row's ragged part is: uint32[2]. It goes through views like any other leaf."""
+
 
 @state
 class Index:

@@ -7,7 +7,6 @@ and takes its colours from what surrounds it, so that light and dark pages both 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 
@@ -84,6 +83,8 @@ _CELL = "padding:0.1em 0.8em 0.1em 0;text-align:{};background:none"
 
 def html(title: str, sections: Sequence[Section]) -> str:
     """A table for notebooks: well-formed, escaped, without scripts, styles of others, or anything to load."""
+    from html import escape  # its table of 2,000 entities is not read by who prints text
+
     title, sections = _printable(title, sections)
     columns = max((len(row) for s in sections for row in (("", *s.heads), *s.rows)), default=1)
     out = [f'<table style="{_STYLE}">']

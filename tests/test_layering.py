@@ -21,7 +21,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_host", "_tables"),  # words and mechanisms
+    (
+        "_config",
+        "_tree",
+        "_pin",
+        "_dispatch",
+        "_duplicates",
+        "_words",
+        "_host",
+        "_tables",
+        "_later",
+    ),  # words and mechanisms
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
     ("_openrows", "_wide", "_given"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays

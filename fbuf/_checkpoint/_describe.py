@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._checkpoint._spec import name_of_type
-from fbuf._config import COMPONENTS, from_config
+from fbuf._config import COMPONENTS, from_config, named
 
 
 def describe(value: Any) -> Any:
@@ -44,7 +44,7 @@ def missing(config: Any) -> str | None:
         return f"the function {config['function']}"
     if "own" in config:
         return f"a {config['own']}"
-    if "type" in config and config["type"] not in COMPONENTS:
+    if "type" in config and named(config["type"]) is None:
         return f"a {config['type']}, which this version of fbuf has not"
     items = config["tuple"] if "tuple" in config else config.values()
     return next((found for found in map(missing, items) if found is not None), None)
@@ -77,7 +77,7 @@ def shown(config: Any) -> str:
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if "function" in config:
         return str(config["function"])
-    known = COMPONENTS.get(config.get("type", ""))
+    known = named(config.get("type", ""))
     usual = {} if known is None else {f.name: describe(f.default) for f in dataclasses.fields(known) if _has_default(f)}
     name = str(config.get("type") or config["own"].replace(":", ".")).rsplit(".", 1)[-1]
     fields = [(k, v) for k, v in config.items() if k not in ("type", "own") and not (k in usual and usual[k] == v)]

@@ -20,7 +20,7 @@ from fbuf._buffer import Buffer
 from fbuf._checkpoint import _places
 from fbuf._checkpoint._places import Places
 from fbuf._host.values import MISSING
-from fbuf._lazy import TICKET
+from fbuf._sample import TICKET
 from fbuf._state import BufferState
 from fbuf._tree import item_bytes
 from fbuf._typing import Read

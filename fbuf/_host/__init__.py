@@ -5,3 +5,9 @@
 changed rows beside them (`patches`); `plan` fetches rows; `checkpoint` makes arrays of a store and back. `owner` decides how
 long a store lives; `callback` is how jitted code reaches it.
 """
+
+
+class OnHost:
+    """What the pytree nodes are that name rows or priorities of a store: told from arrays without importing the store."""
+
+    __slots__ = ()

@@ -17,7 +17,7 @@ from jax import lax
 
 from fbuf import _anchors, _ring, _scatter, _verbs
 from fbuf._dispatch import Verb
-from fbuf._lazy import TICKET
+from fbuf._sample import TICKET
 from fbuf._state import BufferState
 from fbuf._summary._hash import hashed
 from fbuf._tree import item_bytes

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from fbuf import _tables
-from fbuf._lazy import TICKET
 from fbuf._outline import WHOLE, spec_text
+from fbuf._sample import TICKET
 from fbuf._state import COUNTERS, BufferState
 from fbuf._summary._hash import distinct, together
 from fbuf._summary._look import Seen, seen, whole_rows

@@ -12,28 +12,20 @@ small and every batch touches pages all over it.
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _descent, _sumtree
-from fbuf._host import owner, priorities, treecall
+from fbuf._host import OnHost, owner, priorities, treecall
 from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout
+from fbuf.samplers._leaves import Drawn
 
 
-class Drawn(NamedTuple):
-    """Leaves drawn, and what their weights are reckoned by."""
-
-    slot: jax.Array  # int32[B]
-    leaf: jax.Array  # float32[B]
-    mass: jax.Array  # float32[], sum of all leaves
-    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, 0 if nobody asked
-
-
-class HostTree:
+class HostTree(OnHost):
     """Names a version of priorities on the host: a pytree node that keeps its store open."""
 
     __slots__ = ("id", "owner", "slot", "version")

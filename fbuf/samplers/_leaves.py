@@ -14,7 +14,7 @@ rejected (O(C)), and so was growing new ones without end (a float32 runs out).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +22,33 @@ from jax import lax
 
 from fbuf import _descent, _sumtree, _sweep
 from fbuf._config import state
+from fbuf._host import OnHost
+from fbuf._later import Later
 from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._typing import Geometry
 from fbuf._weights import exponent, unit
-from fbuf.samplers import _by_priority, _hosttree
-from fbuf.samplers._hosttree import Drawn, HostTree
+from fbuf.samplers import _by_priority
+
+if TYPE_CHECKING:
+    from fbuf.samplers import _hosttree
+else:
+    _hosttree = Later("fbuf.samplers._hosttree")
 
 LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
 LEAST = 2.0**-100  # of a leaf that has decayed: it can still be drawn
 _LEAST_PRIORITY = 2.0**-96  # likewise; times the smallest unit it is no subnormal yet
 _SMALLEST_UNIT = 2.0**-30
 LEAST_DECAY = 0.001  # in one update
+
+
+class Drawn(NamedTuple):
+    """Leaves drawn, and what their weights are reckoned by."""
+
+    slot: jax.Array  # int32[B]
+    leaf: jax.Array  # float32[B]
+    mass: jax.Array  # float32[], sum of all leaves
+    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, 0 if nobody asked
 
 
 @state
@@ -64,8 +79,8 @@ def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
 
 def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
     """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._descent.draw`."""
-    if isinstance(sampler.tree, HostTree):
-        return _hosttree.draw(sampler.tree, key, batch_size, stratified)
+    if isinstance(sampler.tree, OnHost):
+        return _hosttree.draw(cast(Any, sampler.tree), key, batch_size, stratified)
     slot, leaf = _descent.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = _sumtree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, _sumtree.root(sampler.tree), least)
@@ -107,8 +122,8 @@ def write(
     token: jax.Array,
 ) -> PrioritizedState:
     """Writes leaves and priorities [A] (-inf: no anchor) as they are kept; slot C is skipped, the last of equal ones wins."""
-    if isinstance(sampler.tree, HostTree):
-        return dataclasses.replace(sampler, tree=_hosttree.set(sampler.tree, slot, leaf, token))
+    if isinstance(sampler.tree, OnHost):
+        return dataclasses.replace(sampler, tree=_hosttree.set(cast(Any, sampler.tree), slot, leaf, token))
     capacity, slot = geometry.capacity, slot + token
     trees, leaves, reduce = [sampler.tree], [leaf], list[_sumtree.Reduce](["sum"])
     if sampler.low.shape[0]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,16 @@ from jax import lax
 
 from fbuf import _population, _sumtree
 from fbuf._config import component
+from fbuf._later import Later
 from fbuf._typing import Change, Draw, Geometry, Inspected, Population
 from fbuf._weights import importance
-from fbuf.samplers import _by_priority, _chosen, _hosttree, _leaves
+from fbuf.samplers import _by_priority, _chosen, _leaves
 from fbuf.samplers._leaves import PrioritizedState
+
+if TYPE_CHECKING:
+    from fbuf.samplers import _hosttree
+else:
+    _hosttree = Later("fbuf.samplers._hosttree")
 
 _UP_TO_ONE = ("uniform", "decay", "keep", "rho")
 _NUMBERS = ("alpha", "beta", "eps", *_UP_TO_ONE)

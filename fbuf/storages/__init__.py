@@ -6,16 +6,19 @@ Every storage holds the same rows and, for one key, gives the same batch, bit fo
 no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
 """
 
-from fbuf._host.bits import BitPack
-from fbuf._host.blocks import Blocks
-from fbuf._host.codec import Codec, Raw, Zstd
-from fbuf.storages._compressed import Compressed
-from fbuf.storages._dataset import DataSet
+from typing import TYPE_CHECKING
+
+from fbuf._later import later
 from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
-from fbuf.storages._host import Host
-from fbuf.storages._memmap import Memmap
-from fbuf.storages._ragged import Ragged
+
+if TYPE_CHECKING:
+    from fbuf.storages._codecs import BitPack, Blocks, Codec, Raw, Zstd
+    from fbuf.storages._compressed import Compressed
+    from fbuf.storages._dataset import DataSet
+    from fbuf.storages._host import Host
+    from fbuf.storages._memmap import Memmap
+    from fbuf.storages._ragged import Ragged
 
 __all__ = [
     "BitPack",
@@ -31,3 +34,19 @@ __all__ = [
     "Raw",
     "Zstd",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "fbuf.storages._codecs": ["BitPack", "Blocks", "Codec", "Raw", "Zstd"],
+        "fbuf.storages._compressed": ["Compressed"],
+        "fbuf.storages._dataset": ["DataSet"],
+        "fbuf.storages._host": ["Host"],
+        "fbuf.storages._memmap": ["Memmap"],
+        "fbuf.storages._ragged": ["Ragged"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

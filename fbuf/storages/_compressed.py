@@ -14,19 +14,13 @@ from typing import cast
 
 import jax
 
-from fbuf._config import allow, component
-from fbuf._host.bits import BitPack
-from fbuf._host.blocks import Blocks
-from fbuf._host.codec import Codec, Raw, Zstd
+from fbuf._config import component
 from fbuf._host.column import Column
 from fbuf._tree import Spec, item_bytes, name_of
+from fbuf.storages._codecs import Blocks, Codec, Zstd
 from fbuf.storages._hosted import Hosted
 
 _LARGE = 1024  # bytes a row
-allow(Zstd, "fbuf.storages.Zstd")
-allow(Blocks, "fbuf.storages.Blocks")
-allow(BitPack, "fbuf.storages.BitPack")
-allow(Raw, "fbuf.storages.Raw")
 
 
 @component

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from fbuf._config import component
+from fbuf._host import OnHost
 from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._typing import Geometry, Held, Read
 from fbuf.storages import _arrays
-from fbuf.storages._side import SideRows
 
 
 @component
@@ -50,7 +50,7 @@ class Device:
         return 0, "none", 0
 
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
-        if isinstance(rows, SideRows):
+        if isinstance(rows, OnHost):
             raise TypeError("Device: this state keeps rows on the host. Use the buffer that made it.")
         leaves = named_leaves(rows)
         spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}

@@ -13,7 +13,7 @@ ragged from the first rows (the batch's structure would hang on the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,14 @@ import numpy as np
 
 from fbuf._config import component
 from fbuf._host import callback, owner
-from fbuf._host.codec import Codec
 from fbuf._host.records import Records
 from fbuf._host.shelf import Leaf
-from fbuf._lazy import TICKET, Tickets, length_name
+from fbuf._lazy import Tickets, length_name
+from fbuf._sample import TICKET
 from fbuf._tree import PyTree, Spec, item_bytes, name_of
 from fbuf._typing import Geometry, Read
 from fbuf.storages import _arrays, _ragged_example, _side
+from fbuf.storages._codecs import Codec
 from fbuf.storages._hosted import Hosted
 from fbuf.storages._ragged_rows import eager
 from fbuf.storages._ragged_traced import Parsed, traced
@@ -85,6 +86,8 @@ class Ragged(Hosted):
       >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
       ((4,), True)
     """
+
+    any_shape: ClassVar[bool] = True
 
     keys: tuple[str, ...] | None = None
     maximum: Any = ()

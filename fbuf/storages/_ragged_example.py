@@ -14,7 +14,8 @@ import numpy as np
 
 from fbuf._host.shelf import Leaf
 from fbuf._host.values import dtype_code, dtype_of
-from fbuf._lazy import TICKET, length_name
+from fbuf._lazy import length_name
+from fbuf._sample import TICKET
 from fbuf._tree import PyTree, leaf_spec, nested
 from fbuf.storages._ragged_values import KINDS, PLAIN, as_numpy, is_array
 

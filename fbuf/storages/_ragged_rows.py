@@ -14,7 +14,8 @@ import numpy as np
 from fbuf import _errors
 from fbuf._host.shelf import Leaf
 from fbuf._host.values import MISSING
-from fbuf._lazy import TICKET, length_name
+from fbuf._lazy import length_name
+from fbuf._sample import TICKET
 from fbuf._tree import PyTree, Spec
 from fbuf.storages._ragged_example import flatten
 from fbuf.storages._ragged_traced import Parsed, traced

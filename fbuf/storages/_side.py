@@ -19,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._host import callback, owner
+from fbuf._host import OnHost, callback, owner
 from fbuf._host.column import one_by_one
 from fbuf._host.folder import Folder
 from fbuf._host.served import Served
 from fbuf._host.shelf import Leaf
 from fbuf._host.store import Column, Store
-from fbuf._lazy import TICKET, length_name
+from fbuf._lazy import length_name
 from fbuf._outline import WHOLE, spec_text
 from fbuf._pin import pin
+from fbuf._sample import TICKET
 from fbuf._tree import Spec, tree_bytes
 from fbuf._typing import Geometry, Held
 from fbuf.storages import _arrays
@@ -51,7 +52,7 @@ class Layout(NamedTuple):
         return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape, dtype in rows}
 
 
-class SideRows:
+class SideRows(OnHost):
     """The rows of a host storage: a pytree node that keeps its store open."""
 
     __slots__ = ("device", "id", "last", "layout", "owner", "slot", "ticket")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._host import callback
-from fbuf._lazy import TICKET
+from fbuf._sample import TICKET
 from fbuf._tree import item_bytes
 from fbuf._typing import Read
 from fbuf.storages import _arrays

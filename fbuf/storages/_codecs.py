@@ -1,0 +1,11 @@
+"""Codecs under the names that users write and files hold: `storages.Zstd(3)`."""
+
+from fbuf._config import allow
+from fbuf._host.bits import BitPack
+from fbuf._host.blocks import Blocks
+from fbuf._host.codec import Codec, Raw, Zstd
+
+__all__ = ["BitPack", "Blocks", "Codec", "Raw", "Zstd"]
+
+for _codec in (BitPack, Blocks, Raw, Zstd):
+    allow(_codec, f"fbuf.storages.{_codec.__name__}")
