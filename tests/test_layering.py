@@ -21,19 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        "_config",
-        "_tree",
-        "_pin",
-        "_dispatch",
-        "_duplicates",
-        "_words",
-        "_host",
-        "_tables",
-        "_later",
-    ),  # words and mechanisms
+    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_tables"),  # words and mechanisms
+    ("_host", "_later", "_stop", "_closed"),
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
-    ("_openrows", "_wide", "_given"),
+    ("_openrows", "_wide", "_given", "_prefetch"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
@@ -194,8 +185,8 @@ def test_no_ordered_effects() -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] not in ("demo", "_host")])
 def test_only_the_host_knows_threads_and_zstd(module: str) -> None:
-    # Who share it and draw ahead; a thread that saves; a loader's that draws ahead.
-    threads = unit(module) == "_replay" or module in ("_checkpoint._saving", "torch._ahead", "torch._loader")
+    # Threads that share a replay; one that draws ahead, and how it is ended; one that saves; a loader's lock.
+    threads = unit(module) in ("_replay", "_prefetch", "_stop") or module in ("_checkpoint._saving", "torch._loader")
     never = {"threading", "zstandard", "concurrent", "queue"} - ({"threading"} if threads else set())
     assert not {name.split(".")[0] for name in imports(module)} & never
 

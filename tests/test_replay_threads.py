@@ -31,11 +31,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import limits
+from fbuf import _stop, limits
 from fbuf._replay import _turns
 from fbuf._replay._batches import Batches
 from fbuf._replay._interrupts import Uninterrupted
-from fbuf._replay._turns import Gate, Stop, Stopped, Turns
+from fbuf._replay._turns import Turns
+from fbuf._stop import Gate, Stop, Stopped
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = {"t": np.int32(0)}
@@ -193,7 +194,7 @@ def test_those_who_wait_look_first_and_in_order() -> None:
 
 def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([5.0])
-    monkeypatch.setattr(_turns, "clock", lambda: next(times))
+    monkeypatch.setattr(_stop, "clock", lambda: next(times))
     turns = Turns()
     with turns.turn():
         turns.wait(until=4.0)  # at once: it is 5 already
@@ -206,15 +207,15 @@ def test_time_is_up_while_the_turn_is_another_s() -> None:
 
     def wait() -> None:
         with turns.turn():
-            turns.wait(until=_turns.clock() + 0.05)
+            turns.wait(until=_stop.clock() + 0.05)
             came.append(turns.depth())
 
     thread = Thread(wait)
     soon(lambda: turns._places and turns._places[0].asleep)
     with turns.turn():
         turns.changed()
-        end = _turns.clock() + 0.1
-        soon(lambda: _turns.clock() > end)
+        end = _stop.clock() + 0.1
+        soon(lambda: _stop.clock() > end)
         assert not came
     thread.ends()
     assert came == [1]
@@ -224,7 +225,7 @@ def test_a_turn_that_does_not_come_in_time() -> None:
     turns = Turns()
     with turns.turn():
         with pytest.raises(Stopped):
-            Thread(turns.enter, None, _turns.clock()).ends()
+            Thread(turns.enter, None, _stop.clock()).ends()
         assert not turns._places
 
 
@@ -305,7 +306,7 @@ def test_an_interrupt_at_any_moment_leaves_the_turn_to_others(changes: bool) -> 
     """Also where a verb takes its turn and gives it up. Python looks for signals when a function begins and after calls."""
     replay = make(limits.queue(5))
     replay.extend(rows(0))
-    files = {_turns.__file__, sys.modules[fbuf.Replay.__module__].__file__}
+    files = {_turns.__file__, _stop.__file__, sys.modules[fbuf.Replay.__module__].__file__}
     verb = replay.clear if changes else replay.can_add
     left, errors, called = 0, [], {}
 
@@ -438,7 +439,7 @@ def test_many_threads_exclude_one_another() -> None:
                 most[0] = max(most[0], inside[0])
                 if i % 3 == number % 3:
                     inside[0] -= 1
-                    turns.wait(until=_turns.clock())
+                    turns.wait(until=_stop.clock())
                     inside[0] += 1
                 turns.changed()
                 inside[0] -= 1
@@ -617,7 +618,7 @@ def test_time_is_up_for_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     for start in range(0, 20, 5):
         replay.extend(rows(start))
     times = iter([0.0, 1.0, 9.0, 9.0])
-    monkeypatch.setattr(_turns, "clock", lambda: next(times))
+    monkeypatch.setattr(_stop, "clock", lambda: next(times))
     with pytest.raises(
         TimeoutError,
         match=r"Replay\.extend: 5 rows have waited for 8 s; 20 rows were added and 0 drawn, so the surplus is 40 and would "
@@ -931,9 +932,9 @@ def test_another_thread_closes_the_iterator() -> None:
     replay = make()
     batches = replay.batches(10)
     thread = Thread(lambda: list(batches))
-    soon(lambda: waiting(replay) == 1 and batches._shelf.filled._waiters)
+    soon(lambda: waiting(replay) == 1 and batches._ahead._filled._waiters)
     batches.close()
-    assert thread.ends() == [] and not batches._thread.is_alive()
+    assert thread.ends() == [] and not batches._ahead._thread.is_alive()
     batches.close()
     replay.extend(rows(0, 10))
     assert next(batches, None) is None and replay.pace.drawn == 0
@@ -1026,12 +1027,12 @@ def test_close_raises_what_nobody_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     fails(replay, monkeypatch, after=1)
     with pytest.raises(OSError, match="no disk"), replay.batches(4) as batches:
         next(batches)
-        soon(lambda: batches._shelf.error is not None)
+        soon(lambda: batches._ahead._error is not None)
     batches.close()
     fails(replay, monkeypatch, after=0)
     with pytest.raises(KeyError) as caught, replay.batches(4) as batches:  # the user's own error is not hidden
-        soon(lambda: batches._shelf.error is not None)
-        batches._shelf.hear()
+        soon(lambda: batches._ahead._error is not None)
+        batches._ahead.hear()
         raise KeyError
     assert caught.value.__context__ is None
 
@@ -1044,8 +1045,8 @@ def test_what_nobody_could_see_is_printed(monkeypatch: pytest.MonkeyPatch) -> No
     replay.extend(rows(0, 20))
     fails(replay, monkeypatch, after=0)
     batches = replay.batches(4)
-    shelf = batches._shelf
-    soon(lambda: shelf.error is not None)
+    ahead = batches._ahead
+    soon(lambda: ahead._error is not None)
     assert not told
     del batches
     soon(lambda: told)
@@ -1068,17 +1069,17 @@ def test_next_has_a_time_too() -> None:
         ):
             next(batches)
         replay.extend(rows(0, 10))
-        soon(lambda: batches._shelf.batches)
+        soon(lambda: batches._ahead._ready)
         assert next(batches).mask.all()  # it goes on
-        soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._shelf.batches)
+        soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
         with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows were added and 20 drawn"):
             next(batches)
     with make(None).batches(4, timeout=0) as batches, replay._turns.turn():
         assert batches._explain() == "one is being drawn"
-        batches._shelf.hear()
-        soon(lambda: batches._shelf.error is not None)
-        batches._shelf.raised = True
+        batches._ahead.hear()
+        soon(lambda: batches._ahead._error is not None)
+        batches._ahead._raised = True
 
 
 def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1156,11 +1157,11 @@ if how == "actor":
 if how == "error":
     def fail(*args):
         raise OSError(5, "no disk")
-    while not batches._shelf.batches:
+    while not batches._ahead._ready:
         pass  # drawn before it fails
     replay._sample = fail
     next(batches)
-    while batches._shelf.error is None:
+    while batches._ahead._error is None:
         pass
 print("end of the script")
 """

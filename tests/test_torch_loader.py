@@ -19,8 +19,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fbuf  # noqa: E402
+from fbuf._prefetch import Prefetch  # noqa: E402
+from fbuf._stop import Stop  # noqa: E402
 from fbuf.torch import Loader  # noqa: E402
-from fbuf.torch._ahead import Ahead  # noqa: E402
 
 EXAMPLE = {"t": np.float32(0)}
 
@@ -109,23 +110,13 @@ def test_an_iteration_that_is_forgotten_ends_its_thread() -> None:
 
 
 def test_no_more_is_drawn_than_asked_for() -> None:
-    class Counting:
-        buffer = fbuf.Buffer(8)
-        count = 0
-
-        def expect_stale(self) -> None:
-            pass
-
-        def sample(self, batch_size: int, to: str) -> Any:
-            self.count += 1
-            return fbuf.Sample({"t": torch.zeros(1)}, fbuf.Index(0, 0), 0, 0, torch.ones(1))
-
-    source = Counting()
-    assert len(list(Loader(source, 4, steps=3, prefetch=8))) == 3 and source.count == 3
+    source = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.at_most(1000))
+    source.extend({"t": np.arange(8)})
+    assert len(list(Loader(source, 4, steps=3, prefetch=8))) == 3 and source.pace.drawn == 3 * 4
     batches = iter(Loader(source, 4, prefetch=2))
     next(batches)
     time.sleep(0.1)
-    assert source.count <= 3 + 1 + 2
+    assert source.pace.drawn <= (3 + 1 + 2) * 4
     batches.close()
     assert list(Loader(source, 4, steps=0)) == [] and no_threads()
 
@@ -308,21 +299,44 @@ def test_a_thread_that_makes_ahead_waits_when_enough_is_made() -> None:
     made: list[int] = []
     gate = threading.Semaphore(0)
 
-    def make() -> int:
+    def make(stop: Stop) -> int:
         made.append(len(made))
         gate.release()
         return made[-1]
 
-    ahead = Ahead(make, depth=2, number=None)
+    ahead = Prefetch(gate, "test", make, 2)
     gate.acquire(), gate.acquire()
     assert ahead.take() == 0
     gate.acquire()  # room for one more
     assert ahead.take() == 1
-    left = ahead.close()
+    left = ahead.end()
     assert left == list(range(2, 2 + len(left))) and len(left) <= 2
-    assert ahead.close() == []
+    assert ahead.end() == []
     with pytest.raises(StopIteration):
         ahead.take()
+
+
+def test_closing_it_does_not_wait_for_a_limit() -> None:
+    source = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.samples_per_insert(1, 4, 8))
+    source.extend({"t": np.arange(8)})
+    batches = iter(Loader(source, 4, prefetch=2))
+    next(batches)
+    while source.can_sample(4):  # until the thread waits for rows
+        time.sleep(0.01)
+    batches.close()
+    assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_it_ends_when_the_replay_is_closed(prefetch: int) -> None:
+    source = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.samples_per_insert(1, 4, 8))
+    source.extend({"t": np.arange(8)})
+    taken = 0
+    for _ in Loader(source, 4, prefetch=prefetch):
+        taken += 1
+        if taken == 2:
+            source.close()
+    assert taken == source.pace.drawn // 4 and 2 <= taken <= 2 + prefetch  # what was drawn before is handed out
 
 
 @pytest.mark.gpu

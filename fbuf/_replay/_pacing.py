@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from fbuf._replay import _turns
-from fbuf._replay._turns import Stop, Turns
+from fbuf import _stop
+from fbuf._replay._turns import Turns
+from fbuf._stop import Stop
 from fbuf.limits import Limit, LimitState
 
 Kind = Literal["add", "sample"]
@@ -92,10 +93,10 @@ class Pacing:
           ValueError: they never will be.
           Stopped: by `stop`.
         """
-        until = None if timeout is None else _turns.clock() + timeout
+        until = None if timeout is None else _stop.clock() + timeout
         while not (self.allows(kind, count, size) and ready()):
             self.limit.check_call(**{"rows" if kind == "add" else "draws": count})
-            if until is not None and _turns.clock() >= until:
+            if until is not None and _stop.clock() >= until:
                 what, fix = (
                     (f"{count} rows have", "Sample in another thread")
                     if kind == "add"

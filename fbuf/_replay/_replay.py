@@ -27,15 +27,16 @@ from fbuf._checked import raise_for
 from fbuf._checkpoint import Saving, _shell
 from fbuf._checkpoint._shell import Shell
 from fbuf._checks import check_draw, check_eta
+from fbuf._closed import ReplayClosed
 from fbuf._replay._arrays import array, beside, convert, index_of, place, rows_of
 from fbuf._replay._batches import Batches
 from fbuf._replay._checks import check_form, check_limit, check_seconds
-from fbuf._replay._closed import ReplayClosed
 from fbuf._replay._interrupts import Uninterrupted
 from fbuf._replay._pacing import Kind, Pacing, start
-from fbuf._replay._turns import Stop, Turn, Turns
+from fbuf._replay._turns import Turn, Turns
 from fbuf._sample import Index, Rows, Sample
 from fbuf._state import COUNTERS, BufferState
+from fbuf._stop import Stop
 from fbuf._summary import Summary
 from fbuf._tree import PyTree
 from fbuf._typing import Growable

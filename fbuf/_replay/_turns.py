@@ -5,11 +5,10 @@ add in a loop would keep a learner waiting for seconds. Here each call has a num
 the turn gets it next. One that waits for a change (for rows, for room) keeps its number, and is looked at first when there
 is one.
 
-A thread sleeps on a gate of its own, a bare lock that anybody may open without taking another. So a finalizer, which the
-garbage collector runs in any thread and between any two steps, can wake and end a thread (`Stop`); it may take no lock,
-for the thread it runs in may hold that very one. The mutex here is held for a few steps only, never while a program runs or
-is waited for, and the thread that holds it may take it again: a signal handler may come in between. The turn itself is
-held while a verb is dispatched, or while its owner waits for arrays: callbacks need neither.
+A thread sleeps on a gate of its own (`fbuf._stop`), so that a finalizer can wake and end it. The mutex here is held for a
+few steps only, never while a program runs or is waited for, and the thread that holds it may take it again: a signal
+handler may come in between. The turn itself is held while a verb is dispatched, or while its owner waits for arrays:
+callbacks need neither.
 
 When the interpreter ends it takes every turn for good: a thread of the user's that sleeps here can be left alone, but one that
 is stopped inside XLA takes the process down.
@@ -23,52 +22,12 @@ from __future__ import annotations
 import atexit
 import itertools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-clock = time.monotonic
-
-
-class Stopped(Exception):
-    """The thread that waits was told to end."""
-
-
-class Gate:
-    """What one thread sleeps on."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def open(self) -> None:
-        """Wakes it, now or when it is about to sleep next; takes no lock."""
-        try:
-            self._lock.release()
-        except RuntimeError:  # it is open
-            return
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Sleeps until it is opened; it is shut again then. Whoever wakes looks for himself what has changed."""
-        self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
-
-
-class Stop:
-    """Tells one thread to end, wherever it sleeps."""
-
-    __slots__ = ("asked", "gate")
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.gate = Gate()
-
-    def ask(self) -> None:
-        """Takes no lock: a finalizer may call it."""
-        self.asked = True
-        self.gate.open()
+from fbuf import _stop
+from fbuf._stop import Gate, Stop, Stopped
 
 
 class _Place:
@@ -162,7 +121,7 @@ class Turns:
                 if stop is not None and stop.asked:
                     raise Stopped
                 end = until if place.asleep else latest
-                left = None if end is None else end - clock()
+                left = None if end is None else end - _stop.clock()
                 if left is not None and left <= 0:
                     if not place.asleep:
                         raise Stopped
@@ -237,6 +196,6 @@ def _end() -> None:
     """No turn is anybody's any more but this thread's."""
     for turns in list(_all):
         try:
-            turns.enter(until=clock() + _PATIENCE)
+            turns.enter(until=_stop.clock() + _PATIENCE)
         except Stopped:
             continue

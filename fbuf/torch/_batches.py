@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from fbuf._closed import ReplayClosed
+from fbuf._prefetch import Prefetch
 from fbuf._sample import Sample
-from fbuf.torch._ahead import Ahead
 
 if TYPE_CHECKING:
     from fbuf.torch._loader import Loader
@@ -33,10 +34,12 @@ class Batches:
         self._loader, self._taken, self._closed = loader, 0, False
         self._held: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetch | None = None
         if loader.prefetch and (loader.steps is None or loader.steps > 0):
             ready = [loader._left.popleft() for _ in range(min(len(loader._left), loader.steps or len(loader._left)))]
-            self._ahead = Ahead(loader._draw, loader.prefetch, loader.steps, ready)
+            self._ahead = Prefetch(
+                self, "fbuf.torch.Loader", loader._draw, loader.prefetch, number=loader.steps, ready=ready
+            )
 
     def __iter__(self) -> Batches:
         return self
@@ -53,6 +56,9 @@ class Batches:
                 drawn = self._ahead.take()
             else:
                 drawn = loader._left.popleft() if loader._left else loader._draw()
+        except ReplayClosed:
+            self._closed = True
+            raise StopIteration from None
         except BaseException:
             self._closed = True
             raise
@@ -71,12 +77,9 @@ class Batches:
         self._closed = True
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
-            self._loader._left.extend(ahead.close())
-
-    def __del__(self) -> None:
-        ahead = getattr(self, "_ahead", None)
-        if ahead is not None:
-            ahead.stop()
+            ahead.hear()
+            self._loader._left.extend(ahead.end())
+            ahead.check()
 
     def _release(self) -> None:
         """Holds the last batch until torch's stream has read it, and lets go of those it has."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from fbuf._sample import Sample
 from fbuf._state import BufferState
+from fbuf._stop import Stop
 from fbuf.torch._batches import Batches, Drawn, mark
 from fbuf.torch._crossing import import_torch
 from fbuf.torch._tensordict import to_tensordict
@@ -32,7 +33,8 @@ class Loader:
     """Batches of a `Replay`, or of a buffer and its state, as tensors.
 
     Args:
-      source: A `Replay`, which others may add to meanwhile; or a `Buffer`, with `state=`, as of a data set.
+      source: A `Replay`, which others may add to meanwhile, and close, which ends the iteration; or a `Buffer` and its `state=`,
+        as of a data set.
       batch_size: B; None: the buffer's.
       steps: Batches of one iteration; None: no end.
       prefetch: Batches drawn ahead by a thread, at least 1; 0: drawn when asked for. Those drawn ahead show the rows and
@@ -135,11 +137,11 @@ class Loader:
                 "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
             )
 
-    def _draw(self) -> Drawn:
+    def _draw(self, stop: Stop | None = None) -> Drawn:
         """The next batch as it is handed out, what it lies in, and what says on a GPU that it is there."""
         import torch
 
-        batch = self._sample()
+        batch = self._sample(stop)
         view = getattr(self._source, "buffer", self._source).view
         if self._copies is None and self.device is not None and self.device.type == "cuda":
             self._copies = torch.cuda.Stream(self.device)
@@ -150,10 +152,10 @@ class Loader:
             out = out if self.transform is None else self.transform(out)
             return Drawn(out, batch, mark(torch, batch))
 
-    def _sample(self) -> Sample:
+    def _sample(self, stop: Stop | None) -> Sample:
+        """Waits for a limit of the replay until `stop` tells it not to."""
         if self._state is None:
-            batch: Sample = self._source.sample(self.batch_size, to="torch", **self.options)
-            return batch
+            return _as_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))
         with self._lock:
             self._key, key = jax.random.split(self._key)
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)
