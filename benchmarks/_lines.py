@@ -316,4 +316,12 @@ LINES = (
         )
         for case in ("76 bytes a row, prioritized", "stacks of frames, prioritized", "stacks of frames, compressed")
     ),
+    Line(
+        "import",
+        r"`import fbuf` in a fresh process",
+        "warm page cache",
+        "`import fbuf` in a fresh process, files in the page cache",
+        "`import jax`",
+        "{ratio}x the time ({spread})",
+    ),
 )

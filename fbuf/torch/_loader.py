@@ -33,8 +33,8 @@ class Loader:
     """Batches of a `Replay`, or of a buffer and its state, as tensors.
 
     Args:
-      source: A `Replay`, which others may add to meanwhile, and close, which ends the iteration; or a `Buffer` and its `state=`,
-        as of a data set.
+      source: A `Replay`, which others may add to meanwhile, and close, which ends the iteration; or a `Buffer` and its
+        `state=`, as of a data set.
       batch_size: B; None: the buffer's.
       steps: Batches of one iteration; None: no end.
       prefetch: Batches drawn ahead by a thread, at least 1; 0: drawn when asked for. Those drawn ahead show the rows and
