@@ -551,7 +551,15 @@ class Buffer:
         return _verbs.update_rows(self, state, index, leaves)[0]
 
     def clear(self, state: BufferState) -> BufferState:
-        """Forgets every row. Annealed numbers stay; every index handed out is stale. Cost: O(C)."""
+        """Forgets every row. Annealed numbers stay; every index handed out is stale. Cost: O(C).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> int(buffer.size(buffer.clear(state)))
+          0
+        """
         self._refuse_change("Buffer.clear")
         self._state_spec("Buffer.clear", "clear(state)", state)
         return _verbs.clear(self, state)[0]
@@ -583,6 +591,12 @@ class Buffer:
         Raises:
           TypeError: the sampler has no priorities, or does not keep them: `Prioritized` does with largest="held".
         Cost: O(C), in place where the state is donated.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held"))
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)}, priority=jnp.arange(1.0, 6.0))
+          >>> state = buffer.rebuild(buffer.set(state, alpha=1.0))
         """
         call = "Buffer.rebuild"
         self._state_spec(call, "rebuild(state)", state)
@@ -722,12 +736,28 @@ class Buffer:
         return _verbs.last(self, state, static=(int(n),))[1]
 
     def can_sample(self, state: BufferState) -> jax.Array:
-        """bool[]: there is something to draw."""
+        """bool[]: there is something to draw.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> bool(buffer.can_sample(state)), bool(buffer.can_sample(buffer.clear(state)))
+          (True, False)
+        """
         self._state_spec("Buffer.can_sample", "can_sample(state)", state)
         return _verbs.can_sample(self, state)[1]
 
     def size(self, state: BufferState) -> jax.Array:
-        """int32[]: rows held."""
+        """int32[]: rows held.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> int(buffer.size(state))
+          5
+        """
         return jnp.sum(state.ring.size, dtype=jnp.int32)
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
@@ -771,7 +801,15 @@ class Buffer:
         return summary(self, state, compare)
 
     def nbytes(self, state: BufferState) -> dict[str, int]:
-        """Bytes held now: `device`, `host`, `disk`. Eager."""
+        """Bytes held now: `device`, `host`, `disk`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.uniform(100)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
+          >>> buffer.nbytes(state)["host"]
+          0
+        """
         sizes = self.storage.nbytes(state.rows)
         device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
         kept = host_kept(self.sampler)
@@ -786,6 +824,14 @@ class Buffer:
         Raises:
           OSError: the disk refuses.
         Cost: what the system has not written yet, at the speed of the disk.
+
+        Example:
+          >>> import fbuf, tempfile
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(path=f"{folder}/rows"))
+          ...     state = buffer.add(buffer.init({"t": 0}), {"t": 7})
+          ...     buffer.flush(state)
+          ...     del state
         """
         self._state_spec("Buffer.flush", "flush(state)", state)
         if isinstance(self.storage, Resumable):
@@ -793,7 +839,14 @@ class Buffer:
             self.storage.flush(state.rows)
 
     def plan(self, example: PyTree, **settings: Any) -> Plan:
-        """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`."""
+        """Bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> plan = fbuf.uniform(1_000_000).plan({"obs": jnp.zeros((84, 84), jnp.uint8)})
+          >>> plan.device > 7056 * 1_000_000
+          True
+        """
         from fbuf._plan import plan
 
         return plan(self, example, **settings)
@@ -857,6 +910,14 @@ class Buffer:
           TypeError: the storage does not grow; or the state is traced.
           ValueError: no more room than there is, or rows have been overwritten.
         Cost: O(C + places); both tables exist for a moment.
+
+        Example:
+          >>> import fbuf
+          >>> buffer = fbuf.Buffer(10, storage=fbuf.storages.Ragged())
+          >>> state = buffer.add(buffer.init({"text": "", "n": 0}), {"text": "a", "n": 1})
+          >>> buffer, state = buffer.grow(state, capacity=1000)
+          >>> buffer.capacity, int(buffer.size(state))
+          (1000, 1)
         """
         self._refuse_change("Buffer.grow")
         self._state_spec("Buffer.grow", "grow(state, blocks)", state)

@@ -64,6 +64,10 @@ class Zstd:
         from level 9 on.
     Raises:
       ValueError: a field out of range.
+
+    Example:
+      >>> import fbuf
+      >>> storage = fbuf.storages.Compressed(keys=("obs",), codec=fbuf.storages.Zstd(level=3, chunk=16))
     """
 
     level: int = 1
@@ -97,6 +101,10 @@ class Raw:
     """No codec: rows as they are, in a ring, neither encoded nor checked. For leaves that do not compress.
 
     A leaf for which `Zstd` gains less than 1.3x becomes such a ring by itself; this says it beforehand.
+
+    Example:
+      >>> import fbuf
+      >>> storage = fbuf.storages.Compressed(keys=("obs", "noise"), codec={"noise": fbuf.storages.Raw()})
     """
 
     @property

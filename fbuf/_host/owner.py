@@ -56,6 +56,14 @@ class StoreHandle:
     """An open host store, as `fbuf.stores()` lists it.
 
     A context manager: leaving the `with` closes the store at once, whatever states of it are left.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> buffer = fbuf.Buffer(100, storage=fbuf.storages.Host(keys=("obs",)))
+      >>> state = buffer.init({"obs": np.zeros(3, np.uint8)})
+      >>> with fbuf.stores()[-1] as handle:
+      ...     handle.nbytes >= 0
+      True
     """
 
     __slots__ = ("id",)

@@ -220,7 +220,16 @@ class Mixture:
     def add(
         self, state: MixtureState, name: str, row: PyTree, *, priority: Any = None, mask: Any = None
     ) -> MixtureState:
-        """Adds one row to buffer `name`; see `Buffer.add`."""
+        """Adds one row to buffer `name`; see `Buffer.add`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.add(state, "online", {"t": 7})
+          >>> int(mixture.size(state))
+          1
+        """
         self._check("Mixture.add", "add(state, name, row)", state)
         buffer = self[self._known("Mixture.add", name)]
         return self._with(state, name, buffer.add(state[name], row, priority=priority, mask=mask))
@@ -228,7 +237,17 @@ class Mixture:
     def extend(
         self, state: MixtureState, name: str, rows: PyTree, *, priority: Any = None, mask: Any = None
     ) -> MixtureState:
-        """Adds rows to buffer `name`; see `Buffer.extend`."""
+        """Adds rows to buffer `name`; see `Buffer.extend`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(state))
+          15
+        """
         self._check("Mixture.extend", "extend(state, name, rows)", state)
         buffer = self[self._known("Mixture.extend", name)]
         return self._with(state, name, buffer.extend(state[name], rows, priority=priority, mask=mask))
@@ -247,6 +266,15 @@ class Mixture:
           TypeError: no buffer has priorities; `index` is no `MixtureIndex`.
           ValueError: shapes differ.
         Cost: O(B log C) a buffer that has priorities.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> state = mixture.update_priority(state, batch.index, jnp.ones(4))
         """
         call = "Mixture.update_priority"
         self._check(call, "update_priority(state, index, td_error)", state)
@@ -266,13 +294,34 @@ class Mixture:
 
         Raises:
           TypeError, ValueError: as `Buffer.update_rows`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> state = mixture.update_rows(state, batch.index, {"t": batch.data["t"] + 100})
         """
         call = "Mixture.update_rows"
         self._check(call, "update_rows(state, index, fields)", state)
         return _update_rows(self, state, _checks.checked_index(call, index), fields)[0]
 
     def route(self, index: MixtureIndex, name: str) -> Index:
-        """The rows of one buffer as an `Index` of it, `[B]`; the others are masked. For verbs that a mixture has not."""
+        """The rows of one buffer as an `Index` of it, `[B]`; the others are masked. For verbs that a mixture has not.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> rows = mixture["offline"].get(state["offline"], mixture.route(batch.index, "offline"))
+          >>> rows.mask.tolist() == (batch.source == 1).tolist()
+          True
+        """
         call = "Mixture.route"
         name = self._known(call, name)
         return _route.of(_checks.checked_index(call, index), self.names.index(name), self[name])
@@ -282,6 +331,15 @@ class Mixture:
 
         Raises:
           TypeError: the rows are a data set's. Name the buffers that are to be cleared.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(mixture.clear(state, "online")))
+          10
         """
         self._check("Mixture.clear", "clear(state, name)", state)
         names = self.names if name is None else (self._known("Mixture.clear", name),)
@@ -307,6 +365,15 @@ class Mixture:
           beta: Of the mixture.
         Raises:
           ValueError: the mixture is not `annealed`; a number is out of range, or there is no such number.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state = mixture.set(state, fractions={"online": 0.75}, beta=0.6)
+          >>> state = mixture.set(state, "online", alpha=0.5)
         """
         call = "Mixture.set"
         self._check(call, "set(state, beta=...)", state)
@@ -357,6 +424,16 @@ class Mixture:
         Raises:
           ValueError, TypeError: a number is out of range; what the buffers hand out is not alike (at trace time).
         Cost: see `Mixture`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 8, fractions={"online": 0.25})
+          >>> batch.data["t"].shape, batch.source.tolist().count(0)
+          ((8,), 2)
         """
         args = self._checked_draw("Mixture.sample", state, key, batch_size, fractions, beta)
         return _sample(self, state, key, *args[:2], static=args[2:])
@@ -370,7 +447,17 @@ class Mixture:
         fractions: Mapping[str, Any] | None = None,
         beta: Any = None,
     ) -> MixtureSample:
-        """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys."""
+        """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> mixture.peek(state, jax.random.key(0), 8).weight.shape
+          (8,)
+        """
         args = self._checked_draw("Mixture.peek", state, key, batch_size, fractions, beta)
         return _sample(self, state, key, *args[:2], static=args[2:])[1]
 
@@ -407,23 +494,61 @@ class Mixture:
         return None, given, _quota.quotas(self.shares, total), total
 
     def can_sample(self, state: MixtureState) -> jax.Array:
-        """bool[]: there is something to draw. With quota "all", or if_empty "mask", in every buffer that is drawn from."""
+        """bool[]: there is something to draw. With quota "all", or if_empty "mask", in every buffer that is drawn from.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> bool(mixture.can_sample(state))
+          False
+        """
         self._check("Mixture.can_sample", "can_sample(state)", state)
         return _can_sample(self, state)[1]
 
     def size(self, state: MixtureState) -> jax.Array:
-        """int32[]: rows held, of all buffers."""
+        """int32[]: rows held, of all buffers.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(state))
+          15
+        """
         self._check("Mixture.size", "size(state)", state)
         sizes = [buffer.size(state[name]) for name, buffer in self.members]
         return jnp.sum(jnp.stack(sizes), dtype=jnp.int32)
 
     def stats(self, state: MixtureState) -> dict[str, jax.Array]:
-        """Scalars worth logging: the buffers' own as `online/size`, and the mixture's: what was moved or refused."""
+        """Scalars worth logging: the buffers' own as `online/size`, and the mixture's: what was moved or refused.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.stats(state)["online/size"])
+          5
+        """
         self._check("Mixture.stats", "stats(state)", state)
         return _stats(self, state)[1]
 
     def nbytes(self, state: MixtureState) -> dict[str, int]:
-        """Bytes held now: `device`, `host`, `disk`. Eager."""
+        """Bytes held now: `device`, `host`, `disk`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> sorted(mixture.nbytes(state))
+          ['device', 'disk', 'host']
+        """
         self._check("Mixture.nbytes", "nbytes(state)", state)
         total = {"device": tree_bytes(dataclasses.replace(state, buffers={})), "host": 0, "disk": 0}
         for name, buffer in self.members:
@@ -432,7 +557,16 @@ class Mixture:
         return total
 
     def flush(self, state: MixtureState) -> None:
-        """Waits until every row is on the disk; see `Buffer.flush`. Eager."""
+        """Waits until every row is on the disk; see `Buffer.flush`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> mixture.flush(state)
+        """
         self._check("Mixture.flush", "flush(state)", state)
         for name, buffer in self.members:
             buffer.flush(state[name])
@@ -443,12 +577,28 @@ class Mixture:
         Args:
           examples: One row for each buffer.
           **settings: Of `Buffer.plan`, for all.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> plans = mixture.plan({"online": {"t": 0}, "offline": {"t": 0}})
         """
         self._check_examples("Mixture.plan", "plan", examples, "one row")
         return {name: buffer.plan(examples[name], **settings) for name, buffer in self.members}
 
     def summary(self, state: MixtureState, *, compare: int | None = 1 << 14) -> dict[str, Summary]:
-        """What each buffer holds, by name; see `Buffer.summary`. Eager."""
+        """What each buffer holds, by name; see `Buffer.summary`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> sorted(mixture.summary(state))
+          ['offline', 'online']
+        """
         self._check("Mixture.summary", "summary(state)", state)
         return {name: buffer.summary(state[name], compare=compare) for name, buffer in self.members}
 

@@ -191,7 +191,15 @@ class Replay:
         return None if self._pacing is None else self._pacing.pace
 
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
-        """Adds one row (one a lane); see `Buffer.add`, and `extend` for the limit."""
+        """Adds one row (one a lane); see `Buffer.add`, and `extend` for the limit.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.add({"t": 7, "done": True})
+          >>> len(replay)
+          1
+        """
         self._write("Replay.add", _add, row, priority, mask, timeout)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
@@ -204,6 +212,16 @@ class Replay:
           TimeoutError: the limit does not allow them by then.
           ReplayClosed: it was closed.
           ValueError: the limit will never allow them; or a timeout without a limit.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.queue(5))
+          >>> replay.extend({"t": np.arange(5)})
+          >>> try:
+          ...     replay.extend({"t": np.arange(5)}, timeout=0.01)
+          ... except TimeoutError:
+          ...     print("nobody has drawn anything yet")
+          nobody has drawn anything yet
         """
         self._write("Replay.extend", _extend, rows, priority, mask, timeout)
 
@@ -259,7 +277,15 @@ class Replay:
 
     @_unharmed
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
-        """More room for distinct blocks, or for ragged rows; see `Buffer.grow`. `self.buffer` is another then."""
+        """More room for distinct blocks, or for ragged rows; see `Buffer.grow`. `self.buffer` is another then.
+
+        Example:
+          >>> import fbuf
+          >>> replay = fbuf.Replay(fbuf.Buffer(10, storage=fbuf.storages.Ragged()), {"text": "", "n": 0})
+          >>> replay.grow(capacity=1000)
+          >>> replay.buffer.capacity
+          1000
+        """
         with self._turn(changes=True):
             self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
 
@@ -278,6 +304,14 @@ class Replay:
           ReplayClosed: it was closed.
           ValueError: there is nothing to draw, and no limit to wait for; the limit will never allow so many; a timeout
             without a limit; or `to` is something else.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> batch = replay.sample(4, to="numpy", beta=0.6)
+          >>> type(batch.data["t"]).__name__, batch.weight.shape
+          ('ndarray', (4,))
         """
         check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
@@ -303,7 +337,13 @@ class Replay:
         return batch
 
     def expect_stale(self) -> None:
-        """From now on stale indices are only counted in `stats`: for who draws ahead, as `batches` and torch's `Loader` do."""
+        """From now on stale indices are only counted in `stats`: for who draws ahead, as `batches` and torch's `Loader` do.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.expect_stale()
+        """
         self._ahead = True
 
     def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> int:
@@ -383,6 +423,13 @@ class Replay:
         Raises:
           ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set. Stale ones are
             only counted with `prefetch=1`, under a limit, and once `batches` was called.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> batch = replay.sample(4)
+          >>> replay.update_priority(batch.index, np.array([0.5, 1.0, 2.0, 0.1]))
         """
         call = "Replay.update_priority"
         check_eta(call, eta)
@@ -395,7 +442,16 @@ class Replay:
 
     @_unharmed
     def update_rows(self, index: Index, fields: PyTree) -> None:
-        """Replaces some leaves of rows; see `Buffer.update_rows`."""
+        """Replaces some leaves of rows; see `Buffer.update_rows`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.update_rows(replay.last(1).index, {"done": np.array([True])})
+          >>> bool(replay.last(1).data["done"][0])
+          True
+        """
         index, fields = index_of(index), rows_of(fields)
         with self._turn():
             index, fields = jax.tree.map(lambda x: beside(x, self._state.token), (index, fields))
@@ -405,22 +461,57 @@ class Replay:
 
     @_in_turn
     def get(self, index: Any) -> Rows:
-        """Rows by index; see `Buffer.get`."""
+        """Rows by index; see `Buffer.get`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> batch = replay.sample(4)
+          >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
+          True
+        """
         return self.buffer.get(self._state, index_of(index) if isinstance(index, Index) else array(index))
 
     @_in_turn
     def rows(self) -> Rows:
-        """Every row, oldest first; see `Buffer.rows`."""
+        """Every row, oldest first; see `Buffer.rows`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> rows = replay.rows()
+          >>> rows.data["t"][rows.mask].tolist()
+          [0, 1, 2, 3, 4]
+        """
         return self.buffer.rows(self._state)
 
     @_in_turn
     def last(self, n: int) -> Rows:
-        """The newest rows; see `Buffer.last`."""
+        """The newest rows; see `Buffer.last`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.last(2).data["t"].tolist()
+          [3, 4]
+        """
         return self.buffer.last(self._state, n)
 
     @_unharmed
     def clear(self) -> None:
-        """Forgets every row. Under a limit, what was added and drawn still counts, and `min_size` rows can be added at once."""
+        """Forgets every row. Under a limit, what was added and drawn still counts, and `min_size` rows can be added at once.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.clear()
+          >>> len(replay)
+          0
+        """
         with self._turn(changes=True):
             self._state = self.buffer.clear(self._state)
             if self._pacing is not None:
@@ -428,41 +519,94 @@ class Replay:
 
     @_in_turn
     def set(self, **numbers: float) -> None:
-        """Replaces annealed numbers, `set(alpha=0.5)`; see `Buffer.set`."""
+        """Replaces annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.set(alpha=0.5, beta=0.7)
+        """
         self._state = self.buffer.set(self._state, **numbers)
 
     @_in_turn
     def rebuild(self) -> None:
-        """Applies annealed numbers to all rows; see `Buffer.rebuild`."""
+        """Applies annealed numbers to all rows; see `Buffer.rebuild`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held")), {"t": 0})
+          >>> replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
+          >>> replay.set(alpha=1.0)
+          >>> replay.rebuild()
+        """
         self._state = self.buffer.rebuild(self._state)
 
     @_in_turn
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` would neither wait nor find nothing to draw; None: the buffer's `batch_size`, or a single row."""
+        """Whether `sample` would neither wait nor find nothing to draw; None: the buffer's `batch_size`, or a single row.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.can_sample()
+          False
+        """
         size = batch_size or self.buffer.batch_size or 1
         allowed = self._pacing is None or self._pacing.allows("sample", size, self._held)
         return allowed and bool(self.buffer.can_sample(self._state))
 
     @_in_turn
     def can_add(self, rows: int = 1) -> bool:
-        """Whether so many rows could be added now without waiting."""
+        """Whether so many rows could be added now without waiting.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.queue(5))
+          >>> replay.can_add(5), replay.can_add(6)
+          (True, False)
+        """
         return self._pacing is None or self._pacing.allows("add", rows, self._held)
 
     @_in_turn
     def stats(self) -> dict[str, float]:
-        """`Buffer.stats` as Python numbers; under a limit with its `limit_added`, `limit_drawn` and `limit_surplus`."""
+        """`Buffer.stats` as Python numbers; under a limit with its `limit_added`, `limit_drawn` and `limit_surplus`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.stats()["size"]
+          5
+        """
         paced = {} if self._pacing is None else self._pacing.limit.stats(self._pacing.pace)
         stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
         return stats | {f"limit_{name}": value for name, value in paced.items()}
 
     @_in_turn
     def summary(self, *, compare: int | None = 1 << 14) -> Summary:
-        """What the buffer holds and would draw, as a table; see `Buffer.summary`."""
+        """What the buffer holds and would draw, as a table; see `Buffer.summary`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.summary().to_dict()["size"]
+          5
+        """
         return self.buffer.summary(self._state, compare=compare)
 
     @_in_turn
     def nbytes(self) -> dict[str, int]:
-        """Bytes held now, by place."""
+        """Bytes held now, by place.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> sorted(replay.nbytes())
+          ['device', 'disk', 'host']
+        """
         return self.buffer.nbytes(self._state)
 
     @_unharmed
@@ -471,6 +615,14 @@ class Replay:
 
         Iterators first hand out what they have drawn. Rows stay, and can be read and saved. Waits until the verb under way is
         dispatched. Closing twice is fine; leaving a `with` closes too.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.close()
+          >>> replay
+          Replay(Buffer(capacity=100, sampler=Prioritized()), 5 rows, closed)
         """
         self._closed = True
         self._turns.changed()
@@ -500,6 +652,17 @@ class Replay:
         batches.
 
         Other threads wait as long as this takes; with `wait=False` only until what changed is copied.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> import tempfile
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     saving = replay.save(folder, extra={"step": np.int32(7)})
+          ...     again, extra = fbuf.Replay.load(folder, extra=True)
+          >>> len(again), int(extra["step"])
+          (5, 7)
         """
         limit, pace, counters = self.limit, self.pace, np.asarray(self._counters)
         shell = Shell(self.buffer, self._state, self._key, counters, self.strict, self.unlimited, limit, pace)

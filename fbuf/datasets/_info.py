@@ -72,6 +72,15 @@ def info(path: str | os.PathLike[str]) -> Info:
     Raises:
       FileNotFoundError: there is none at `path`. StoreCorrupted: what says what it is is damaged.
     Cost: the manifests of its pieces.
+
+    Example:
+      >>> import fbuf, numpy as np, tempfile
+      >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = f"{folder}/episodes"
+      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     print(fbuf.datasets.info(path).rows)
+      100
     """
     base = _pieces.root(path)
     there = _pieces.committed(base)
@@ -117,6 +126,14 @@ def verify(path: str | os.PathLike[str]) -> None:
       FileNotFoundError: there is none, or it is not finished, or a piece is missing.
       StoreCorrupted: something is damaged; the error says which piece, and what to do.
     Cost: each byte is read once. Memory: as for opening it.
+
+    Example:
+      >>> import fbuf, numpy as np, tempfile
+      >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = f"{folder}/episodes"
+      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     fbuf.datasets.verify(path)
     """
     _pieces.DataSet.open(path, verify="full").close()
 
@@ -131,6 +148,15 @@ def delete(path: str | os.PathLike[str]) -> None:
       BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending; or another process
         is making it.
       OSError: a file cannot be removed.
+
+    Example:
+      >>> import fbuf, numpy as np, tempfile
+      >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = f"{folder}/episodes"
+      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     del state
+      ...     fbuf.datasets.delete(path)
     """
     base = _pieces.root(path)
     if not _pieces.is_dataset(base):
