@@ -88,3 +88,9 @@ class BufferState:
 
     def _repr_html_(self) -> str:
         return _outline.as_html(self)
+
+
+def is_donated(state: BufferState) -> bool:
+    """Whether its arrays are gone. A tracer and a shape have none to lose."""
+    token = state.token
+    return not isinstance(token, jax.core.Tracer) and hasattr(token, "is_deleted") and token.is_deleted()

@@ -84,10 +84,10 @@ class Loader:
         **options: Any,
     ) -> None:
         torch = import_torch("Loader")
-        _check(source, state, steps, prefetch, to)
+        _check(source, state, steps, prefetch, to, options)
         self.batch_size, self.steps, self.prefetch, self.to = batch_size, steps, prefetch, to
         self.transform, self.options = transform, options
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else _device(torch, device)
         on_gpu = self.device is not None and self.device.type == "cuda"
         if (on_gpu or pin) and not torch.cuda.is_available():
             raise ValueError(
@@ -100,6 +100,7 @@ class Loader:
         if prefetch and state is None:
             source.expect_stale()
         torch.utils.data.IterableDataset.register(Loader)
+        torch.utils.data._utils.collate.default_collate_fn_map.setdefault(Sample, _refuse_collating)
 
     @property
     def state(self) -> BufferState:
@@ -173,7 +174,24 @@ def _as_torch(batch: Sample) -> Sample:
     return dataclasses.replace(tensors, ragged=batch.ragged)
 
 
-def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any) -> None:
+def _device(torch: Any, device: Any) -> Any:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f'Loader: device is {device!r}; expected one of torch\'s. Write device="cuda", or "cpu".'
+        ) from error
+
+
+def _refuse_collating(batch: Any, **_: Any) -> Any:
+    """What a `DataLoader` calls that would put batches into batches."""
+    raise TypeError(
+        "Loader: the DataLoader would make batches of batches; expected none of its own. Write DataLoader(loader, "
+        "batch_size=None)."
+    )
+
+
+def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
     if not hasattr(source, "sample"):
         raise TypeError(
             f"Loader: source is {type(source).__name__}; expected a Replay, or a Buffer. Write Loader(replay, 256), or "
@@ -192,3 +210,9 @@ def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any) -> None:
             )
     if to not in _FORMS:
         raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
+    sampler = getattr(source, "buffer", source).sampler
+    for name in options:
+        if name not in sampler.options:
+            raise ValueError(
+                f"Loader: {sampler!r} has no number '{name}' (it has: {', '.join(sampler.options) or 'none'}). Leave it out."
+            )
