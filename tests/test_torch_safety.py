@@ -235,6 +235,10 @@ CRASHES = """
     )
     resized = torch.ones(64); resized.untyped_storage().resize_(0)
     tensors["resized"] = resized
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    tensors["pretended"] = FakeTensorMode().from_tensor(torch.ones(64))
+    torch.func.functionalize(lambda x: attempt("functional", lambda: from_torch({"x": x})))(t)
+    torch.func.vmap(lambda x: (attempt("mapped", lambda: from_torch({"x": x})), x)[1])(t)
     for name, leaf in tensors.items():
         for copy in (True, False):
             attempt(name, lambda: from_torch({"x": leaf}, copy=copy))
@@ -272,6 +276,9 @@ def test_nothing_ends_the_process() -> None:
         "grad",
         "neg",
         "conj",
+        "pretended",
+        "functional",
+        "mapped",
         "meta",
         "sparse",
         "jagged",
