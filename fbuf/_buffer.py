@@ -26,7 +26,7 @@ from fbuf._config import component
 from fbuf._given import Given
 from fbuf._lazy import TICKET
 from fbuf._sample import Index, Rows, Sample
-from fbuf._state import BufferState, is_donated
+from fbuf._state import BufferState, refuse_donated
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
     ByRank,
@@ -891,11 +891,7 @@ class Buffer:
             raise TypeError(
                 f"{call}: first argument is {type(state).__name__}, expected BufferState. The order is {form}."
             )
-        if is_donated(state):
-            raise RuntimeError(
-                f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the "
-                f"step returned: state = step(state)."
-            )
+        refuse_donated(call, state)
         return self.storage.spec(state.rows)
 
     def check_state(self, state: BufferState) -> None:
