@@ -55,18 +55,16 @@ def index_of(call: str, index: Any) -> Index:
     return Index(array(index.slot, "index.slot"), array(index.ticket, "index.ticket"))
 
 
-def convert(tree: Any, to: str) -> Any:
+def convert(batch: Sample, to: str) -> Sample:
     """A batch as arrays of JAX, numpy or torch."""
     if to == "numpy":
-        return jax.device_get(tree)
+        held: Sample = jax.device_get(batch)
+        return held
     if to == "torch":
-        from fbuf.torch import to_torch
+        from fbuf.torch._to import sample_to_torch
 
-        ragged = getattr(tree, "ragged", None)  # names rows: no data
-        if ragged is None:
-            return to_torch(tree)
-        return dataclasses.replace(to_torch(dataclasses.replace(tree, ragged=None)), ragged=ragged)
-    return tree
+        return sample_to_torch(batch)
+    return batch
 
 
 def place(batch: Sample, to: str, device: Any) -> Any:

@@ -8,7 +8,6 @@ thread does already.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections import deque
@@ -23,7 +22,7 @@ from fbuf._state import BufferState
 from fbuf.torch._batches import Batches, Drawn, mark
 from fbuf.torch._crossing import import_torch
 from fbuf.torch._tensordict import to_tensordict
-from fbuf.torch._to import to_torch
+from fbuf.torch._to import sample_to_torch
 
 _FORMS = ("torch", "tensordict")
 
@@ -160,18 +159,12 @@ class Loader:
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)
         if not np.asarray(drawn.mask).any():
             raise ValueError("Loader: there is nothing to draw. Add rows first; buffer.can_sample(state) says when.")
-        return _as_torch(drawn)
+        return sample_to_torch(drawn)
 
     def _placed(self, tensor: Any) -> Any:
         if self.pin and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor if self.device is None else tensor.to(self.device, non_blocking=True)
-
-
-def _as_torch(batch: Sample) -> Sample:
-    """As `Replay.sample(to="torch")`: tickets of ragged rows stay where they are."""
-    tensors: Sample = to_torch(dataclasses.replace(batch, ragged=None))
-    return dataclasses.replace(tensors, ragged=batch.ragged)
 
 
 def _device(torch: Any, device: Any) -> Any:
