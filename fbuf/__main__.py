@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fbuf import __version__
 from fbuf._files import _show
 from fbuf.datasets import _command as _datasets
 from fbuf.demo import _command, _torchcommand
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name = "fbuf" if Path(sys.argv[0]).name == "fbuf" else "python -m fbuf"
     parser = argparse.ArgumentParser(prog=name, description="Functional experience replay for JAX.")
+    parser.add_argument("--version", action="version", version=f"fbuf {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",

@@ -25,7 +25,7 @@ from fbuf import _ahead, _checks, _errors, _filled, _observing, _transforming, _
 from fbuf._config import component
 from fbuf._given import Given
 from fbuf._sample import TICKET, Index, Rows, Sample
-from fbuf._state import BufferState
+from fbuf._state import BufferState, refuse_donated
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
     ByRank,
@@ -694,6 +694,11 @@ class Buffer:
         call = "Buffer.get"
         self._state_spec(call, "get(state, index)", state)
         if not isinstance(index, Index):
+            if isinstance(index, slice):
+                raise TypeError(
+                    f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or "
+                    f"last(state, n) for the newest rows and rows(state) for all."
+                )
             slots = jnp.asarray(index)
             if not jnp.issubdtype(slots.dtype, jnp.integer):
                 raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
@@ -758,6 +763,7 @@ class Buffer:
           >>> int(buffer.size(state))
           5
         """
+        self._state_spec("Buffer.size", "size(state)", state)
         return jnp.sum(state.ring.size, dtype=jnp.int32)
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
@@ -946,11 +952,12 @@ class Buffer:
             self.writer.refuse(call)
 
     def _state_spec(self, call: str, form: str, state: Any) -> tuple[Spec, Any]:
-        """Spec and structure of a row; refuses what is no state."""
+        """Spec and structure of a row; refuses what is no state, and one that was donated."""
         if not isinstance(state, BufferState):
             raise TypeError(
                 f"{call}: first argument is {type(state).__name__}, expected BufferState. The order is {form}."
             )
+        refuse_donated(call, state)
         return self.storage.spec(state.rows)
 
     def check_state(self, state: BufferState) -> None:

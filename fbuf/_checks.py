@@ -46,14 +46,9 @@ def check_parts(buffer: Buffer) -> None:
         ("writer", buffer.writer, Streaming if getattr(buffer.writer, "streams", True) else Scattering),
     ):
         if isinstance(value, type):
-            asks = dataclasses.is_dataclass(value) and any(
-                f.default is dataclasses.MISSING for f in dataclasses.fields(value)
-            )
-            raise TypeError(
-                f"Buffer: {role} is the class {value.__name__}; expected a value. "
-                f"Write {value.__name__}({'...' if asks else ''})."
-            )
+            raise TypeError(f"Buffer: {role} is the class {value.__name__}; expected a value. Write {_made(value)}.")
         if not isinstance(value, protocol):
+            _refuse_other(role, value)
             missing = [m for m in _methods(protocol) if not hasattr(value, m)]
             raise TypeError(
                 f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
@@ -82,6 +77,29 @@ def check_parts(buffer: Buffer) -> None:
             f"Buffer: {buffer.view!r} looks at {need} rows at a time, but there is room for {buffer.geometry.length}"
             f"{each}. Use capacity={need * buffer.geometry.lanes} or more."
         )
+
+
+def _refuse_other(role: str, value: Any) -> None:
+    """Raises for what is no part of anybody's making: a name, a number, a part that has another role."""
+    from fbuf import samplers, storages, views, writers
+
+    members = {"storage": storages, "sampler": samplers, "view": views, "writer": writers}
+    if isinstance(value, (str, int, float)) or value is None:
+        meant = [n for n in members[role].__all__ if n.lower() == str(value).lower()]
+        name = meant[0] if meant else {"storage": "Device", "sampler": "Uniform", "view": "Row", "writer": "Ring"}[role]
+        raise TypeError(
+            f"Buffer: {role} is {value!r}; expected a part of fbuf.{role}s. "
+            f"Write Buffer(..., {role}=fbuf.{role}s.{_made(getattr(members[role], name))})."
+        )
+    for other, protocol in (("storage", Storage), ("sampler", Sampler), ("view", View), ("writer", Writer)):
+        if other != role and isinstance(value, protocol):
+            raise TypeError(f"Buffer: {role} is {value!r}, a {other}; expected a {role}. Write {other}={value!r}.")
+
+
+def _made(part: type) -> str:
+    """How a part is written."""
+    asks = dataclasses.is_dataclass(part) and any(f.default is dataclasses.MISSING for f in dataclasses.fields(part))
+    return f"{part.__name__}({'...' if asks else ''})"
 
 
 def _check_order(buffer: Buffer) -> None:
@@ -216,13 +234,18 @@ def _methods(protocol: Any) -> list[str]:
     return [m for m in vars(protocol) if not m.startswith("_")]
 
 
-def check_index(call: str, index: Any) -> Index:
-    """The index of a batch, of one axis, with the dtypes it has to have."""
+def check_is_index(call: str, index: Any) -> None:
+    """Raises unless it is the index of a batch."""
     if not isinstance(index, Index):
         raise TypeError(
             f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "
             f"ones. Pass batch.index."
         )
+
+
+def check_index(call: str, index: Any) -> Index:
+    """The index of a batch, of one axis, with the dtypes it has to have."""
+    check_is_index(call, index)
     slot = _errors.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
     if slot.ndim != 1:
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected [B]. Flatten it with x.reshape(-1).")

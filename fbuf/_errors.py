@@ -61,10 +61,15 @@ def check_names(call: str, got: Any, expected: Any) -> None:
             ([f"leaf '{missing[0]}' is missing"] if missing else [])
             + ([f"leaf '{extra[0]}' is not in this buffer"] if extra else [])
         )
-        raise ValueError(
-            f"{call}: {what} (got: {', '.join(got) or 'nothing'}; expected: {', '.join(expected)}). "
-            f"Rows must have the structure of the example given to `init`."
-        )
+        fix = "Rows must have the structure of the example given to `init`."
+        if missing and any(n.startswith(f"{missing[0]}/0") for n in extra):  # a list, each number of which is a leaf
+            fix = f"Of a list make an array: '{missing[0]}': np.asarray(x, dtype)."
+        raise ValueError(f"{call}: {what} (got: {_listed(got) or 'nothing'}; expected: {', '.join(expected)}). {fix}")
+
+
+def _listed(names: Any, most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names if len(names) <= most else [*names[:most], f"... {len(names)} in all"])
 
 
 def _are_dicts(rows: Any, spec: Spec) -> bool:
@@ -104,7 +109,7 @@ def check_rows(
         want = spec[name]
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
             leaf = _scalar(call, name, leaf, want.dtype)
-        got = leaf_spec(leaf)
+        got = leaf_spec(leaf, f"{call}: {_text(name)}")
         if got.dtype != want.dtype:
             raise TypeError(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
@@ -115,24 +120,47 @@ def check_rows(
         if len(got.shape) < cut or item != want.shape:
             inner = "".join(f", {n}" for n in want.shape)
             shape = f"[{axes}{inner}]" if axes else f"{list(want.shape)}"
-            one = cut and got.shape == want.shape
-            hint = " Add one row with `add`, or give it the leading axis with x[None]." if one else ""
-            raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{hint}")
+            fix = _reshaped(got.shape, want.shape, leading, axes)
+            raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{fix}")
         for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
             first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))
             if have != first[0]:
-                other = f"leaf '{first[1]}' has {first[0]}" if first[1] else f"this buffer has {first[0]}"
+                owner = "the index" if axes == "B" else "this buffer"
+                other = f"leaf '{first[1]}' has {first[0]}" if first[1] else f"{owner} has {first[0]}"
+                fix = "All leaves need the same leading axes."
+                if axes == "N, E" and axis == 1 and head[0] == first[0]:
+                    fix = "Time comes first: x.swapaxes(0, 1)."
                 raise ValueError(
-                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. "
-                    f"All leaves need the same leading axes."
+                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}"
                 )
         out[name] = jnp.asarray(leaf)
     return out
 
 
+def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | None, ...], axes: str) -> str:
+    """What to do about a leaf of shape `got` where `[*leading, *item]` is expected; empty where nothing fits."""
+    lanes = leading[-1] if axes.endswith("E") else None
+    adds = axes in ("", "E")  # one row, or one a lane
+    if axes == "B":
+        return f" Give one a row: jnp.broadcast_to(x, {(leading[0], *item)})." if got == item else ""
+    if lanes is None and got == item:
+        return " Add one row with `add`, or give it the leading axis with x[None]."
+    if lanes is not None and got == item:
+        return f" There are {lanes} lanes: add one row of each, jnp.stack([x_of_lane_0, ...])."
+    if lanes is not None and not adds and got == (lanes, *item):
+        return " Add one row of each lane with `add`, or give it the leading axis with x[None]."
+    if lanes is not None and not adds and len(got) == 1 + len(item) and got[1:] == item:
+        return f" There are {lanes} lanes: rows of each side by side, [N, {lanes}, ...]."
+    if got[-1:] == (1,) and len(got) == 1 + len(leading) + len(item) and got[len(leading) : -1] == item:
+        return " Take its last axis away: x.squeeze(-1)."
+    if adds and len(got) == 1 + len(leading) + len(item) and got[1:] == (*leading, *item):
+        return " Add several rows with `extend`."
+    return ""
+
+
 def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:
     """One argument as an array of exactly `shape`, of a dtype kind in `kinds` ("f" floating, "i" integer, "b" bool)."""
-    got = leaf_spec(value)
+    got = leaf_spec(value, f"{call}: {what}")
     names = {"f": "floating", "i": "integer", "b": "boolean"}
     kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)
     if kind not in kinds:

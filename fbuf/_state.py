@@ -88,3 +88,13 @@ class BufferState:
 
     def _repr_html_(self) -> str:
         return _outline.as_html(self)
+
+
+def refuse_donated(call: str, state: BufferState) -> None:
+    """Raises if its arrays are gone. A tracer and a shape have none to lose."""
+    token = state.token
+    if not isinstance(token, jax.core.Tracer) and hasattr(token, "is_deleted") and token.is_deleted():
+        raise RuntimeError(
+            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the "
+            f"step returned: state = step(state)."
+        )

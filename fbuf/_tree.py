@@ -50,11 +50,11 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and (canonical) dtype of anything array-like, allocating nothing on a device."""
+def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
+    """Shape and (canonical) dtype of anything array-like, allocating nothing on a device; a message says `where` it is."""
     if type(leaf).__module__.split(".")[0] == "torch":
         raise TypeError(
-            "fbuf: a leaf is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
+            f"{where} is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
         )
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         shape, dtype = tuple(leaf.shape), leaf.dtype
@@ -72,7 +72,7 @@ def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def spec_of(example: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
     """The spec of a row given as arrays, scalars or `jax.ShapeDtypeStruct`s."""
-    return {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
+    return {name: leaf_spec(leaf, f"fbuf: leaf '{name}'") for name, leaf in named_leaves(example).items()}
 
 
 def item_bytes(spec: jax.ShapeDtypeStruct) -> int:

@@ -27,7 +27,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from fbuf import _files
 from fbuf._buffer import Buffer
@@ -36,6 +35,13 @@ from fbuf._checkpoint import load
 from fbuf._checkpoint._held import Held
 from fbuf._state import BufferState
 from fbuf._tree import named_leaves
+
+try:
+    import orbax.checkpoint as ocp
+except ImportError as error:
+    raise ImportError(
+        f'fbuf.orbax: orbax is missing ({error}); expected orbax-checkpoint 0.12 or later. Run pip install "fbuf[orbax]".'
+    ) from error
 
 
 class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]

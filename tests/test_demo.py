@@ -537,6 +537,12 @@ def test_a_missing_extra_names_the_command_to_install_it(modules, said, capsys, 
     assert capsys.readouterr().err == f'error: {said}. Run: pip install "fbuf[demo]"\n'
 
 
+def test_the_command_says_its_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"fbuf {fbuf.__version__}\n"
+
+
 def test_interrupting_is_no_traceback(capsys, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt

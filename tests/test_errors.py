@@ -105,8 +105,18 @@ ROWS: dict[str, tuple[type[Exception], tuple[str, ...], Callable[[], Any]]] = {
     ),
     "a leading axis too many": (
         ValueError,
-        ("Buffer.add: leaf 'next/done' has shape [5]; expected []",),
+        ("Buffer.add: leaf 'next/done' has shape [5]; expected [].", "Add several rows with `extend`."),
         lambda: BUFFER.add(STATE, rows(5)),
+    ),
+    "a last axis of one": (
+        ValueError,
+        ("Buffer.extend: leaf 'reward' has shape [5, 1]; expected [N].", "x.squeeze(-1)"),
+        lambda: BUFFER.extend(STATE, rows(5, reward=jnp.zeros((5, 1), jnp.float32))),
+    ),
+    "a list for an array": (
+        ValueError,
+        ("Buffer.extend: leaf 'obs' is missing", "... 42 in all", "'obs': np.asarray(x, dtype)"),
+        lambda: BUFFER.extend(STATE, rows(5, obs=[[0, 0]] * 20)),
     ),
     "lengths differ": (
         ValueError,
@@ -115,13 +125,31 @@ ROWS: dict[str, tuple[type[Exception], tuple[str, ...], Callable[[], Any]]] = {
     ),
     "lanes differ": (
         ValueError,
-        ("has 2 entries on axis 1 of [N, E, ...]", "this buffer has 3"),
+        ("has 2 entries on axis 1 of [N, E, ...]", "this buffer has 3", "All leaves need"),
         lambda: LANED.extend(LANED_STATE, rows(5, 2)),
+    ),
+    "lanes before time": (
+        ValueError,
+        ("has 5 entries on axis 1 of [N, E, ...]", "this buffer has 3. Time comes first: x.swapaxes(0, 1)."),
+        lambda: LANED.extend(LANED_STATE, rows(3, 5)),
     ),
     "lanes left out": (
         ValueError,
-        ("leaf 'next/done' has shape [5]; expected [N, E]",),
+        (
+            "leaf 'next/done' has shape [5]; expected [N, E].",
+            "There are 3 lanes: rows of each side by side, [N, 3, ...].",
+        ),
         lambda: LANED.extend(LANED_STATE, rows(5)),
+    ),
+    "lanes left out of one row": (
+        ValueError,
+        ("Buffer.add: leaf 'next/done' has shape []; expected [E].", "There are 3 lanes: add one row of each"),
+        lambda: LANED.add(LANED_STATE, rows()),
+    ),
+    "one row of each lane, extended": (
+        ValueError,
+        ("leaf 'next/done' has shape [3]; expected [N, E].", "Add one row of each lane with `add`, or", "x[None]"),
+        lambda: LANED.extend(LANED_STATE, rows(3)),
     ),
     "scalar for array": (
         ValueError,
@@ -162,6 +190,23 @@ def test_a_bare_array_is_a_row_too() -> None:
     state = buffer.init(jnp.zeros((3,), jnp.float32))
     with pytest.raises(ValueError, match=r"Buffer.extend: the row has shape \[2, 4\]; expected \[N, 3\]"):
         buffer.extend(state, jnp.zeros((2, 4), jnp.float32))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda state: BUFFER.sample(state, KEY, BATCH),
+        lambda state: BUFFER.extend(state, rows(2)),
+        BUFFER.size,
+        BUFFER.rows,
+        BUFFER.clear,
+    ],
+)
+def test_a_donated_state_is_named(verb: Callable[[Any], Any]) -> None:
+    state = BUFFER.init(EXAMPLE)
+    jax.jit(BUFFER.extend, donate_argnums=0)(state, rows(2))
+    with pytest.raises(RuntimeError, match=r"^Buffer\.\w+: the state was donated.*state = step\(state\)"):
+        verb(state)
 
 
 def test_errors_leave_the_state_usable() -> None:
@@ -303,8 +348,18 @@ ARGUMENTS: dict[str, tuple[type[Exception], tuple[str, ...], Callable[[], Any]]]
     ),
     "update_rows of another length": (
         ValueError,
-        ("Buffer.update_rows: leaf 'reward' has 3 entries on axis 0 of [B, ...]", "this buffer has 4"),
+        ("Buffer.update_rows: leaf 'reward' has 3 entries on axis 0 of [B, ...]", "the index has 4"),
         lambda: BUFFER.update_rows(STATE, index(4), {"reward": jnp.zeros((3,), jnp.float32)}),
+    ),
+    "update_rows with one value": (
+        ValueError,
+        ("Buffer.update_rows: leaf 'reward' has shape []; expected [B].", "jnp.broadcast_to(x, (4,))"),
+        lambda: BUFFER.update_rows(STATE, index(4), {"reward": jnp.float32(0)}),
+    ),
+    "get of a slice": (
+        TypeError,
+        ("Buffer.get: index is slice(None, 3, None)", "jnp.arange(start, stop)", "last(state, n)"),
+        lambda: BUFFER.get(STATE, slice(3)),
     ),
     "last of none": (
         ValueError,
@@ -405,8 +460,21 @@ def test_a_traced_batch_size() -> None:
             TypeError,
             "Buffer: view is the class Sequence; expected a value. Write Sequence(...).",
         ),
-        (lambda: fbuf.Buffer(capacity=10, storage="device"), TypeError, "Buffer: storage is 'device', which has no `"),
-        (lambda: fbuf.Buffer(capacity=10, view=Uniform()), TypeError, "Buffer: view is Uniform(), which has no `"),
+        (
+            lambda: fbuf.Buffer(capacity=10, storage="compressed"),
+            TypeError,
+            "Buffer: storage is 'compressed'; expected a part of fbuf.storages. Write Buffer(..., "
+            "storage=fbuf.storages.Compressed()).",
+        ),
+        (lambda: fbuf.Buffer(10, view="sequence"), TypeError, "Write Buffer(..., view=fbuf.views.Sequence(...))."),
+        (lambda: fbuf.Buffer(10, 32), TypeError, "Buffer: storage is 32; expected a part of fbuf.storages."),
+        (
+            lambda: fbuf.Buffer(10, Prioritized()),
+            TypeError,
+            "Buffer: storage is Prioritized(), a sampler; expected a storage. Write sampler=Prioritized().",
+        ),
+        (lambda: fbuf.Buffer(capacity=10, view=object), TypeError, "Buffer: view is the class object"),
+        (lambda: fbuf.Buffer(capacity=10, view=(1,)), TypeError, "Buffer: view is (1,), which has no `"),
         (
             lambda: fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4)),
             ValueError,

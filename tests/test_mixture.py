@@ -758,3 +758,14 @@ def test_set_reaches_a_sampler() -> None:
     mixture = two(fbuf.prioritized(20))
     state = mixture.set(filled(mixture), "a", alpha=0.5, beta=0.25)
     assert (float(state["a"].sampler.alpha), float(state["a"].sampler.beta), float(state.beta)) == (0.5, 0.25, 1.0)
+
+
+def test_a_donated_state_is_named() -> None:
+    mixture = fbuf.Mixture({"a": fbuf.uniform(8), "b": fbuf.uniform(8)}, fractions={"a": 0.5, "b": 0.5})
+    state = mixture.init({"a": {"t": 0}, "b": {"t": 0}})
+    jax.jit(lambda state: mixture.extend(state, "a", {"t": jnp.arange(3)}), donate_argnums=0)(state)
+    for verb in (mixture.stats, mixture.size, lambda state: mixture.sample(state, jax.random.key(0), 4)):
+        with pytest.raises(
+            RuntimeError, match=r"^Mixture\.\w+: the state was donated|^Buffer.size: the state was donated"
+        ):
+            verb(state)

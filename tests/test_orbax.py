@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -230,3 +231,11 @@ def test_sharded_arrays(tmp_path, monkeypatch):
         timeout=600,
     )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_missing_orbax_is_named_with_its_extra(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fbuf.orbax")
+    for name in ("orbax", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r'fbuf.orbax: orbax is missing .*pip install "fbuf\[orbax\]"'):
+        importlib.import_module("fbuf.orbax")

@@ -209,6 +209,9 @@ def test_what_does_not_fit_is_said() -> None:
         (ValueError, "prefetch is True", lambda: Loader(source, prefetch=True)),
         (ValueError, 'to is \'numpy\'; expected "torch" or "tensordict"', lambda: Loader(source, to="numpy")),
         (TypeError, "it has no end; expected steps", lambda: len(Loader(source))),
+        (ValueError, r"Loader: device is 'gpu'; .*device=\"cuda\"", lambda: Loader(source, device="gpu")),
+        (ValueError, r"Loader: Uniform\(\) has no number 'num_workers'", lambda: Loader(source, num_workers=2)),
+        (TypeError, "batch_size=None", lambda: next(iter(torch.utils.data.DataLoader(Loader(source))))),
         (AttributeError, "draws from a Replay. Use replay.state", lambda: Loader(source).state),
     ]
     if not torch.cuda.is_available():

@@ -169,13 +169,21 @@ def test_what_cannot_come_in_names_the_leaf_and_the_fix() -> None:
     for error, match, wrong in cases:
         with pytest.raises(error, match=match):
             made.extend(fine | wrong)
-    with pytest.raises(ValueError, match=r"requires grad; .*x\.detach\(\)"):
+    mixed = {"obs": np.zeros((2, 4), np.float32), "action": torch.zeros(2).long()}
+    with pytest.raises(TypeError, match=r"leaf 'action' is int64"):
+        made.extend(mixed)
+    for no_index in (batch, batch.index.slot, [0, 1]):
+        with pytest.raises(TypeError, match=r"^Replay.update_priority: index is \w+; .*Pass batch.index"):
+            made.update_priority(no_index, torch.ones(2))
+        with pytest.raises(TypeError, match=r"^Replay.update_rows: index is \w+; .*Pass batch.index"):
+            made.update_rows(no_index, {"action": torch.zeros(2, dtype=torch.int32)})
+    with pytest.raises(ValueError, match=r"leaf 'td_error' requires grad; .*x\.detach\(\)"):
         made.update_priority(batch.index, torch.ones(2, requires_grad=True))
     with pytest.raises(TypeError, match=r"is float64; .*x\.to\(torch\.float32\)"):
         made.update_priority(batch.index, torch.ones(2).double())
     with pytest.raises(TypeError, match=r"is int64; expected int32"):
         fbuf.Replay(fbuf.uniform(4), {"action": torch.tensor(0)})
-    with pytest.raises(TypeError, match=r"leaf is a torch tensor; .*from_torch"):
+    with pytest.raises(TypeError, match=r"leaf 'action' is a torch tensor; .*from_torch"):
         fbuf.uniform(4).init({"action": torch.tensor(0)})
     assert len(made) == 2  # nothing was half-written
 
@@ -227,6 +235,10 @@ CRASHES = """
     )
     resized = torch.ones(64); resized.untyped_storage().resize_(0)
     tensors["resized"] = resized
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    tensors["pretended"] = FakeTensorMode().from_tensor(torch.ones(64))
+    torch.func.functionalize(lambda x: attempt("functional", lambda: from_torch({"x": x})))(t)
+    torch.func.vmap(lambda x: (attempt("mapped", lambda: from_torch({"x": x})), x)[1])(t)
     for name, leaf in tensors.items():
         for copy in (True, False):
             attempt(name, lambda: from_torch({"x": leaf}, copy=copy))
@@ -264,6 +276,9 @@ def test_nothing_ends_the_process() -> None:
         "grad",
         "neg",
         "conj",
+        "pretended",
+        "functional",
+        "mapped",
         "meta",
         "sparse",
         "jagged",

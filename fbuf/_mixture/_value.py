@@ -23,7 +23,7 @@ from fbuf._mixture import _checks, _draw, _quota, _route
 from fbuf._mixture._match import check_alike
 from fbuf._mixture._state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
 from fbuf._sample import Index
-from fbuf._state import BufferState
+from fbuf._state import BufferState, refuse_donated
 from fbuf._tree import PyTree, tree_bytes
 
 if TYPE_CHECKING:
@@ -636,6 +636,8 @@ class Mixture:
                 f"{call}: this state was made by another mixture, of {had}; expected {', '.join(self.names)}"
                 f"{', annealed' if self.annealed else ''}. Use the mixture that made it."
             )
+        for own in state.buffers.values():
+            refuse_donated(call, own)
 
     def check_state(self, state: MixtureState) -> None:
         """Refuses a state that another mixture made. At trace time only."""

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._checks import check_is_index
 from fbuf._sample import Index, Sample
 from fbuf._tree import PyTree
 
@@ -20,14 +21,14 @@ def _is_torch(value: Any) -> bool:
     return type(value).__module__.split(".")[0] == "torch"
 
 
-def array(value: Any) -> Any:
-    """Anything array-like as JAX takes it."""
-    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic)):
+def array(value: Any, name: str) -> Any:
+    """Anything array-like as JAX takes it; a message says its name."""
+    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice)):
         return value
     if _is_torch(value):
         from fbuf.torch import from_torch
 
-        return from_torch(value)
+        return from_torch({name: value})[name]
     return jnp.asarray(value)
 
 
@@ -43,28 +44,27 @@ def rows_of(tree: PyTree) -> PyTree:
 
     if all(_is_torch(leaf) for leaf in jax.tree.leaves(tree)):
         return from_torch(tree)
-    return jax.tree.map(array, tree)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: array(leaf, jax.tree_util.keystr(path, simple=True, separator="/")), tree
+    )
 
 
-def index_of(index: Any) -> Any:
-    """An `Index` of JAX arrays; what is none stays."""
-    if isinstance(index, Index):
-        return Index(array(index.slot), array(index.ticket))
-    return index
+def index_of(call: str, index: Any) -> Index:
+    """An `Index` of JAX arrays; refuses what is none before anything is donated or traced."""
+    check_is_index(call, index)
+    return Index(array(index.slot, "index.slot"), array(index.ticket, "index.ticket"))
 
 
-def convert(tree: Any, to: str) -> Any:
+def convert(batch: Sample, to: str) -> Sample:
     """A batch as arrays of JAX, numpy or torch."""
     if to == "numpy":
-        return jax.device_get(tree)
+        held: Sample = jax.device_get(batch)
+        return held
     if to == "torch":
-        from fbuf.torch import to_torch
+        from fbuf.torch._to import sample_to_torch
 
-        ragged = getattr(tree, "ragged", None)  # names rows: no data
-        if ragged is None:
-            return to_torch(tree)
-        return dataclasses.replace(to_torch(dataclasses.replace(tree, ragged=None)), ragged=ragged)
-    return tree
+        return sample_to_torch(batch)
+    return batch
 
 
 def place(batch: Sample, to: str, device: Any) -> Any:

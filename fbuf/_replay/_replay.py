@@ -229,7 +229,8 @@ class Replay:
     def _write(self, call: str, verb: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> None:
         self._check_timeout(call, timeout)
         ragged = isinstance(self.buffer.storage, Ragged)
-        rows, priority, mask = rows if ragged else rows_of(rows), array(priority), array(mask)
+        rows = rows if ragged else rows_of(rows)
+        priority, mask = array(priority, "priority"), array(mask, "mask")
         with self._turn(changes=True):
             self._refuse_closed(call)
             count = 0
@@ -433,7 +434,7 @@ class Replay:
         """
         call = "Replay.update_priority"
         check_eta(call, eta)
-        index, td_error, mask = index_of(index), array(td_error), None if mask is None else array(mask)
+        index, td_error, mask = index_of(call, index), array(td_error, "td_error"), array(mask, "mask")
         with self._turn():
             index, td_error, mask = jax.tree.map(lambda x: beside(x, self._state.token), (index, td_error, mask))
             self._donate(_update_priority, index, td_error, mask=mask, eta=eta)
@@ -452,7 +453,7 @@ class Replay:
           >>> bool(replay.last(1).data["done"][0])
           True
         """
-        index, fields = index_of(index), rows_of(fields)
+        index, fields = index_of("Replay.update_rows", index), rows_of(fields)
         with self._turn():
             index, fields = jax.tree.map(lambda x: beside(x, self._state.token), (index, fields))
             self._donate(_update_rows, index, fields)
@@ -471,7 +472,8 @@ class Replay:
           >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
           True
         """
-        return self.buffer.get(self._state, index_of(index) if isinstance(index, Index) else array(index))
+        index = index_of("Replay.get", index) if isinstance(index, Index) else array(index, "index")
+        return self.buffer.get(self._state, index)
 
     @_in_turn
     def rows(self) -> Rows:

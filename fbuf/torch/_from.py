@@ -99,8 +99,8 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
         raise ValueError(f"{where} requires grad; expected a tensor outside autograd. Use x.detach().")
     if not _holds(x):
         raise ValueError(
-            f"{where} has no memory behind its shape {list(x.shape)} (its storage was resized); expected one that has. Fill "
-            f"it again, or copy it before it is freed: x.clone()."
+            f"{where} has no memory behind its shape {list(x.shape)} (resized, or a stand-in of torch.compile or torch.func); "
+            f"expected one that has. Copy it before it is freed, x.clone(), or call {where.split(':')[0]} outside of these."
         )
     # JAX refuses the conjugate bit but drops the negative one: the values would change their sign.
     for lazy, is_set in (("conj", x.is_conj()), ("neg", x.is_neg())):
@@ -122,13 +122,20 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
 
 
 def _holds(x: Any) -> bool:
-    """Whether the storage reaches as far as the tensor says: one resized meanwhile ends the process when it is read."""
+    """Whether there is memory as far as the tensor says: one resized meanwhile, fake or functional ends the process."""
     if x.numel() == 0 or x.is_meta:
         return True
     try:
-        held = x.untyped_storage().nbytes()
+        storage = x.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a tensor without storage of its own: what comes next refuses it
         return True
+    try:
+        there = storage.device == x.device and storage.data_ptr() != 0
+    except RuntimeError:  # a functional tensor's
+        there = False
+    if not there:
+        return False
+    held = storage.nbytes()
     last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
     within: bool = (last + 1) * x.element_size() <= held
     return within

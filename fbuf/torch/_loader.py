@@ -8,7 +8,6 @@ thread does already.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections import deque
@@ -24,7 +23,7 @@ from fbuf._stop import Stop
 from fbuf.torch._batches import Batches, Drawn, mark
 from fbuf.torch._crossing import import_torch
 from fbuf.torch._tensordict import to_tensordict
-from fbuf.torch._to import to_torch
+from fbuf.torch._to import sample_to_torch
 
 _FORMS = ("torch", "tensordict")
 
@@ -86,10 +85,10 @@ class Loader:
         **options: Any,
     ) -> None:
         torch = import_torch("Loader")
-        _check(source, state, steps, prefetch, to)
+        _check(source, state, steps, prefetch, to, options)
         self.batch_size, self.steps, self.prefetch, self.to = batch_size, steps, prefetch, to
         self.transform, self.options = transform, options
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else _device(torch, device)
         on_gpu = self.device is not None and self.device.type == "cuda"
         if (on_gpu or pin) and not torch.cuda.is_available():
             raise ValueError(
@@ -102,6 +101,7 @@ class Loader:
         if prefetch and state is None:
             source.expect_stale()
         torch.utils.data.IterableDataset.register(Loader)
+        torch.utils.data._utils.collate.default_collate_fn_map.setdefault(Sample, _refuse_collating)
 
     @property
     def state(self) -> BufferState:
@@ -155,13 +155,13 @@ class Loader:
     def _sample(self, stop: Stop | None) -> Sample:
         """Waits for a limit of the replay until `stop` tells it not to."""
         if self._state is None:
-            return _as_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))
+            return sample_to_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))
         with self._lock:
             self._key, key = jax.random.split(self._key)
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)
         if not np.asarray(drawn.mask).any():
             raise ValueError("Loader: there is nothing to draw. Add rows first; buffer.can_sample(state) says when.")
-        return _as_torch(drawn)
+        return sample_to_torch(drawn)
 
     def _placed(self, tensor: Any) -> Any:
         if self.pin and tensor.device.type == "cpu":
@@ -169,13 +169,24 @@ class Loader:
         return tensor if self.device is None else tensor.to(self.device, non_blocking=True)
 
 
-def _as_torch(batch: Sample) -> Sample:
-    """As `Replay.sample(to="torch")`: tickets of ragged rows stay where they are."""
-    tensors: Sample = to_torch(dataclasses.replace(batch, ragged=None))
-    return dataclasses.replace(tensors, ragged=batch.ragged)
+def _device(torch: Any, device: Any) -> Any:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f'Loader: device is {device!r}; expected one of torch\'s. Write device="cuda", or "cpu".'
+        ) from error
 
 
-def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any) -> None:
+def _refuse_collating(batch: Any, **_: Any) -> Any:
+    """What a `DataLoader` calls that would put batches into batches."""
+    raise TypeError(
+        "Loader: the DataLoader would make batches of batches; expected none of its own. Write DataLoader(loader, "
+        "batch_size=None)."
+    )
+
+
+def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
     if not hasattr(source, "sample"):
         raise TypeError(
             f"Loader: source is {type(source).__name__}; expected a Replay, or a Buffer. Write Loader(replay, 256), or "
@@ -194,3 +205,9 @@ def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any) -> None:
             )
     if to not in _FORMS:
         raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
+    sampler = getattr(source, "buffer", source).sampler
+    for name in options:
+        if name not in sampler.options:
+            raise ValueError(
+                f"Loader: {sampler!r} has no number '{name}' (it has: {', '.join(sampler.options) or 'none'}). Leave it out."
+            )

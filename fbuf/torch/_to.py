@@ -12,6 +12,7 @@ Source: the DLPack protocol of the Python array API standard.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._sample import Sample
 from fbuf._tree import PyTree
 from fbuf.torch._crossing import SHARED, cross, import_torch, name_leaf, refuse
 
@@ -68,6 +70,12 @@ def to_torch(tree: PyTree, *, copy: bool | None = None) -> PyTree:
         # Once the clone's source is dropped JAX may reuse its memory (donation), on another stream.
         torch.cuda.current_stream(device).synchronize()
     return jax.tree.unflatten(structure, out)
+
+
+def sample_to_torch(batch: Sample) -> Sample:
+    """A batch with tensors for arrays. What names ragged rows on the host is no data, and stays."""
+    tensors: Sample = to_torch(dataclasses.replace(batch, ragged=None))
+    return dataclasses.replace(tensors, ragged=batch.ragged)
 
 
 def as_tensors(torch: Any, call: str, leaves: dict[str, Any]) -> dict[str, Any]:
