@@ -675,6 +675,7 @@ class Buffer:
         call = "Buffer.get"
         self._state_spec(call, "get(state, index)", state)
         if not isinstance(index, Index):
+            _checks.check_own(call, index)
             slots = jnp.asarray(index)
             if not jnp.issubdtype(slots.dtype, jnp.integer):
                 raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")

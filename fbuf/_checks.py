@@ -216,8 +216,18 @@ def _methods(protocol: Any) -> list[str]:
     return [m for m in vars(protocol) if not m.startswith("_")]
 
 
+def check_own(call: str, index: Any) -> None:
+    """Refuses the index of a mixture's batch, whose rows are of several buffers."""
+    if not isinstance(index, Index) and all(hasattr(index, field) for field in ("source", "slot", "ticket")):
+        raise TypeError(
+            f"{call}: index is {type(index).__name__}, of rows of several buffers; expected an Index of this one. Write "
+            f"mixture.route(batch.index, name), or call the mixture's own verb."
+        )
+
+
 def check_index(call: str, index: Any) -> Index:
     """The index of a batch, of one axis, with the dtypes it has to have."""
+    check_own(call, index)
     if not isinstance(index, Index):
         raise TypeError(
             f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, named_leaves, spec_of
@@ -96,9 +97,10 @@ class Chain:
     def _place(self, call: str, which: Any) -> int:
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
-        if isinstance(which, int) and -len(self) <= which < len(self):
-            return which % len(self)
-        kind = IndexError if isinstance(which, int) else KeyError
+        number = isinstance(which, (int, np.integer))
+        if number and -len(self) <= which < len(self):
+            return int(which) % len(self)
+        kind = IndexError if number else KeyError
         raise kind(f"{call}: {which!r} is no stage; expected one of {', '.join(self.names) or 'none, as it is empty'}.")
 
     # ----------------------------------------------------------------------------------------- as a transform

@@ -255,5 +255,6 @@ def _number(call: str, field: str, value: Any) -> float | None:
     least = "> 0" if field == "clip" else ">= 0"
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0 or (field == "clip" and value == 0):
-        raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}=10.0.")
+        example = 10.0 if field == "clip" else 1e-6
+        raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}={example}.")
     return float(value)
