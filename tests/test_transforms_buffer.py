@@ -329,9 +329,14 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
     assert memory.made - plain.made <= 4 * pixels
     assert memory.temporary <= plain.temporary + pixels + 4096  # the uint8 batch is no result any more
     text = jax.jit(fn, donate_argnums=0).lower(*args).compile().as_text()
-    entry = text[text.index("ENTRY") :]
-    makers = re.findall(rf"= f32\[{batch},84,84\]\S* (\w[\w-]*)\(", entry)
-    assert [m for m in makers if m not in ("get-tuple-element", "bitcast", "parameter")] == ["fusion"], makers
+    entry, own = text[text.index("ENTRY") :], r"= f32\[64,84,84\]\S* "
+    made = [line for line in entry.splitlines() if re.search(own + r"(?!get-tuple-element|bitcast|parameter)\w", line)]
+    assert len(made) == 1, made
+    called = re.search(own + r"call\(.*to_apply=(%[\w.-]+)", made[0])
+    if called:  # older releases of XLA cut a kernel into parts for several threads in a function of its own
+        body = text[text.index(f"\n{called[1]} (") :]
+        made = re.findall(r"ROOT .*", body[: body.index("\n}")])
+    assert len(made) == 1 and re.search(own + r"fusion\(", made[0]), made
 
 
 def _flat(pair: Any) -> Any:
