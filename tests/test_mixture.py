@@ -285,23 +285,13 @@ def test_every_part_of_a_stratified_buffer_is_drawn(annealed: bool) -> None:
     assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
 
 
-@dataclasses.dataclass(frozen=True)
-class InOrder:
+@jax.tree_util.register_static
+class InOrder(Uniform):
     """A sampler of a user's own: anchors in order of their slots, each share of the buffer once."""
 
-    base: Any = Uniform()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.base, name)
-
     def draw(self, sampler: Any, key: Any, batch_size: int, population: Any, options: Any, token: Any) -> Any:
-        sampler, draw = self.base.draw(sampler, key, batch_size, population, options, token)
+        sampler, draw = super().draw(sampler, key, batch_size, population, options, token)
         return sampler, dataclasses.replace(draw, slot=jnp.sort(draw.slot))
-
-
-jax.tree_util.register_static(InOrder)
 
 
 def test_the_order_in_which_a_sampler_draws_does_not_matter() -> None:
@@ -775,19 +765,14 @@ def test_what_only_buffers_have() -> None:
     assert again == mixture == copy.deepcopy(mixture)
 
 
-@dataclasses.dataclass(frozen=True)
-class Remembering(InOrder):
+@jax.tree_util.register_static
+class Remembering(Epoch):
     """One that remembers what it drew, and cannot be told how many are wanted."""
 
-    base: Any = Epoch()
+    draw_some = None  # type: ignore[assignment]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "draw_some":
-            raise AttributeError(name)
-        return super().__getattr__(name)
-
-
-jax.tree_util.register_static(Remembering)
+    def draw(self, *args: Any) -> Any:
+        return Epoch().draw(*args)
 
 
 def test_a_sampler_that_remembers_must_be_told_how_many() -> None:
