@@ -55,6 +55,12 @@ def check_parts(buffer: Buffer) -> None:
             )
         if not isinstance(value, protocol):
             missing = [m for m in _methods(protocol) if not hasattr(value, m)]
+            if not missing:  # `isinstance` does not take what `__getattr__` gives, from Python 3.12 on, nor None
+                raise TypeError(
+                    f"Buffer: {role} is {value!r}, not all of whose methods are its class's own; expected all of "
+                    f"fbuf.parts.{protocol.__name__}. Derive the class from one that has them, instead of passing calls on "
+                    f"with `__getattr__`."
+                )
             raise TypeError(
                 f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
             )
