@@ -50,6 +50,7 @@ def test_batches_go_on(mode: str, tmp_path: Path) -> None:
     assert same(played(mixture, state, 2, 3)[1], played(loaded, again, 2, 3)[1])
 
 
+@pytest.mark.slow
 def test_what_transforms_know_goes_on(tmp_path: Path) -> None:
     """Of each buffer on its own, under names that both have; a stage that was changed learns anew, from the rows held."""
     online = fbuf.Buffer(

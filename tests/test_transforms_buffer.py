@@ -271,7 +271,7 @@ def discounted(window: Any) -> Any:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("width", [3, 4])
+@pytest.mark.parametrize("width", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_one_value_a_window_is_not_taken_for_its_rows(width: int, nested: bool) -> None:
     """Though it is as long as the window, and rows are missing there."""
     names = ("total", "wide", "begins", "reward")
