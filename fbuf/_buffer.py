@@ -699,6 +699,7 @@ class Buffer:
                     f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or "
                     f"last(state, n) for the newest rows and rows(state) for all."
                 )
+            _checks.check_own(call, index)
             slots = jnp.asarray(index)
             if not jnp.issubdtype(slots.dtype, jnp.integer):
                 raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")

@@ -50,6 +50,12 @@ def check_parts(buffer: Buffer) -> None:
         if not isinstance(value, protocol):
             _refuse_other(role, value)
             missing = [m for m in _methods(protocol) if not hasattr(value, m)]
+            if not missing:  # `isinstance` does not take what `__getattr__` gives, from Python 3.12 on, nor None
+                raise TypeError(
+                    f"Buffer: {role} is {value!r}, not all of whose methods are its class's own; expected all of "
+                    f"fbuf.parts.{protocol.__name__}. Derive the class from one that has them, instead of passing calls on "
+                    f"with `__getattr__`."
+                )
             raise TypeError(
                 f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
             )
@@ -234,8 +240,18 @@ def _methods(protocol: Any) -> list[str]:
     return [m for m in vars(protocol) if not m.startswith("_")]
 
 
+def check_own(call: str, index: Any) -> None:
+    """Refuses the index of a mixture's batch, whose rows are of several buffers."""
+    if not isinstance(index, Index) and all(hasattr(index, field) for field in ("source", "slot", "ticket")):
+        raise TypeError(
+            f"{call}: index is {type(index).__name__}, of rows of several buffers; expected an Index of this one. Write "
+            f"mixture.route(batch.index, name), or call the mixture's own verb."
+        )
+
+
 def check_is_index(call: str, index: Any) -> None:
     """Raises unless it is the index of a batch."""
+    check_own(call, index)
     if not isinstance(index, Index):
         raise TypeError(
             f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "

@@ -549,3 +549,22 @@ def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
         if sampler in CONSUMED:
             with pytest.raises(jax.errors.KeyReuseError):
                 jax.jit(twice)(state, jax.random.key(1))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Prioritized(replace=False),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (Prioritized(), Ranked(), Epoch())),
+    ],
+    ids=repr,
+)
+def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
+    """Where states are mapped over too, branches become selects, between keys as well."""
+    buffer = fbuf.Buffer(8, sampler=sampler, batch_size=4)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    keys = jax.random.split(jax.random.key(0))
+    with jax.debug_key_reuse(True):
+        many = jax.jit(jax.vmap(buffer.sample))(states, keys)[1]
+    np.testing.assert_array_equal(many.index.slot[1], buffer.sample(state, keys[1])[1].index.slot)

@@ -6,8 +6,10 @@ of itself. Chances are compared with a closed form, and with counts of many draw
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -283,23 +285,13 @@ def test_every_part_of_a_stratified_buffer_is_drawn(annealed: bool) -> None:
     assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
 
 
-@dataclasses.dataclass(frozen=True)
-class InOrder:
+@jax.tree_util.register_static
+class InOrder(Uniform):
     """A sampler of a user's own: anchors in order of their slots, each share of the buffer once."""
 
-    base: Any = Uniform()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.base, name)
-
     def draw(self, sampler: Any, key: Any, batch_size: int, population: Any, options: Any, token: Any) -> Any:
-        sampler, draw = self.base.draw(sampler, key, batch_size, population, options, token)
+        sampler, draw = super().draw(sampler, key, batch_size, population, options, token)
         return sampler, dataclasses.replace(draw, slot=jnp.sort(draw.slot))
-
-
-jax.tree_util.register_static(InOrder)
 
 
 def test_the_order_in_which_a_sampler_draws_does_not_matter() -> None:
@@ -612,6 +604,7 @@ def test_flags_and_raw_keys() -> None:
             lambda: jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(),
             lambda: jax.numpy_dtype_promotion("strict"),
             lambda: jax.debug_nans(True),
+            lambda: jax.debug_key_reuse(True),
             jax.checking_leaks,
         ):
             with enable():
@@ -723,6 +716,14 @@ def test_what_verbs_refuse() -> None:
     )
     index = fbuf.Index(batch.index.slot, batch.index.ticket)
     refused(TypeError, "index is Index; expected the MixtureIndex", lambda: mixture.update_rows(state, index, {}))
+    for verb in ("get", "update_rows", "update_priority"):
+        own = fbuf.prioritized(20) if verb == "update_priority" else mixture["a"]
+        args = [jnp.ones(4)] * (verb != "get")
+        refused(
+            TypeError,
+            rf"Buffer.{verb}: index is MixtureIndex, of rows of several buffers.* Write mixture.route\(batch.index, name\)",
+            lambda own=own, verb=verb, args=args: getattr(own, verb)(state["a"], batch.index, *args),
+        )
     refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
     refused(ValueError, "the fractions of this mixture are settled", lambda: mixture.set(state, fractions={"a": 1}))
     refused(ValueError, "a mixture has no number 'alpha'", lambda: mixture.set(state, alpha=1))
@@ -730,19 +731,48 @@ def test_what_verbs_refuse() -> None:
     refused(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
 
 
-@dataclasses.dataclass(frozen=True)
-class Remembering(InOrder):
+def test_what_only_buffers_have() -> None:
+    """Asked of a mixture, it says what to write; and `Replay`, which takes no mixture, what to do instead."""
+    mixture = two()
+    state = filled(mixture)
+    batch = mixture.peek(state, jax.random.key(0), 4)
+    told = {
+        "get": r"mixture\['a'\].get\(state\['a'\], mixture.route\(batch.index, 'a'\)\)",
+        "last": r"mixture\['a'\].last\(state\['a'\], n\)",
+        "convert": r"mixture\['a'\].convert\(other, state\['a'\]\)",
+        "resume": r"mixture\['a'\].resume\(row\)",
+        "capacity": r"mixture\['a'\].capacity\.",
+        "prefetch": r"mixture\['a'\].prefetch\.",
+    }
+    for name, text in told.items():
+        refused(
+            AttributeError,
+            rf"no attribute '{name}'; its buffers have. Write {text}",
+            lambda n=name: getattr(mixture, n),
+        )
+        assert not hasattr(mixture, name) and name not in dir(mixture)
+    refused(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
+    mine = batch.source == 0
+    got = mixture["a"].get(state["a"], mixture.route(batch.index, "a"))
+    np.testing.assert_array_equal(got.mask, mine)
+    np.testing.assert_array_equal(got.data["id"][mine], batch.data["id"][mine])
+    refused(
+        TypeError,
+        "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself",
+        lambda: fbuf.Replay(mixture, {"a": EXAMPLE, "b": EXAMPLE}),  # type: ignore[arg-type]
+    )
+    again = pickle.loads(pickle.dumps(mixture))
+    assert again == mixture == copy.deepcopy(mixture)
+
+
+@jax.tree_util.register_static
+class Remembering(Epoch):
     """One that remembers what it drew, and cannot be told how many are wanted."""
 
-    base: Any = Epoch()
+    draw_some = None  # type: ignore[assignment]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "draw_some":
-            raise AttributeError(name)
-        return super().__getattr__(name)
-
-
-jax.tree_util.register_static(Remembering)
+    def draw(self, *args: Any) -> Any:
+        return Epoch().draw(*args)
 
 
 def test_a_sampler_that_remembers_must_be_told_how_many() -> None:

@@ -97,6 +97,34 @@ def test_beside_the_train_state(manager, name):
     assert larger.capacity == 80 and int(larger.size(loaded)) == 40
 
 
+def test_a_mixture(manager):
+    """With what its transforms know, and its own fractions: the batches go on."""
+    learn = fbuf.transforms.NormalizeReward()
+    online = fbuf.prioritized(40, on_write={"at_write": fbuf.transforms.Normalize("reward", clip=5.0)}, on_read=learn)
+    offline = fbuf.Buffer(40, storage=fbuf.storages.Host(), on_read=learn)
+    mixture = fbuf.Mixture({"online": online, "offline": offline}, annealed=True)
+    state = mixture.init({"online": ROW, "offline": ROW})
+    for name in mixture.names:
+        state = mixture.extend(state, name, rows(2))
+    state = mixture.set(state, fractions={"online": 0.75})
+    save(manager, 0, mixture, state)
+    manager.wait_until_finished()
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    loads = ({}, {"buffer": mixture, "example": {"online": ROW, "offline": ROW}}, {"sharding": sharding})
+    for settings in loads:
+        again, loaded = restore(manager, 0, **settings).replay
+        assert again == mixture
+        for verb in (lambda m, s: m.stats(s), lambda m, s: m.peek(s, jax.random.key(0), 8)):
+            one, other = (jax.tree.leaves(verb(m, s)) for m, s in ((mixture, state), (again, loaded)))
+            assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    with pytest.raises(
+        ValueError, match="holds a mixture of online, offline, but a Buffer is given; expected a Mixture"
+    ):
+        restore(manager, 0, buffer=online)
+    with pytest.raises(TypeError, match=r"expected a MixtureState. Write fbuf.orbax.SaveArgs\(mixture, state\)"):
+        replay.SaveArgs(mixture, state["online"])
+
+
 def test_what_comes_after_an_asynchronous_save_is_not_in_it(tmp_path, monkeypatch):
     """The thread is held up until the state was donated and every one of its rows overwritten, on the host too."""
     buffer = BUFFERS["compressed"]

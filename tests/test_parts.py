@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,29 @@ def test_what_is_missing_is_said() -> None:
     half = fbuf.Buffer(4, view=parts.component(type("Half", (parts.FieldsView,), {}))())
     with pytest.raises(NotImplementedError, match=r"Half: .* needs a method fields"):
         half.sample(half.init({"t": 0}), jax.random.key(0), 2)
+
+
+class Undone(fbuf.samplers.Uniform):
+    """A sampler without a draw."""
+
+    draw = None  # type: ignore[assignment]
+
+
+class PassingOn:
+    """A sampler that has nothing of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(fbuf.samplers.Uniform(), name)
+
+
+@pytest.mark.parametrize("own", [Undone(), PassingOn()], ids=["None", "__getattr__"])
+def test_methods_that_are_none_of_the_class_are_no_methods(own: Any) -> None:
+    if isinstance(own, PassingOn) and sys.version_info < (3, 12):
+        pytest.skip("isinstance takes them for methods before Python 3.12")
+    with pytest.raises(TypeError, match="sampler is .*, not all of whose methods are its class's own; expected all of"):
+        fbuf.Buffer(4, sampler=own)
 
 
 def test_what_is_wrong_is_said() -> None:

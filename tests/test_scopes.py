@@ -34,6 +34,9 @@ SCOPES = (
     "fbuf.stats",
 )
 
+INLINED = re.compile(r"/jit\(fbuf_\w+\)/")
+"""A verb's own jit: newer releases of JAX name it in programs that it is inlined into."""
+
 
 def make(**settings: Any) -> fbuf.Buffer:
     view = fbuf.views.Transition(n_step=2, stack=2)
@@ -59,6 +62,7 @@ def lowered(buffer: fbuf.Buffer) -> Any:
 
 def test_the_program_says_which_verb_and_part_an_operation_is_of() -> None:
     text = lowered(make()).as_text(debug_info=True)
+    text = INLINED.sub("/", text)
     assert not [scope for scope in SCOPES if f"jit(step)/{scope}" not in text]
 
 
@@ -77,7 +81,7 @@ def test_a_user_s_own_scope_stays_around_them() -> None:
 
     text = jax.jit(learn_scoped).lower(state, jax.random.key(0)).compile().as_text()
     names = re.findall(r'op_name="([^"]+)"', text)  # of instructions, as profiles show them
-    assert any("learner/fbuf.sample/draw" in name for name in names)
+    assert any("learner/fbuf.sample/draw" in INLINED.sub("/", name) for name in names)
 
 
 def test_an_eager_call_is_named_after_its_verb() -> None:

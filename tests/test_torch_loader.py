@@ -203,6 +203,7 @@ def test_what_does_not_fit_is_said() -> None:
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "source is int", lambda: Loader(3)),
         (TypeError, "a Buffer without state", lambda: Loader(buffer)),
+        (TypeError, "source is Mixture; .* mixture.sample", lambda: Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2)),
         (TypeError, "which has its own state", lambda: Loader(source, state=state)),
         (TypeError, "state is dict; expected a BufferState", lambda: Loader(buffer, state={})),
         (ValueError, "steps is -1", lambda: Loader(source, steps=-1)),

@@ -550,6 +550,12 @@ def test_a_chain_is_a_value_that_changes_by_name() -> None:
             wrong()
     with pytest.raises(IndexError, match="3 is no stage"):
         chain[3]
+    for far in (99, -4, np.int64(99)):
+        with pytest.raises(
+            IndexError, match="Chain.insert: .*99|-4.* is no stage; expected one of scale, scale_2, last"
+        ):
+            chain.insert(far, Drop("a"))
+    assert chain.insert(3, Drop("a")) == chain.append(Drop("a")) and chain[np.int64(1)] == chain["scale_2"]
 
 
 def test_a_chain_prints_as_one_writes_it() -> None:

@@ -111,6 +111,20 @@ def steps(buffer: fbuf.Buffer, state: Any, first: int, number: int) -> Any:
     return state, out
 
 
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+    on_read = (Normalize("a", eps=np.float32(1e-3), clip=np.int32(3)), NormalizeReward("a", eps=np.float64(0), of="a"))
+    buffer = fbuf.Buffer(8, on_read=on_read)
+    plain = (Normalize("a", eps=float(np.float32(1e-3)), clip=3.0), NormalizeReward("a", eps=0.0, of="a"))
+    state = buffer.extend(buffer.init({"a": 0.0}), {"a": jnp.arange(5.0)})
+    fbuf.save(tmp_path, buffer, state)
+    other = dataclasses.replace(buffer, on_read=plain)
+    assert other == buffer and hash(other) == hash(buffer)
+    for given in (None, buffer, other):
+        loaded, again = fbuf.load(tmp_path, given)
+        assert loaded == buffer
+        same(again.transforms, state.transforms)
+
+
 _OTHER = """
 import sys
 import jax, numpy as np

@@ -42,9 +42,8 @@ def by_prefix(mixture: Mixture) -> dict[str, Buffer]:
 def check_state(call: str, mixture: Mixture, state: Any, one: Callable[[str, Any, Any], None]) -> None:
     """Refuses what cannot be saved; `one` is that of a buffer."""
     if not isinstance(state, MixtureState):
-        raise TypeError(
-            f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {call}(path, mixture, state)."
-        )
+        usage = f"{call}(mixture, state)" if call.endswith("SaveArgs") else f"{call}(path, mixture, state)"
+        raise TypeError(f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {usage}.")
     if set(state.buffers) != set(mixture.names):
         raise ValueError(
             f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}, the mixture's. Use the "

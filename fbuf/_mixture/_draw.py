@@ -146,9 +146,9 @@ def _narrow(mixture: Mixture, states: States, keys: jax.Array, sizes: tuple[int,
     for number, ((name, buffer), size) in enumerate(zip(mixture.members, sizes, strict=True)):
         if size == 0:
             continue
-        state = states[name]
-        sampler, drawn, window = _verbs.draw(buffer, state, keys[number], {}, size)
-        states[name], batch = _read(buffer, state, keys[number], sampler, drawn, window)
+        state, key = states[name], keys[number]
+        sampler, drawn, window = _verbs.draw(buffer, state, key, {}, size)
+        states[name], batch = _read(buffer, state, key, sampler, drawn, window)
         found.append((name, batch.data))
         parts.append(_part(batch, jnp.full((size,), number, jnp.int32)))
     check_alike("Mixture.sample", found)

@@ -106,6 +106,15 @@ class Mixture:
         """What a user calls; not what the package's own modules ask a mixture."""
         return sorted(set(super().__dir__()) - {"check_alike", "check_state", "first_fractions", "shares"})
 
+    def __getattr__(self, name: str) -> Any:
+        """Says whose it is, of what only buffers have."""
+        fix = ""
+        if name in _OF_BUFFERS and "buffers" in self.__dict__:
+            one = repr(self.names[0])
+            args = f"({_OF_BUFFERS[name].format(one)})" if _OF_BUFFERS[name] else ""
+            fix = f"; its buffers have. Write mixture[{one}].{name}{args}."
+        raise AttributeError(f"'Mixture' object has no attribute {name!r}{fix}", name=name, obj=self)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", _checks.checked_buffers(self.buffers))
         if self.fractions is not None:
@@ -645,6 +654,17 @@ class Mixture:
         for name, buffer in self.members:
             buffer.check_state(state[name])
 
+
+_OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
+    "get": "state[{0}], mixture.route(batch.index, {0})",
+    "rows": "state[{0}]",
+    "last": "state[{0}], n",
+    "rebuild": "state[{0}]",
+    "convert": "other, state[{0}]",
+    "grow": "state[{0}]",
+    "resume": "row",
+}
+"""What a mixture has not, and how it is called there; as text for `format`, with the name of a buffer."""
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "quota": ("exact", "random", "all"),

@@ -146,9 +146,10 @@ class Replay:
         resume: bool = False,
     ):
         if not isinstance(buffer, Buffer):
-            raise TypeError(
-                f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. The order is Replay(buffer, example)."
-            )
+            usage = "The order is Replay(buffer, example)."
+            if type(buffer).__name__ == "Mixture":
+                usage = "Carry the state of a mixture yourself: state, batch = mixture.sample(state, key, 256)."
+            raise TypeError(f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. {usage}")
         if unlimited and not isinstance(buffer.storage, Ragged):
             raise TypeError(
                 f"Replay: unlimited is for rows on the host, but {buffer.storage!r} keeps arrays of the full capacity. Use "

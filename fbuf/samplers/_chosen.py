@@ -83,10 +83,11 @@ def without_replacement(
     flat = mass <= jnp.float32(0)
     race = _race.draw(sampler.tree, key, batch_size, capacity, wanted)
     size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
+    own = anew(key)  # `vmap` selects between keys
 
     def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = alike(jax.random.fold_in(key, 1), population, sampler.log, batch_size, there & flat, distinct=True)
+        slot = alike(jax.random.fold_in(own(), 1), population, sampler.log, batch_size, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 

@@ -192,6 +192,11 @@ def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options:
             f"Loader: source is {type(source).__name__}; expected a Replay, or a Buffer. Write Loader(replay, 256), or "
             f"Loader(buffer, 256, state=state)."
         )
+    if type(source).__name__ == "Mixture":
+        raise TypeError(
+            "Loader: source is Mixture; expected a Replay, or a Buffer. Draw yourself: state, batch = mixture.sample(state, "
+            "key, 256), then fbuf.torch.to_torch(batch)."
+        )
     if (state is None) is not hasattr(source, "buffer"):
         what = "a Buffer without state" if state is None else "a Replay, which has its own state, and state"
         raise TypeError(f"Loader: given {what}; expected Loader(replay, 256), or Loader(buffer, 256, state=state).")

@@ -12,10 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, named_leaves, spec_of
 from fbuf._typing import Context, Invertible, Keyed, Remembering, Transform
+from fbuf.transforms import _collapsed
+from fbuf.transforms._map import Map
 
 _ROWS = (3, 2)  # leading axes of rows that shapes are tried with
 
@@ -96,9 +99,10 @@ class Chain:
     def _place(self, call: str, which: Any) -> int:
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
-        if isinstance(which, int) and -len(self) <= which < len(self):
-            return which % len(self)
-        kind = IndexError if isinstance(which, int) else KeyError
+        number = isinstance(which, (int, np.integer))
+        if number and -len(self) <= which < len(self):
+            return int(which) % len(self)
+        kind = IndexError if number else KeyError
         raise kind(f"{call}: {which!r} is no stage; expected one of {', '.join(self.names) or 'none, as it is empty'}.")
 
     # ----------------------------------------------------------------------------------------- as a transform
@@ -125,9 +129,17 @@ class Chain:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         """What becomes of `data`; `context.memory` is a dict by names of stages."""
-        number = 0
-        for name, transform in self:
-            data = transform.apply(data, self._inner(context, name, transform, number))
+        number, more, windows = 0, None, context.lead == 2 and not context.writing
+        for place, (name, transform) in enumerate(self.stages, 1):
+            inner = self._inner(context, name, transform, number)
+            if windows and place < len(self):
+                if more is None and (context.collapsed or _may_collapse(transform)):
+                    more = _collapsed.longer(data, inner)
+                if more is not None:
+                    more = _collapsed.after(transform, more, inner)
+            data = transform.apply(data, inner)
+            if windows and place < len(self):
+                context = context._replace(collapsed=_collapsed.names(data, more, context))
             number += _wants_key(transform)
         return data
 
@@ -215,6 +227,13 @@ def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyT
 
 def _wants_key(transform: Transform) -> bool:
     return isinstance(transform, Keyed) and transform.keyed
+
+
+def _may_collapse(transform: Transform) -> bool:
+    """Whether it may make one value of a window: a function may, and what is not ours."""
+    if isinstance(transform, Chain):
+        return any(_may_collapse(stage) for _, stage in transform)
+    return isinstance(transform, Map) or not type(transform).__module__.startswith("fbuf.transforms.")
 
 
 def chained(role: str, given: Any) -> Chain | None:

@@ -99,10 +99,10 @@ def added(call: str, leaves: dict[str, jax.Array], new: Mapping[str, jax.Array])
     return rebuilt(call, {**leaves, **new})
 
 
-def blanked(leaf: jax.Array, context: Context) -> jax.Array:
-    """Zeros where rows are not there; of a leaf that has one number a window, where none of its rows is."""
+def blanked(name: str, leaf: jax.Array, context: Context) -> jax.Array:
+    """Zeros where rows are not there; of a leaf that has one value a window, where none of its rows is."""
     there = context.mask
-    if leaf.shape[: context.lead] != there.shape:
+    if name in context.collapsed or leaf.shape[: context.lead] != there.shape:
         there = jnp.any(there, axis=tuple(range(1, there.ndim)))
     return zero_unless(there, leaf)
 

@@ -124,10 +124,10 @@ class Normalize:
                     f"{call}: leaf '{name}' is {list(leaf.shape)}, but the statistics are of '{source}', {list(shape)} a row; "
                     f"expected these axes last. Write of=..., or normalize at write."
                 )
-            new[name] = self._element(leaf, moments, context, undo)
+            new[name] = self._element(name, leaf, moments, context, undo)
         return replaced(data, new)
 
-    def _element(self, leaf: jax.Array, moments: Moments, context: Context, undo: bool) -> jax.Array:
+    def _element(self, name: str, leaf: jax.Array, moments: Moments, context: Context, undo: bool) -> jax.Array:
         dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.dtype(jnp.float32)
         std = jnp.sqrt(_moments.variance(moments))
         std = jnp.where(std > jnp.float32(self.eps), std, jnp.float32(1))
@@ -140,7 +140,7 @@ class Normalize:
             x = (x - mean) / std if self.center else x / std
             if self.clip is not None:
                 x = jnp.clip(x, jnp.float32(-self.clip), jnp.float32(self.clip))
-        return (blanked(x, context) if self.center else x).astype(dtype)
+        return (blanked(name, x, context) if self.center else x).astype(dtype)
 
     def inverse(self) -> Denormalize:
         """`x * std + mean`, by the same statistics, for `transforms.apply(..., memory=...)`.
@@ -255,5 +255,6 @@ def _number(call: str, field: str, value: Any) -> float | None:
     least = "> 0" if field == "clip" else ">= 0"
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0 or (field == "clip" and value == 0):
-        raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}=10.0.")
+        example = 10.0 if field == "clip" else 1e-6
+        raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}={example}.")
     return float(value)

@@ -122,15 +122,15 @@ class Scale:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         picked = _sources("Scale", self.keys, self.source, data)
-        return replaced(data, {name: self._scaled(leaf, context) for name, leaf in picked.items()})
+        return replaced(data, {name: self._scaled(name, leaf, context) for name, leaf in picked.items()})
 
-    def _scaled(self, leaf: jax.Array, context: Context) -> jax.Array:
+    def _scaled(self, name: str, leaf: jax.Array, context: Context) -> jax.Array:
         dtype = _canonical(self.dtype)
         kinds = [d for d in (leaf.dtype, dtype) if jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).itemsize == 8]
         within: Any = kinds[0] if kinds else jnp.float32
         out = leaf.astype(within) * jnp.asarray(self.factor, within)
         if self.offset:
-            out = blanked(out + jnp.asarray(self.offset, within), context)
+            out = blanked(name, out + jnp.asarray(self.offset, within), context)
         if jnp.issubdtype(dtype, jnp.integer):
             low, high = _ends(dtype, within)
             out = jnp.clip(jnp.round(out), jnp.asarray(low, within), jnp.asarray(high, within))
