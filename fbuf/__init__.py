@@ -71,7 +71,7 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = ("datasets", "interop", "limits", "parts", "plot", "testing", "torch")
+_MODULES = ("datasets", "interop", "limits", "orbax", "parts", "plot", "testing", "torch")
 _name = later(
     __name__,
     {
