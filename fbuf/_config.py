@@ -130,9 +130,9 @@ def to_config(value: Any) -> Any:
 
 
 def named(name: str) -> type[Any] | None:
-    """The component of that public name, if there is one; storages are imported when they are named."""
+    """The component of that public name, if there is one; storages and transforms are imported when they are named."""
     package, _, last = name.rpartition(".")
-    if name not in COMPONENTS and package == "fbuf.storages":
+    if name not in COMPONENTS and package in ("fbuf.storages", "fbuf.transforms"):
         getattr(importlib.import_module(package), last, None)
     return COMPONENTS.get(name)
 

@@ -231,19 +231,21 @@ from fbuf._config import from_config, to_config
 buffer = fbuf.prioritized(10)
 state = buffer.extend(buffer.init(jnp.float32(0)), jnp.ones(5))
 buffer.sample(state, jax.random.key(0), 2)
-late = ("fbuf._host.", "fbuf._files", "fbuf._pieces", "jax._src.pallas", "torch")
+late = ("fbuf._host.", "fbuf._files", "fbuf._pieces", "fbuf.transforms._scale", "jax._src.pallas", "torch")
 early = [name for name in sys.modules if name.startswith(late)]
 assert not early, early
 
 host = from_config({"type": "fbuf.storages.Ragged", "codec": {"type": "fbuf.storages.Zstd", "level": 5}})
 assert host == fbuf.storages.Ragged(codec=fbuf.storages.Zstd(5)) and from_config(to_config(host)) == host
+scale = from_config({"type": "fbuf.transforms.RewardToGo"})
+assert scale == fbuf.transforms.RewardToGo()
 assert fbuf.Lazy and "fbuf._host.store" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("package", [fbuf, fbuf.storages], ids=["fbuf", "storages"])
+@pytest.mark.parametrize("package", [fbuf, fbuf.storages, fbuf.transforms], ids=["fbuf", "storages", "transforms"])
 def test_a_name_that_is_not_there_is_an_attribute_error(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Compresed'"):
         package.Compresed  # noqa: B018

@@ -497,7 +497,7 @@ def test_a_writer_without_a_method_is_named() -> None:
 
     with pytest.raises(TypeError, match=r"has no `choose`; see fbuf.parts.Scattering"):
         fbuf.Buffer(10, writer=Half())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"has no `streams`; see fbuf.parts.Writer"):
+    with pytest.raises(TypeError, match=r"writer is 3; expected a part of fbuf.writers. Write .*writers.Ring\(\)"):
         fbuf.Buffer(10, writer=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
         fbuf.Buffer(10, writer=fbuf.writers.Ring)  # type: ignore[arg-type]

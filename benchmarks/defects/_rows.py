@@ -132,9 +132,9 @@ ROWS = (
 )
 LEFT_OUT = {
     "torchrl's Atari data set (rows in another order than their index, terminal steps in the next episode, zeroed frames at "
-    "the ends of files)": "its data must be downloaded, and fbuf has no data sets yet",
+    "the ends of files)": "its data must be downloaded; ours: tests/test_datasets_atari_defects.py",
     "torchrl's CUDA trees (leaves written by one thread, the whole tree rebuilt an update)": "needs a GPU",
-    "torchrl's `TensorDictMaxValueWriter` (a NaN keeps better rows out)": "fbuf has no such writer yet",
-    "torchrl's ensembles (members of different samplers raise; `len` counts members)": "fbuf has no mixtures yet",
+    "torchrl's `TensorDictMaxValueWriter` (a NaN keeps better rows out)": "ours: tests/test_topk.py",
+    "torchrl's ensembles (members of different samplers raise; `len` counts members)": "ours: tests/test_mixture.py",
     "torchrl's files of one capacity loaded into a buffer of another": "`resume` refuses that too, with an error",
 }

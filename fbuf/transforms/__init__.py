@@ -11,15 +11,21 @@ A transform of one's own is a frozen dataclass of values with one method:
             return {**data, "reward": jnp.clip(data["reward"], -self.largest, self.largest)}
 """
 
-from fbuf.transforms._apply import apply
-from fbuf.transforms._augment import Augment
+from typing import TYPE_CHECKING
+
+from fbuf._later import later
+from fbuf.transforms import _moments as _moments  # statistics, which exported programs may hold
 from fbuf.transforms._chain import Chain
-from fbuf.transforms._join import Concatenate, Split, Stack, Unstack
 from fbuf.transforms._map import Map
-from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
-from fbuf.transforms._reward_to_go import RewardToGo
-from fbuf.transforms._scale import Cast, Scale
-from fbuf.transforms._select import Drop, Rename, Select
+
+if TYPE_CHECKING:
+    from fbuf.transforms._apply import apply
+    from fbuf.transforms._augment import Augment
+    from fbuf.transforms._join import Concatenate, Split, Stack, Unstack
+    from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
+    from fbuf.transforms._reward_to_go import RewardToGo
+    from fbuf.transforms._scale import Cast, Scale
+    from fbuf.transforms._select import Drop, Rename, Select
 
 __all__ = [
     "Augment",
@@ -40,3 +46,20 @@ __all__ = [
     "Unstack",
     "apply",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "fbuf.transforms._apply": ["apply"],
+        "fbuf.transforms._augment": ["Augment"],
+        "fbuf.transforms._join": ["Concatenate", "Split", "Stack", "Unstack"],
+        "fbuf.transforms._normalize": ["Denormalize", "Normalize", "NormalizeReward"],
+        "fbuf.transforms._reward_to_go": ["RewardToGo"],
+        "fbuf.transforms._scale": ["Cast", "Scale"],
+        "fbuf.transforms._select": ["Drop", "Rename", "Select"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
