@@ -102,8 +102,7 @@ def test_the_newest_rows_stay(case: Any, tmp_path: Path) -> None:
     [
         pytest.param(s, v, marks=() if (s, v) == ("Consume", "Row") else pytest.mark.slow)
         for s in SAMPLERS
-        if s
-        != "Prioritized(replace=False)"  # its draws go by the capacity: the two had drawn other rows before the save
+        if s != "Prioritized(replace=False)"  # draws by the capacity: the two drew other rows before the save
         for v in ("Row", "Transition", "Episode", "Hindsight")
     ],
 )
