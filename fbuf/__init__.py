@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _MODULES = ("datasets", "interop", "limits", "orbax", "parts", "plot", "testing", "torch")
-_name = later(
+_name, __dir__ = later(
     __name__,
     {
         "fbuf._checkedbuffer": ["checked"],
@@ -85,13 +85,10 @@ _name = later(
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._summary": ["Summary"],
     },
+    [*__all__, "torch"],
 )
 
 
 def __getattr__(name: str) -> Any:
     """Imports what a training step does not need when it is first asked for, so that `import fbuf` is short."""
     return importlib.import_module(f"fbuf.{name}") if name in _MODULES else _name(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "torch"})

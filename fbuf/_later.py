@@ -1,7 +1,7 @@
 """What is imported when it is first asked for: the stores on the host, and whatever else a step on the device never meets.
 
-`import fbuf` is paid by every process, also by those whose rows are plain arrays; reading the modules of the host's stores, of
-files and of their callbacks into JAX took as long as everything else together. Rejected: `importlib.util.LazyLoader` (until
+`import fbuf` is paid by every process, also by those whose rows are plain arrays (how much: `python -m benchmarks --only
+import`). Rejected: `importlib.util.LazyLoader` (until
 Python 3.13 two threads that touch such a module at once may meet it half made).
 """
 
@@ -13,8 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def later(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: names by the modules that have them, which are imported when one is asked for."""
+def later(
+    package: str, modules: Mapping[str, Sequence[str]], public: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package.
+
+    Args:
+      modules: Names by the modules that have them, which are imported when one of their names is asked for.
+      public: What completion offers, imported or not.
+    """
     home = {name: module for module, names in modules.items() for name in names}
 
     def __getattr__(name: str) -> Any:
@@ -24,7 +31,10 @@ def later(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str],
         setattr(sys.modules[package], name, value)
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted({*(name for name in vars(sys.modules[package]) if name.startswith("__")), *public})
+
+    return __getattr__, __dir__
 
 
 class Later:

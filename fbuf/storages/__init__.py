@@ -35,7 +35,7 @@ __all__ = [
     "Zstd",
 ]
 
-__getattr__ = later(
+__getattr__, __dir__ = later(
     __name__,
     {
         "fbuf.storages._codecs": ["BitPack", "Blocks", "Codec", "Raw", "Zstd"],
@@ -45,8 +45,5 @@ __getattr__ = later(
         "fbuf.storages._memmap": ["Memmap"],
         "fbuf.storages._ragged": ["Ragged"],
     },
+    __all__,
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

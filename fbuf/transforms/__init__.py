@@ -47,7 +47,7 @@ __all__ = [
     "apply",
 ]
 
-__getattr__ = later(
+__getattr__, __dir__ = later(
     __name__,
     {
         "fbuf.transforms._apply": ["apply"],
@@ -58,8 +58,5 @@ __getattr__ = later(
         "fbuf.transforms._scale": ["Cast", "Scale"],
         "fbuf.transforms._select": ["Drop", "Rename", "Select"],
     },
+    __all__,
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
