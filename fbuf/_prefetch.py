@@ -100,7 +100,8 @@ class Prefetch:
     def end(self) -> list[Any]:
         """Ends the thread, after what it is making now; gives what was made and not taken."""
         self.stop.ask()
-        self._wake()
+        with self._filled:
+            self._filled.notify_all()  # those who wait for something
         if self._thread is not threading.current_thread() and os.getpid() == self._process:
             # Not for ever: the garbage collector may be here, in a callback of what is being made.
             self._thread.join(_PATIENCE)
@@ -123,11 +124,6 @@ class Prefetch:
         if self._error is not None:
             self._raised = True
             raise self._error
-
-    def _wake(self) -> None:
-        """Those who wait for something look again."""
-        with self._filled:
-            self._filled.notify_all()
 
     # What the thread calls.
 

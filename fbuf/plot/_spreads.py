@@ -72,9 +72,7 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
       ImportError: matplotlib is missing.
     """
     call = "plot.ages"
-    _style.check(call, buffer, state)
-    _check_bins(call, bins)
-    found = seen(buffer, state)
+    found = _found(call, buffer, state, bins)
     axes = _style.new_axes(call, ax, SIZE)
     of = "of the lane " if buffer.writer.streams else ""
     _style.dress(axes, "Ages", f"age: rows {of}that came later", "share")
@@ -98,9 +96,7 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
       ImportError: matplotlib is missing.
     """
     call = "plot.episode_lengths"
-    _style.check(call, buffer, state)
-    _check_bins(call, bins)
-    found = seen(buffer, state)
+    found = _found(call, buffer, state, bins)
     if found.start is None or found.end is None or found.reset is None:
         raise ValueError(
             f"{call}: {buffer!r} does not know where episodes end. Use a view that does, or "
@@ -118,6 +114,13 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
     axes.yaxis.get_major_locator().set_params(integer=True)
     _style.legend(axes)
     return axes
+
+
+def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
+    """What there is to show, of arguments that fit."""
+    _style.check(call, buffer, state)
+    _check_bins(call, bins)
+    return seen(buffer, state)
 
 
 def _check_bins(call: str, bins: Any) -> None:
