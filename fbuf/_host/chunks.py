@@ -124,28 +124,29 @@ class Chunks:
         oldest = self.span(batch.after, batch.low and batch.low[1])[0]
         start = np.maximum(first, oldest)
         encoded = 0
-        for turn in range(int((stop - start).max())):  # time order, so that dictionaries see every lane
-            for lane in np.flatnonzero(start + turn < stop).tolist():
-                chunk = int(start[lane]) + turn
-                at = chunk * k - int(batch.before[lane])
-                data = self.open[lane] if at < 0 else batch.lane(rows, lane, at, at + k)
-                dictionary = self.coder.current
-                blob = self.coder.encode(data)
-                staged.lanes.append(lane)
-                staged.chunks.append(chunk)
-                staged.blobs.append(blob)
-                staged.dictionaries.append(dictionary)
-                staged.checksums.append(checksum(blob, dictionary))
-                encoded += len(blob)
-                total = self.closed + len(staged.blobs)
-                seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
-                if seen and not self.probed:
-                    if not self._worthwhile(batch, staged, self.encoded + encoded, total):
-                        staged.incompressible = True  # asked again if the write fails
-                        return staged
-                    self.probed = True
-                if self.coder.due(total * k):
-                    self._renew(batch, staged, total)
+        places, numbers = ranges(start, stop)
+        order = np.argsort(numbers - start[places], kind="stable")  # of time, so that dictionaries see every lane
+        places, numbers = places[order], numbers[order]
+        begins = numbers * k - batch.before[places]
+        for lane, chunk, at in zip(places.tolist(), numbers.tolist(), begins.tolist(), strict=True):
+            data = self.open[lane] if at < 0 else batch.lane(rows, lane, at, at + k)
+            dictionary = self.coder.current
+            blob = self.coder.encode(data)
+            staged.lanes.append(lane)
+            staged.chunks.append(chunk)
+            staged.blobs.append(blob)
+            staged.dictionaries.append(dictionary)
+            staged.checksums.append(checksum(blob, dictionary))
+            encoded += len(blob)
+            total = self.closed + len(staged.blobs)
+            seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
+            if seen and not self.probed:
+                if not self._worthwhile(batch, staged, self.encoded + encoded, total):
+                    staged.incompressible = True  # asked again if the write fails
+                    return staged
+                self.probed = True
+            if self.coder.due(total * k):
+                self._renew(batch, staged, total)
         return staged
 
     def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:

@@ -36,20 +36,22 @@ class Collected:
         self.rows = 0
         self._codes = coded(leaf)
         self._palette: Array = np.zeros(0, _WORDS.get(leaf.dtype.itemsize, np.uint8))
+        self._order: Array = np.zeros(0, np.int64)  # of the palette, sorted
         self._room: Array = np.empty((0, *leaf.shape), np.uint8 if self._codes else leaf.dtype)
 
     def append(self, values: Array) -> None:
         """Takes `[N, *shape]`."""
         if self._codes:
-            words, index = np.unique(as_words(values), return_inverse=True)
-            new = np.setdiff1d(words, self._palette, assume_unique=True)
-            if len(self._palette) + len(new) > MOST_CODES:
-                self._plain()
-            else:
-                self._palette = np.concatenate([self._palette, new])
-                order = np.argsort(self._palette)
-                at = order[np.searchsorted(self._palette, words, sorter=order)]
-                values = at.astype(np.uint8)[index.reshape(-1)]
+            words = as_words(values)
+            codes = self._codes_of(words)
+            if codes is None:
+                palette = np.concatenate([self._palette, np.setdiff1d(words, self._palette)])
+                if len(palette) > MOST_CODES:
+                    self._plain()
+                else:
+                    self._palette, self._order = palette, np.argsort(palette)
+                    codes = self._codes_of(words)
+            values = values if codes is None else codes
         stop = self.rows + len(values)
         if stop > len(self._room):
             room = np.empty((max(stop, len(self._room) * 3 // 2), *self.leaf.shape), self._room.dtype)
@@ -57,6 +59,13 @@ class Collected:
             self._room = room
         self._room[self.rows : stop] = values
         self.rows = stop
+
+    def _codes_of(self, words: Array) -> Array | None:
+        """Codes of values, if all are in the palette."""
+        if not len(self._palette):
+            return None
+        at = self._order.take(np.searchsorted(self._palette, words, sorter=self._order), mode="clip")
+        return at.astype(np.uint8) if (self._palette[at] == words).all() else None
 
     def _plain(self) -> None:
         """Too many values for codes."""

@@ -181,9 +181,8 @@ class Made:
     def _compare(self, frames: Array, ended: Array) -> None:
         """Counts what changes from one frame of an episode to the next."""
         first, second = frames[: -1 : self._every], frames[1 :: self._every]
-        changed = np.count_nonzero(first != second, axis=(1, 2))[~ended[: -1 : self._every]]
-        if len(changed):
-            self.change = max(self.change, int(changed.max()))
+        changed = (first != second)[~ended[: -1 : self._every]]
+        self.change = max([self.change, *(int(np.count_nonzero(pair)) for pair in changed)])
 
 
 class _Tail:
