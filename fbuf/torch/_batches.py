@@ -6,6 +6,7 @@ as soon as nobody names it, whatever work torch has queued.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,7 @@ class Batches:
 
     def __init__(self, loader: Loader) -> None:
         self._loader, self._taken, self._closed = loader, 0, False
+        self._counting = threading.Lock()  # threads may share an iterator
         self._held: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
         self._ahead: Prefetch | None = None
@@ -47,26 +49,34 @@ class Batches:
     def __next__(self) -> Any:
         loader = self._loader
         self._release()
-        if self._closed or (loader.steps is not None and self._taken >= loader.steps):
+        ahead = self._ahead  # before `_closed`: who closes sets that first
+        if self._closed or not self._may_take(drawing=ahead is None):
             self.close()
             raise StopIteration
         loader._check_process()
         try:
-            if self._ahead is not None:
-                drawn = self._ahead.take()
-            else:
-                drawn = loader._left.popleft() if loader._left else loader._draw()
+            drawn = loader._next() if ahead is None else ahead.take()
         except ReplayClosed:
             self._closed = True
             raise StopIteration from None
         except BaseException:
             self._closed = True
             raise
-        self._taken += 1
+        if ahead is not None:
+            with self._counting:
+                self._taken += 1
         if drawn.ready is not None:
             _wait(drawn)
             self._last = drawn
         return drawn.out
+
+    def _may_take(self, drawing: bool) -> bool:
+        """Whether there is one more; counts it where it is drawn now, as nothing else says when it was the last."""
+        steps = self._loader.steps
+        with self._counting:
+            more = steps is None or self._taken < steps
+            self._taken += drawing and more
+        return more
 
     def close(self) -> None:
         """Ends the thread. What was drawn and not handed out is for the next iteration.
