@@ -85,6 +85,19 @@ def test_ages_are_histograms_of_whole_numbers() -> None:
     np.testing.assert_allclose(drawn, np.histogram(age, edges, weights=p)[0] / p.sum(), rtol=1e-5)
 
 
+def test_whole_numbers_have_whole_ticks() -> None:
+    """Where all are alike, too."""
+    buffer = fbuf.Buffer(8, episode_end=("end",))
+    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
+    one = fbuf.Buffer(8)
+    made = [
+        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
+        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
+    ]
+    for ticks in (drawn.get_xticks() for drawn in made):
+        np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
 def test_where_all_are_alike_there_is_one_histogram() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     assert len(stairs(fbuf.plot.ages(buffer, state, ax=axes()))) == 1
