@@ -6,7 +6,6 @@ as soon as nobody names it, whatever work torch has queued.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +32,6 @@ class Batches:
 
     def __init__(self, loader: Loader) -> None:
         self._loader, self._taken, self._closed = loader, 0, False
-        self._counting = threading.Lock()  # threads may share an iterator
         self._held: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
         self._ahead: Prefetch | None = None
@@ -63,7 +61,7 @@ class Batches:
             self._closed = True
             raise
         if ahead is not None:
-            with self._counting:
+            with self._loader._counting:
                 self._taken += 1
         if drawn.ready is not None:
             _wait(drawn)
@@ -73,7 +71,7 @@ class Batches:
     def _may_take(self, drawing: bool) -> bool:
         """Whether there is one more; counts it where it is drawn now, as nothing else says when it was the last."""
         steps = self._loader.steps
-        with self._counting:
+        with self._loader._counting:
             more = steps is None or self._taken < steps
             self._taken += drawing and more
         return more

@@ -97,6 +97,7 @@ class Loader:
         self.pin = on_gpu if pin is None else pin
         self._source, self._state, self._key = source, state, jax.random.key(seed)
         self._lock, self._left, self._process = threading.Lock(), deque[Any](), os.getpid()
+        self._counting = threading.Lock()  # of batches taken, by threads that share an iterator
         self._copies: Any = None  # the stream for copies to a GPU
         if prefetch and state is None:
             source.expect_stale()
