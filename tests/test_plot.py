@@ -407,6 +407,15 @@ def test_what_cannot_be_drawn_is_said() -> None:
         fbuf.plot.ages(state, buffer)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ax is int; expected the axes of matplotlib"):
         fbuf.plot.ages(buffer, state, ax=3)
+    with pytest.raises(TypeError, match=r"figure is int; expected one of matplotlib.* Write figure=plt\.figure\(\)"):
+        fbuf.plot.overview(buffer, state, figure=3)
+    with pytest.raises(TypeError, match=r"batch is int; expected a Sample\. .* number=6"):
+        fbuf.plot.frames(buffer, state, batch=6)  # type: ignore[arg-type]
+    mixture = fbuf.Mixture({"old": buffer})
+    mixed = mixture.init({"old": state})
+    with pytest.raises(TypeError, match=r"one by one: plot\.ages\(mixture\['old'\], state\['old'\]\)"):
+        fbuf.plot.ages(mixture, mixed)  # type: ignore[arg-type]
+    fbuf.plot.ages(mixture["old"], mixed["old"], ax=axes())
     with pytest.raises(TypeError, match="the state is traced"):
         jax.jit(lambda state: fbuf.plot.ages(buffer, state))(state)
     plain = fbuf.uniform(8)
