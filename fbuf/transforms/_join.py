@@ -110,7 +110,7 @@ class Concatenate:
         parts = _pieces("Concatenate", self.keys, leaves, context)
         axis = _axis("Concatenate", self.keys[0], parts[0], self.axis, context)
         for i, (key, part) in enumerate(zip(self.keys, parts, strict=True)):
-            shape, first = _shape(key, part, context), _shape(self.keys[0], parts[0], context)
+            shape, first = _shape(key, part, context), list(parts[0].shape[lead_of(key, part, context) :])
             others = [n for a, n in enumerate(part.shape) if a != axis]
             if part.ndim != parts[0].ndim or others != [n for a, n in enumerate(parts[0].shape) if a != axis]:
                 raise ValueError(
@@ -217,8 +217,8 @@ class Stack:
             if part.shape != parts[0].shape:
                 raise ValueError(
                     f"Stack: leaf '{key}' is {_shape(key, part, context)}, but '{self.keys[0]}' is "
-                    f"{_shape(self.keys[0], parts[0], context)}; expected one shape. Join them along an axis they have: "
-                    f"Concatenate."
+                    f"{list(parts[0].shape[lead_of(key, part, context) :])}; expected one shape. Join them along an "
+                    f"axis they have: Concatenate."
                 )
         axis = _axis("Stack", self.keys[0], parts[0], self.axis, context, more=1)
         return _joined("Stack", self.keys, leaves, self.into, jnp.stack(parts, axis=axis))
