@@ -162,14 +162,7 @@ def check_draw(
     if batch_size is None:
         raise TypeError(f"{call}: batch_size is given neither here nor to Buffer(batch_size=...). Write {form}.")
     check_batch_size(call, batch_size, f" The order is {form}.")
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-        raise TypeError(
-            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), and for "
-            f"many keys vmap `peek`."
-        )
+    _errors.check_key(call, key, "and for many keys vmap `peek`")
     asked = {name: value for name, value in options.items() if value is not None}
     return int(batch_size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked)
 

@@ -52,6 +52,17 @@ def check_spec(call: str, spec: Spec) -> None:
             )
 
 
+def check_key(call: str, key: Any, many: str) -> None:
+    """Refuses what is not one PRNG key, typed or raw; `many` says what to do with several."""
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+        raise TypeError(
+            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
+        )
+
+
 def check_names(call: str, got: Any, expected: Any) -> None:
     """Names of leaves must agree."""
     missing = [n for n in expected if n not in got]

@@ -681,7 +681,7 @@ class Context(NamedTuple):
     mask: jax.Array  # bool[*lead], which rows are there; what is not is zeros, in batches before and after
     key: jax.Array | None = None  # where it is `keyed`
     memory: Any = None  # where it is `Remembering`: what it knows by now
-    collapsed: frozenset[str] = frozenset()  # leaves `[B, F]` with one value a window, although F is T
+    collapsed: frozenset[str] = frozenset()  # leaves `[B, F]` with one value a window, also where F is T
 
     @property
     def mapped(self) -> int:

@@ -101,10 +101,15 @@ class Limit:
     def __post_init__(self) -> None:
         _check_count("min_size", self.min_size, 1)
         ratio = _fraction("samples_per_insert", self.samples_per_insert)
-        if ratio <= 0 or max(ratio.numerator, ratio.denominator) > _MOST:
+        if ratio <= 0:
             raise ValueError(
-                f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a number > 0 that is a "
-                f"fraction of numbers up to 2^31 - 1. Write Fraction(x).limit_denominator(1_000_000)."
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0, rows drawn for each row "
+                f"added. Write 1 for as many as are added."
+            )
+        if max(ratio.numerator, ratio.denominator) > _MOST:
+            raise ValueError(
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a fraction of "
+                f"numbers up to 2^31 - 1. Write Fraction(x).limit_denominator(1_000_000)."
             )
         for name in ("min_diff", "max_diff"):
             value = getattr(self, name)
@@ -112,6 +117,11 @@ class Limit:
                 raise ValueError(
                     f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}. Use None."
                 )
+        if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
+            raise ValueError(
+                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}: nothing could be added any more, or "
+                f"drawn; expected the lesser of two first. Write min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
+            )
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
                 f"Limit: min_diff is {self.min_diff!r}, above {float(ratio * self.min_size):g}, samples_per_insert * min_size: "
@@ -136,17 +146,19 @@ class Limit:
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
         """After `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
-        if _on_host(pace):
-            return LimitState(pace.added + rows, pace.drawn, pace.surplus + self._ratio.numerator * rows)
-        more = _unsigned(rows)
+        if _on_host("Limit.added", pace):
+            number = _int("Limit.added: rows", rows)
+            return LimitState(pace.added + number, pace.drawn, pace.surplus + self._ratio.numerator * number)
+        more = _unsigned("Limit.added: rows", rows)
         surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
         return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
         """After `draws` more were drawn, B for a batch: an int, or int32[]."""
-        if _on_host(pace):
-            return LimitState(pace.added, pace.drawn + draws, pace.surplus - self._ratio.denominator * draws)
-        more = _unsigned(draws)
+        if _on_host("Limit.sampled", pace):
+            number = _int("Limit.sampled: draws", draws)
+            return LimitState(pace.added, pace.drawn + number, pace.surplus - self._ratio.denominator * number)
+        more = _unsigned("Limit.sampled: draws", draws)
         cost = _wide.negative(_wide.multiply(more, jnp.uint32(self._ratio.denominator)))
         return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(_wide.add(_pair(pace.surplus), cost)))
 
@@ -159,16 +171,17 @@ class Limit:
           size: Rows held, `buffer.size(state)`, where rows go otherwise than by being overwritten (`clear`, `Consume`);
             None: as many as were added.
         """
-        _, high = self._bounds
-        if _on_host(pace):
-            held = pace.added if size is None else int(size)
-            fits = high is None or pace.surplus + self._ratio.numerator * rows <= high
-            return held + rows <= self.min_size or fits
+        (_, high), call = self._bounds, "Limit.can_add"
+        if _on_host(call, pace):
+            number = _int(f"{call}: rows", rows)
+            held = pace.added if size is None else _int(f"{call}: size", size)
+            fits = high is None or pace.surplus + self._ratio.numerator * number <= high
+            return held + number <= self.min_size or fits
+        more = _unsigned(f"{call}: rows", rows)
         if high is None:
             return jnp.ones((), bool)
-        more = _unsigned(rows)
         surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
-        held = _wide.add(_held(pace, size), Wide(jnp.uint32(0), more))
+        held = _wide.add(_held(call, pace, size), Wide(jnp.uint32(0), more))
         return _wide.at_most(surplus, _wide.of(high)) | _wide.at_most(held, _wide.of(self.min_size))
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
@@ -179,20 +192,22 @@ class Limit:
           draws: B of a batch: an int, or int32[].
           size: As for `can_add`.
         """
-        low, _ = self._bounds
-        if _on_host(pace):
-            held = pace.added if size is None else int(size)
-            return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * draws >= low)
-        enough = _wide.at_most(_wide.of(self.min_size), _held(pace, size))
+        (low, _), call = self._bounds, "Limit.can_sample"
+        if _on_host(call, pace):
+            number = _int(f"{call}: draws", draws)
+            held = pace.added if size is None else _int(f"{call}: size", size)
+            return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * number >= low)
+        more = _unsigned(f"{call}: draws", draws)
+        enough = _wide.at_most(_wide.of(self.min_size), _held(call, pace, size))
         if low is None:
             return enough
-        cost = _wide.multiply(_unsigned(draws), jnp.uint32(self._ratio.denominator))
+        cost = _wide.multiply(more, jnp.uint32(self._ratio.denominator))
         left = _wide.add(_pair(pace.surplus), _wide.negative(cost))
         return enough & _wide.at_most(_wide.of(low), left)
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
         """Scalars worth logging: `added`, `drawn`, and `surplus` in rows drawn; as float32, or Python numbers."""
-        if _on_host(pace):
+        if _on_host("Limit.stats", pace):
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
         below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
         surplus, opposite = _pair(pace.surplus), _wide.negative(_pair(pace.surplus))
@@ -288,8 +303,15 @@ def samples_per_insert(
       Limit(samples_per_insert=8, min_size=1000, min_diff=7616, max_diff=8384)
     """
     _check_count("min_size", min_size, 1)
+    for name, value in (("rows", rows), ("draws", draws)):
+        _check_count(name, value, 1, where="limits.samples_per_insert: ")
     each = _fraction("samples_per_insert", ratio)
-    if isinstance(error_buffer, tuple):
+    if isinstance(error_buffer, (tuple, list)):
+        if len(error_buffer) != 2:
+            raise ValueError(
+                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff). "
+                f"Leave it out for what calls of {rows} rows and of {draws} draws need."
+            )
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
         late = each * (_whole_steps(min_size, rows) - min_size)
@@ -349,9 +371,12 @@ def _whole_steps(size: int, rows: int) -> int:
     return -(-size // rows) * rows
 
 
-def _check_count(name: str, value: Any, least: int, most: int = _MOST) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"Limit: {name} is {value!r}; expected an int from {least} to {most}.")
+def _check_count(name: str, value: Any, least: int, most: int = _MOST, where: str = "Limit: ") -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or not least <= value <= most:
+        good = isinstance(value, (float, np.floating)) and value == value // 1 and least <= value <= most
+        fix = f" Write {int(value)}." if good else ""
+        raise ValueError(f"{where}{name} is {value!r}; expected an int from {least} to {most}.{fix}")
 
 
 def _fraction(name: str, value: Any) -> Fraction:
@@ -359,7 +384,8 @@ def _fraction(name: str, value: Any) -> Fraction:
     if isinstance(value, Fraction):
         return value
     if not isinstance(value, (numbers.Real, np.number)) or isinstance(value, bool) or not math.isfinite(float(value)):
-        raise ValueError(f"Limit: {name} is {value!r}; expected a finite number, or a fractions.Fraction.")
+        none = " Write None for no bound." if name in ("min_diff", "max_diff") else ""
+        raise ValueError(f"Limit: {name} is {value!r}; expected a finite number, or a fractions.Fraction.{none}")
     return Fraction(str(value))
 
 
@@ -367,18 +393,39 @@ def _plain(value: Fraction) -> int | Fraction:
     return value.numerator if value.denominator == 1 else value
 
 
-def _on_host(pace: LimitState) -> bool:
+def _on_host(call: str, pace: Any) -> bool:
+    """Whether it counts in Python ints.
+
+    Raises:
+      TypeError: it is no pace.
+    """
+    if not isinstance(pace, LimitState):
+        raise TypeError(
+            f"{call}: pace is {type(pace).__name__}; expected a LimitState: how far a run is, beside the state of its buffer. "
+            f"Write pace = limit.init()."
+        )
     return isinstance(pace.surplus, int)
 
 
-def _unsigned(count: Any) -> jax.Array:
-    """uint32[]."""
+def _check_whole(what: str, count: Any) -> None:
+    """Raises unless it is one whole number, which may be traced."""
     if isinstance(count, (int, np.integer)):
-        _check_count("a number of rows", count, 0)
-    elif np.shape(count) != () or not jnp.issubdtype(jnp.result_type(count), jnp.integer):
-        raise TypeError(
-            f"Limit: a number of rows is {count!r}; expected an int, or an integer []. Write rows.shape[0]."
-        )
+        _check_count(what, count, 0, where="")
+    elif np.shape(count) != () or not jnp.issubdtype(getattr(count, "dtype", np.void), jnp.integer):
+        raise TypeError(f"{what} is {count!r}; expected an int, or an integer []. Write rows.shape[0].")
+
+
+def _int(what: str, count: Any) -> int:
+    """A Python int, whatever kind of whole number it is."""
+    _check_whole(what, count)
+    if int(count) < 0:
+        raise ValueError(f"{what} is {count!r}; expected an int from 0 to {_MOST}.")
+    return int(count)
+
+
+def _unsigned(what: str, count: Any) -> jax.Array:
+    """uint32[]."""
+    _check_whole(what, count)
     return jnp.asarray(count).astype(jnp.uint32)
 
 
@@ -390,10 +437,10 @@ def _after(words: jax.Array, more: jax.Array) -> jax.Array:
     return jnp.stack(_wide.add(_pair(words), Wide(jnp.uint32(0), more)))
 
 
-def _held(pace: LimitState, size: Any) -> Wide:
+def _held(call: str, pace: LimitState, size: Any) -> Wide:
     """Rows held; 2^62 stands for any more of them."""
     if size is not None:
-        return Wide(jnp.uint32(0), _unsigned(size))
+        return Wide(jnp.uint32(0), _unsigned(f"{call}: size", size))
     return Wide(jnp.minimum(pace.added[0], jnp.uint32(2**30)), pace.added[1])
 
 

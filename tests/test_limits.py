@@ -275,7 +275,16 @@ def test_threads_keep_the_ratio() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Limit(0), r"samples_per_insert is 0, which is 0; expected a number > 0"),
+        (lambda: Limit(0), r"samples_per_insert is 0; expected a number > 0, .* Write 1 for"),
+        (lambda: Limit(1, 4.0), r"min_size is 4\.0; expected an int from 1 to 2147483647\. Write 4\."),
+        (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0: .* Write min_diff=0, max_diff=1"),
+        (lambda: Limit(1, 1, 0, float("inf")), r"max_diff is inf; expected a finite number.* Write None"),
+        (lambda: limits.samples_per_insert(8, 10, rows=0), r"samples_per_insert: rows is 0; expected an int from 1"),
+        (lambda: limits.samples_per_insert(8, 10, draws=2.5), r"samples_per_insert: draws is 2\.5; expected an int"),
+        (
+            lambda: limits.samples_per_insert(8, 10, (1, 2, 3)),
+            r"error_buffer is \(1, 2, 3\); expected a number, or \(min_diff, max_diff\)",
+        ),
         (lambda: Limit(1e-10), r"fraction of numbers up to 2\^31 - 1\. Write Fraction\(x\)\.limit_denominator"),
         (lambda: Limit(float("nan")), r"samples_per_insert is nan; expected a finite number"),
         (lambda: Limit("2"), r"samples_per_insert is '2'; expected a finite number"),
@@ -302,7 +311,12 @@ def test_threads_keep_the_ratio() -> None:
         (lambda: limits.queue(0), r"size is 0; expected an int from 1"),
         (lambda: Limit().init(added=-1), r"added is -1; expected an int from 0"),
         (lambda: Limit().init(added=2**64 - 1), r"beyond 63 bits\. Use host=True"),
-        (lambda: Limit().added(Limit().init(), -1), r"a number of rows is -1; expected an int from 0"),
+        (lambda: Limit().added(Limit().init(), -1), r"Limit\.added: rows is -1; expected an int from 0"),
+        (lambda: Limit().added(Limit().init(host=True), -1), r"Limit\.added: rows is -1; expected an int from 0"),
+        (
+            lambda: Limit().can_add(Limit().init(host=True), jnp.array(-1)),
+            r"Limit\.can_add: rows is .*-1.*; expected an int",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
@@ -328,9 +342,34 @@ def test_what_could_never_be_allowed(ratio: Any, size: int, below: int, room: in
         assert not allowed
 
 
-def test_counts_are_whole() -> None:
-    with pytest.raises(TypeError, match=r"a number of rows is .*; expected an int, or an integer \[\]"):
-        Limit().added(Limit().init(), jnp.ones(3))
+@pytest.mark.parametrize("host", [True, False])
+@pytest.mark.parametrize("count", [np.ones(3, int), 1.5, "3", {"obs": 1}, None])
+def test_counts_are_whole(host: bool, count: Any) -> None:
+    limit = Limit(min_diff=0, max_diff=9)
+    pace = limit.init(host=host)
+    for call, name in (("added", "rows"), ("sampled", "draws"), ("can_add", "rows"), ("can_sample", "draws")):
+        with pytest.raises(TypeError, match=rf"Limit\.{call}: {name} is .*; expected an int, or an integer \[\]"):
+            getattr(limit, call)(pace, count)
+
+
+def test_any_kind_of_whole_number_is_counted_in_python() -> None:
+    """And the next call goes on from there."""
+    limit = Limit(2, min_diff=0, max_diff=9)
+    pace = limit.init(host=True)
+    for number in (np.int64(2), np.uint8(1), jnp.int32(1)):
+        assert limit.can_add(pace, number)
+        pace = limit.added(pace, number)
+    for number in (jnp.uint32(3), np.array(2)):
+        assert limit.can_sample(pace, number, size=jnp.int32(4))
+        pace = limit.sampled(pace, number)
+    assert pace == limits.LimitState(4, 5, 3) and all(type(n) is int for n in (pace.added, pace.drawn, pace.surplus))
+
+
+@pytest.mark.parametrize("call", ["added", "sampled", "can_add", "can_sample", "stats"])
+def test_the_state_of_a_buffer_is_no_pace(call: str) -> None:
+    state = fbuf.uniform(4).init(0)
+    with pytest.raises(TypeError, match=rf"Limit\.{call}: pace is BufferState; .* Write pace = limit\.init\(\)"):
+        getattr(Limit(), call)(state)
 
 
 def test_a_limit_is_a_value() -> None:

@@ -85,6 +85,19 @@ def test_ages_are_histograms_of_whole_numbers() -> None:
     np.testing.assert_allclose(drawn, np.histogram(age, edges, weights=p)[0] / p.sum(), rtol=1e-5)
 
 
+def test_whole_numbers_have_whole_ticks() -> None:
+    """Where all are alike, too."""
+    buffer = fbuf.Buffer(8, episode_end=("end",))
+    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
+    one = fbuf.Buffer(8)
+    made = [
+        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
+        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
+    ]
+    for ticks in (drawn.get_xticks() for drawn in made):
+        np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
 def test_where_all_are_alike_there_is_one_histogram() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     assert len(stairs(fbuf.plot.ages(buffer, state, ax=axes()))) == 1
@@ -394,6 +407,15 @@ def test_what_cannot_be_drawn_is_said() -> None:
         fbuf.plot.ages(state, buffer)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ax is int; expected the axes of matplotlib"):
         fbuf.plot.ages(buffer, state, ax=3)
+    with pytest.raises(TypeError, match=r"figure is int; expected one of matplotlib.* Write figure=plt\.figure\(\)"):
+        fbuf.plot.overview(buffer, state, figure=3)
+    with pytest.raises(TypeError, match=r"batch is int; expected a Sample\. .* number=6"):
+        fbuf.plot.frames(buffer, state, batch=6)  # type: ignore[arg-type]
+    mixture = fbuf.Mixture({"old": buffer})
+    mixed = mixture.init({"old": state})
+    with pytest.raises(TypeError, match=r"one by one: plot\.ages\(mixture\['old'\], state\['old'\]\)"):
+        fbuf.plot.ages(mixture, mixed)  # type: ignore[arg-type]
+    fbuf.plot.ages(mixture["old"], mixed["old"], ax=axes())
     with pytest.raises(TypeError, match="the state is traced"):
         jax.jit(lambda state: fbuf.plot.ages(buffer, state))(state)
     plain = fbuf.uniform(8)

@@ -160,6 +160,17 @@ def test_the_rest() -> None:
     assert len(replay) == 0
 
 
+def test_a_seed_is_a_whole_number() -> None:
+    buffer = fbuf.uniform(4)
+    for wrong in ("x", 1.5, None, np.zeros(2, int), jax.random.key(0)):
+        with pytest.raises(TypeError, match=r"Replay: seed is [^;]*; expected an int\. Write Replay\(.*seed=0\)"):
+            fbuf.Replay(buffer, 0, wrong)  # type: ignore[arg-type]
+    for seed in (2, np.int64(2), jnp.int32(2)):
+        replay = fbuf.Replay(buffer, 0, seed)  # type: ignore[arg-type]
+        replay.extend(np.arange(4))
+        assert len(replay) == 4
+
+
 def test_presets() -> None:
     assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
     assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)

@@ -217,6 +217,17 @@ def test_what_it_refuses() -> None:
     ring = fbuf.Buffer(4)
     with pytest.raises(TypeError, match=r"rekeyed: the state is of a buffer with another writer"):
         Reservoir().rekeyed(ring.init(EXAMPLE), jax.random.key(0))
+    buffer = buffer_of()
+    state = buffer.init(EXAMPLE)
+    for wrong in (None, buffer):
+        with pytest.raises(
+            TypeError, match=r"rekeyed: the state is (NoneType|Buffer); expected one with Reservoir\(\)"
+        ):
+            buffer.writer.rekeyed(wrong, jax.random.key(0))
+    with pytest.raises(TypeError, match=r"Reservoir\.rekeyed: key is int; expected a PRNG key\. Use jax\.random\.key"):
+        buffer.writer.rekeyed(state, 3)
+    with pytest.raises(TypeError, match=r"Reservoir\.rekeyed: key is key<fry>\[2\]; .*for many states vmap it"):
+        buffer.writer.rekeyed(state, jax.random.split(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(100, marks=pytest.mark.slow)])

@@ -388,6 +388,8 @@ def test_views_that_look_at_neighbours_are_refused(view: Any) -> None:
         ),
         ("z", TypeError, r"leaf 'z' is complex64\[\]"),
         (lambda row: row["pair"], TypeError, r"what .* gives is float32\[2\]; expected one real number"),
+        (lambda row: None, TypeError, r"TopK: what .* gives is NoneType; expected one real number a row. Write TopK"),
+        (lambda row: {"rank": row["rank"]}, TypeError, r"what .* gives is dict; expected one real number a row"),
     ],
 )
 def test_what_cannot_rank_is_named(rank: Any, error: type[Exception], message: str) -> None:

@@ -320,6 +320,26 @@ def test_a_thread_that_makes_ahead_waits_when_enough_is_made() -> None:
         ahead.take()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_threads_that_share_an_iterator_get_its_batches_together(prefetch: int) -> None:
+    """Though each of them asks for more while another has not got its own yet."""
+    source = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.at_most(1000))
+    source.extend({"t": np.arange(8)})
+    meet, out = threading.Barrier(4), []
+    batches = iter(Loader(source, 4, steps=6, prefetch=prefetch, transform=lambda batch: time.sleep(0.02) or batch))
+
+    def take() -> None:
+        meet.wait()
+        out.extend(batches)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(out) == 6 and source.pace.drawn == 6 * 4 and no_threads()
+
+
 def test_closing_it_does_not_wait_for_a_limit() -> None:
     source = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.samples_per_insert(1, 4, 8))
     source.extend({"t": np.arange(8)})

@@ -28,6 +28,7 @@ from fbuf.transforms import (
     Augment,
     Cast,
     Chain,
+    Concatenate,
     Drop,
     Map,
     Normalize,
@@ -36,6 +37,7 @@ from fbuf.transforms import (
     RewardToGo,
     Scale,
     Select,
+    Split,
     Stack,
 )
 from fbuf.views import Episode, Sequence, Transition
@@ -299,6 +301,56 @@ def test_one_value_a_window_is_not_taken_for_its_rows(width: int, nested: bool) 
     mean, std = x.mean(0), x.std(0)
     close(batch["x"]["wide"], (before.sum(1) * 2 + 1 - mean) / std)
     close(batch["x"]["rows"], np.where(there[..., None], (before - mean) / std, 0))
+
+
+def apart(window: Any) -> Any:
+    """Two vectors and two numbers a window."""
+    x, reward = window["x"], window["reward"]
+    one = {"sum": x.sum(0), "first": x[0], "least": reward.min(), "most": reward.max()}
+    return {**window, **one, "image": jnp.tile(reward.sum(), (5, 5))}
+
+
+def laned_windows(width: int, on_read: Any = None) -> tuple[fbuf.Buffer, Any]:
+    """Windows of four rows, of which the last may be missing."""
+    view = Sequence(4, boundary="mask", episode_end=("done",))
+    buffer = fbuf.Buffer(20, view=view, on_read=on_read)
+    x = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32)
+    rows = {"x": x, "reward": np.arange(1.0, 10.0, dtype=np.float32), "done": np.arange(9) % 3 == 2}
+    return buffer, buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+
+
+# Together 4 numbers, a window's rows; 3 to a vector, or 4, or 5, the rows of the window that is traced to tell them apart.
+@pytest.mark.parametrize("width", [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
+def test_axes_of_what_is_there_once_a_window_are_its_own(width: int) -> None:
+    join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
+    stack = Stack(("least", "most"), into="range")
+    on_read = (Map(apart), join, stack, Augment("image", 1), join.inverse(), Stack(("sum", "first"), "pair", axis=-1))
+    buffer, state = laned_windows(width, on_read)
+    batch = buffer.peek(state, jax.random.key(0), 16).data
+    plain, same = laned_windows(width)
+    before = plain.peek(same, jax.random.key(0), 16).data
+    assert not np.asarray(before["mask"]).all()
+    x, reward = np.asarray(before["x"]), np.asarray(before["reward"])
+    close(batch["pair"], np.stack([x.sum(1), x[:, 0]], axis=-1))
+    close(batch["range"], np.stack([reward.min(1), reward.max(1)], axis=-1))
+    close(batch["image"], np.tile(reward.sum(1)[:, None, None], (1, 5, 5)))
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (
+            Concatenate(("x", "sum"), "y"),
+            r"leaf 'sum' is \[4\] a window, but 'x' is \[4\] a row; .*Map and jnp.broadcast_to",
+        ),
+        (Stack(("reward", "most"), "y"), r"leaf 'most' is \[\] a window, but 'reward' is \[\] a row"),
+        (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, and has no axis -1. Use Stack"),
+        (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window, but sizes=\(1, 1\) come to 2; expected 4"),
+    ],
+)
+def test_rows_and_what_is_there_once_a_window_do_not_join(stage: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        laned_windows(4, (Map(apart), stage))
 
 
 def test_a_function_of_windows_of_one_length_goes_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import Buffer
@@ -28,6 +29,15 @@ def check_form(call: str, to: Any, device: Any = None) -> None:
         raise TypeError(
             f"{call}: device is {device!r}; expected a jax.Device or jax.sharding.Sharding. Use device=jax.devices()[0]."
         )
+
+
+def check_seed(call: str, seed: Any) -> None:
+    """Refuses what is no whole number."""
+    whole = isinstance(seed, int) or (
+        np.shape(seed) == () and jnp.issubdtype(getattr(seed, "dtype", np.void), jnp.integer)
+    )
+    if not whole:
+        raise TypeError(f"{call}: seed is {seed!r}; expected an int. Write {call}(buffer, example, seed=0).")
 
 
 def check_limit(call: str, limit: Any, buffer: Buffer, unlimited: bool) -> None:

@@ -30,7 +30,7 @@ from fbuf._checks import check_draw, check_eta
 from fbuf._closed import ReplayClosed
 from fbuf._replay._arrays import array, beside, convert, index_of, place, rows_of
 from fbuf._replay._batches import Batches
-from fbuf._replay._checks import check_form, check_limit, check_seconds
+from fbuf._replay._checks import check_form, check_limit, check_seconds, check_seed
 from fbuf._replay._interrupts import Uninterrupted
 from fbuf._replay._pacing import Kind, Pacing, start
 from fbuf._replay._turns import Turn, Turns
@@ -160,6 +160,7 @@ class Replay:
                 "Replay: example is a BufferState; expected one row. To go on with rows in files write "
                 "Replay(buffer, example, resume=True)."
             )
+        check_seed("Replay", seed)
         check_limit("Replay", limit, buffer, unlimited)
         example = example if isinstance(buffer.storage, Ragged) else rows_of(example)
         state = buffer.resume(example) if resume else buffer.init(example)

@@ -35,7 +35,7 @@ class Seen:
     """Arrays of numpy; rows `[L, E]` in order of arrival, of which `held` are there. None: not known, or there is none."""
 
     held: np.ndarray  # bool
-    age: np.ndarray  # int64, rows that came later: of the lane, or of all where rows lie in no order
+    age: np.ndarray  # int64, rows of the lane that came later; or, where rows lie in no order, that were put in later
     anchor: np.ndarray  # bool, can be drawn
     alike: bool  # whether all anchors are equally likely
     probability: np.ndarray | None  # float32, in the next draw

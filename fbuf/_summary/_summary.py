@@ -54,7 +54,8 @@ class Summary:
       size, capacity: Rows held, and C.
       drawable: Anchors: rows that the view can start at.
       available: How many of them the sampler would draw now.
-      ages: Of rows held: how many rows of the lane came later (of all lanes, with a writer that replaces any row).
+      ages: Of rows held: how many rows of the lane came later. With a writer that replaces any row: how many it put in later,
+        of all lanes; those that it passed over do not count.
       drawn_ages: The same of drawn anchors: weighted by their chances in the next draw.
       priorities: |p| of anchors: as they are kept (`Prioritized(largest="held")`), worked out from leaves with the alpha and
         eps of now (`Prioritized`; wrong if these were annealed since), or rounded down by up to an eighth (`Ranked`).

@@ -82,6 +82,11 @@ def frames(
         raise ValueError(f"{call}: number is {number!r}; expected an int >= 1, rows to show.")
     if batch is None:
         batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
+    elif not hasattr(batch, "data"):
+        raise TypeError(
+            f"{call}: batch is {type(batch).__name__}; expected a Sample. Write batch=buffer.peek(state, key, 6), or "
+            f"number=6 for as many rows."
+        )
     data = {name: np.asarray(leaf) for name, leaf in named_leaves(batch.data).items()}
     name = _chosen(call, data, observation)
     shown = [i for i in range(len(np.asarray(batch.mask))) if np.asarray(batch.mask)[i]][: int(number)]

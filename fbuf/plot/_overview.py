@@ -41,6 +41,10 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
                 f'{call}: matplotlib is missing; expected it. Install it with: pip install "fbuf[plot]".'
             ) from error
         figure = pyplot.figure(figsize=(13.0, 7.6 if pictures else 6.4))
+    if not hasattr(figure, "add_gridspec"):
+        raise TypeError(
+            f"{call}: figure is {type(figure).__name__}; expected one of matplotlib, or None. Write figure=plt.figure()."
+        )
     if figure.get_layout_engine() is None:
         figure.set_layout_engine("constrained")
     top, bottom = figure.add_gridspec(2, 1, height_ratios=(1.0, 1.25 if pictures else 0.9))

@@ -74,12 +74,13 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
     call = "plot.ages"
     found = _found(call, buffer, state, bins)
     axes = _style.new_axes(call, ax, SIZE)
-    of = "of the lane " if buffer.writer.streams else ""
-    _style.dress(axes, "Ages", f"age: rows {of}that came later", "share")
+    later = "of the lane that came later" if buffer.writer.streams else "that were put in later"
+    _style.dress(axes, "Ages", f"age: rows {later}", "share")
     if not found.anchor.any():
         return _style.nothing(axes, "nothing can be drawn yet")
     values = found.age[found.anchor]
     _two(axes, values, found, _whole(values, bins))
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return axes
 
 
@@ -111,7 +112,8 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
     edges, palette = _whole(lengths, bins), _style.colors(axes)
     axes.stairs(np.histogram(lengths, edges)[0], edges, fill=True, color=palette.first, label="episodes")
     axes.axvline(np.median(lengths), color=palette.second, linewidth=2, label=f"median {np.median(lengths):,.0f}")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     _style.legend(axes)
     return axes
 

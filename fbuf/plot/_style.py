@@ -65,9 +65,12 @@ def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
 def check(call: str, buffer: Any, state: Any) -> None:
     """Refuses what is no buffer with its state, and tracers."""
     if not hasattr(buffer, "summary") or not isinstance(state, BufferState):
+        fix = "The order is buffer, state; of a Replay they are replay.buffer, replay.state."
+        if type(buffer).__name__ == "Mixture":
+            name = buffer.names[0]
+            fix = f"A mixture's are drawn one by one: {call}(mixture[{name!r}], state[{name!r}])."
         raise TypeError(
-            f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. The "
-            f"order is buffer, state; of a Replay they are replay.buffer, replay.state."
+            f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. {fix}"
         )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")

@@ -47,26 +47,34 @@ class Batches:
     def __next__(self) -> Any:
         loader = self._loader
         self._release()
-        if self._closed or (loader.steps is not None and self._taken >= loader.steps):
+        ahead = self._ahead  # before `_closed`: who closes sets that first
+        if self._closed or not self._may_take(drawing=ahead is None):
             self.close()
             raise StopIteration
         loader._check_process()
         try:
-            if self._ahead is not None:
-                drawn = self._ahead.take()
-            else:
-                drawn = loader._left.popleft() if loader._left else loader._draw()
+            drawn = loader._next() if ahead is None else ahead.take()
         except ReplayClosed:
             self._closed = True
             raise StopIteration from None
         except BaseException:
             self._closed = True
             raise
-        self._taken += 1
+        if ahead is not None:
+            with self._loader._counting:
+                self._taken += 1
         if drawn.ready is not None:
             _wait(drawn)
             self._last = drawn
         return drawn.out
+
+    def _may_take(self, drawing: bool) -> bool:
+        """Whether there is one more; counts it where it is drawn now, as nothing else says when it was the last."""
+        steps = self._loader.steps
+        with self._loader._counting:
+            more = steps is None or self._taken < steps
+            self._taken += drawing and more
+        return more
 
     def close(self) -> None:
         """Ends the thread. What was drawn and not handed out is for the next iteration.

@@ -54,9 +54,9 @@ class Loader:
       RuntimeError: in a worker process of a DataLoader, or after a fork.
 
     Batches left over when an iteration is cut short are handed out first by the next one, so an epoch misses no row. Two
-    iterators of one loader share its draws. On a GPU keep a tensor beyond the next batch as `x.clone()`: until then the loader
-    sees to it that JAX leaves its memory alone. A `DataLoader` takes tensordicts apart; with `to="tensordict"` give it
-    `collate_fn=lambda batch: batch`.
+    iterators of one loader share its draws, and threads may share an iterator: together they get `steps` batches. On a GPU
+    keep a tensor beyond the next batch as `x.clone()`: until then the loader sees to it that JAX leaves its memory alone. A
+    `DataLoader` takes tensordicts apart; with `to="tensordict"` give it `collate_fn=lambda batch: batch`.
 
     Example:
       >>> import fbuf, numpy as np, torch
@@ -97,6 +97,7 @@ class Loader:
         self.pin = on_gpu if pin is None else pin
         self._source, self._state, self._key = source, state, jax.random.key(seed)
         self._lock, self._left, self._process = threading.Lock(), deque[Any](), os.getpid()
+        self._counting = threading.Lock()  # of batches taken, by threads that share an iterator
         self._copies: Any = None  # the stream for copies to a GPU
         if prefetch and state is None:
             source.expect_stale()
@@ -136,6 +137,14 @@ class Loader:
                 "Loader: this is a worker process, but the buffer lives in the one that made the loader; expected "
                 "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
             )
+
+    def _next(self) -> Drawn:
+        """One that was drawn ahead and left over, or one drawn now."""
+        try:
+            left: Drawn = self._left.popleft()
+        except IndexError:
+            return self._draw()
+        return left
 
     def _draw(self, stop: Stop | None = None) -> Drawn:
         """The next batch as it is handed out, what it lies in, and what says on a GPU that it is there."""

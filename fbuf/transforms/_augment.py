@@ -19,7 +19,7 @@ from jax import lax
 from fbuf._config import component
 from fbuf._tree import PyTree, named_leaves
 from fbuf._typing import Context
-from fbuf.transforms._leaves import checked_keys, chosen, replaced
+from fbuf.transforms._leaves import checked_keys, chosen, lead_of, replaced
 
 
 @component
@@ -90,7 +90,7 @@ class Augment:
         return replaced(data, new)
 
     def _size(self, name: str, leaf: jax.Array, context: Context) -> tuple[int, int]:
-        own = leaf.shape[context.lead :]
+        own = leaf.shape[lead_of(name, leaf, context) :]
         if len(own) < -min(self.axes):
             raise ValueError(
                 f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, and has no axes {self.axes}; expected images. Name "

@@ -1,4 +1,4 @@
-"""Which leaves of a batch of windows have one value a window, although they are as long as it.
+"""Which leaves of a batch of windows have one value a window, also of those that are as long as it.
 
 What a function makes of a window may have its rows, `[T, item]`, or be one value, `[F]`; where F is T, shapes do not tell
 them apart, and a later stage would take its numbers for rows, and those of missing rows for missing. So stages are traced once
@@ -44,9 +44,9 @@ def after(transform: Transform, data: PyTree, context: Context) -> PyTree | None
 
 
 def names(data: PyTree, more: PyTree | None, context: Context) -> frozenset[str]:
-    """Leaves that look like rows, and are not, as `more`, made of longer windows, shows."""
+    """Leaves that have no rows: by their shapes, or as `more`, made of longer windows, shows."""
     if more is None:
         return frozenset()
     shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(more).items()}
     found = ((name, jnp.shape(leaf)) for name, leaf in named_leaves(data).items())
-    return frozenset(n for n, shape in found if shape[:2] == context.mask.shape and shapes.get(n) == shape)
+    return frozenset(n for n, shape in found if shape[:2] != context.mask.shape or shapes.get(n) == shape)

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._config import component
 from fbuf._tree import PyTree
 from fbuf._typing import Context
-from fbuf.transforms._leaves import added, as_dict, checked_keys, checked_name, chosen
+from fbuf.transforms._leaves import added, as_dict, checked_keys, checked_name, chosen, lead_of
 
 
 def _check_axis(call: str, axis: Any) -> int:
@@ -22,20 +22,27 @@ def _check_axis(call: str, axis: Any) -> int:
 
 def _axis(call: str, name: str, leaf: jax.Array, axis: int, context: Context, more: int = 0) -> int:
     """`axis` of a row's leaf, of which there are `more` later, as one of a batch's."""
-    own = leaf.ndim - context.lead + more
+    lead = lead_of(name, leaf, context)
+    own = leaf.ndim - lead + more
     if not -own <= axis < own:
         fix = (
             "Use Stack(...), which makes one."
             if own == 0 and not more
             else f"Use one of {', '.join(map(str, range(own)))}."
         )
-        shape = list(leaf.shape[context.lead :])
-        raise ValueError(f"{call}: leaf '{name}' is {leaf.dtype}{shape} a row, and has no axis {axis}. {fix}")
-    return context.lead + axis % own
+        what = f"{leaf.dtype}{_shape(name, leaf, context)}"
+        raise ValueError(f"{call}: leaf '{name}' is {what}, and has no axis {axis}. {fix}")
+    return lead + axis % own
 
 
-def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array]) -> list[jax.Array]:
-    """The leaves themselves, of one dtype."""
+def _shape(name: str, leaf: jax.Array, context: Context) -> str:
+    """For messages: "[2, 3] a row"."""
+    lead = lead_of(name, leaf, context)
+    return f"{list(leaf.shape[lead:])} a {'row' if lead == context.lead else 'window'}"
+
+
+def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array], context: Context) -> list[jax.Array]:
+    """The leaves themselves, of one dtype, and all of them of rows or all of windows."""
     for key in keys:
         if key not in leaves:
             chosen(call, (key,), leaves)
@@ -46,6 +53,12 @@ def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array]
             raise TypeError(
                 f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}; expected one dtype. Cast one of "
                 f"them before: Cast({key!r}, '{parts[0].dtype}')."
+            )
+        if lead_of(key, part, context) != lead_of(keys[0], parts[0], context):
+            raise ValueError(
+                f"{call}: leaf '{key}' is {_shape(key, part, context)}, but '{keys[0]}' is "
+                f"{_shape(keys[0], parts[0], context)}; expected all of them a row, or all a window. Repeat what is there once "
+                f"a window before, with Map and jnp.broadcast_to."
             )
     return parts
 
@@ -69,7 +82,7 @@ class Concatenate:
     Attributes:
       keys: Names of leaves, of one dtype, and but for the axis of one shape.
       into: Name of the leaf that takes their place.
-      axis: Among the axes of one row's leaf: -1 the last, 0 the first.
+      axis: Among the axes of one row's leaf, or of one window's where there is one value a window: -1 the last, 0 the first.
       sizes: How long each is along the axis; only its inverse needs them.
 
     Example:
@@ -94,19 +107,19 @@ class Concatenate:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Concatenate", data)
-        parts = _pieces("Concatenate", self.keys, leaves)
+        parts = _pieces("Concatenate", self.keys, leaves, context)
         axis = _axis("Concatenate", self.keys[0], parts[0], self.axis, context)
         for i, (key, part) in enumerate(zip(self.keys, parts, strict=True)):
-            shape, first = list(part.shape[context.lead :]), list(parts[0].shape[context.lead :])
+            shape, first = _shape(key, part, context), list(parts[0].shape[lead_of(key, part, context) :])
             others = [n for a, n in enumerate(part.shape) if a != axis]
             if part.ndim != parts[0].ndim or others != [n for a, n in enumerate(parts[0].shape) if a != axis]:
                 raise ValueError(
-                    f"Concatenate: leaf '{key}' is {shape} a row, but '{self.keys[0]}' is {first}; expected the same but for "
+                    f"Concatenate: leaf '{key}' is {shape}, but '{self.keys[0]}' is {first}; expected the same but for "
                     f"axis {self.axis}. Reshape one of them before, with Map."
                 )
             if self.sizes is not None and part.shape[axis] != self.sizes[i]:
                 raise ValueError(
-                    f"Concatenate: leaf '{key}' is {shape} a row; expected {self.sizes[i]} along axis {self.axis}, as sizes "
+                    f"Concatenate: leaf '{key}' is {shape}; expected {self.sizes[i]} along axis {self.axis}, as sizes "
                     f"says. Write sizes={tuple(p.shape[axis] for p in parts)}."
                 )
         return _joined("Concatenate", self.keys, leaves, self.into, jnp.concatenate(parts, axis=axis))
@@ -155,11 +168,11 @@ class Split:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Split", data)
-        (leaf,) = _pieces("Split", (self.key,), leaves)
+        (leaf,) = _pieces("Split", (self.key,), leaves, context)
         axis = _axis("Split", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != sum(self.sizes):
             raise ValueError(
-                f"Split: leaf '{self.key}' is {list(leaf.shape[context.lead :])} a row, but sizes={self.sizes} come to "
+                f"Split: leaf '{self.key}' is {_shape(self.key, leaf, context)}, but sizes={self.sizes} come to "
                 f"{sum(self.sizes)}; expected {leaf.shape[axis]}. Change sizes."
             )
         parts = jnp.split(leaf, np.cumsum(self.sizes)[:-1].tolist(), axis=axis)
@@ -199,13 +212,13 @@ class Stack:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Stack", data)
-        parts = _pieces("Stack", self.keys, leaves)
+        parts = _pieces("Stack", self.keys, leaves, context)
         for key, part in zip(self.keys, parts, strict=True):
             if part.shape != parts[0].shape:
                 raise ValueError(
-                    f"Stack: leaf '{key}' is {list(part.shape[context.lead :])} a row, but '{self.keys[0]}' is "
-                    f"{list(parts[0].shape[context.lead :])}; expected one shape. Join them along an axis they have: "
-                    f"Concatenate."
+                    f"Stack: leaf '{key}' is {_shape(key, part, context)}, but '{self.keys[0]}' is "
+                    f"{list(parts[0].shape[lead_of(key, part, context) :])}; expected one shape. Join them along an "
+                    f"axis they have: Concatenate."
                 )
         axis = _axis("Stack", self.keys[0], parts[0], self.axis, context, more=1)
         return _joined("Stack", self.keys, leaves, self.into, jnp.stack(parts, axis=axis))
@@ -242,11 +255,11 @@ class Unstack:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Unstack", data)
-        (leaf,) = _pieces("Unstack", (self.key,), leaves)
+        (leaf,) = _pieces("Unstack", (self.key,), leaves, context)
         axis = _axis("Unstack", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != len(self.into):
             raise ValueError(
-                f"Unstack: leaf '{self.key}' is {list(leaf.shape[context.lead :])} a row, so axis {self.axis} makes "
+                f"Unstack: leaf '{self.key}' is {_shape(self.key, leaf, context)}, so axis {self.axis} makes "
                 f"{leaf.shape[axis]} leaves; expected {len(self.into)}, the names in into. Name each of them."
             )
         parts = [jax.lax.index_in_dim(leaf, i, axis, keepdims=False) for i in range(len(self.into))]

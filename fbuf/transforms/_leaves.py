@@ -99,12 +99,16 @@ def added(call: str, leaves: dict[str, jax.Array], new: Mapping[str, jax.Array])
     return rebuilt(call, {**leaves, **new})
 
 
+def lead_of(name: str, leaf: jax.Array, context: Context) -> int:
+    """How many axes a leaf has before its item's: those that count rows, or 1 if it has one value a window."""
+    whole = name in context.collapsed or leaf.shape[: context.lead] != context.mask.shape
+    return 1 if whole else context.lead
+
+
 def blanked(name: str, leaf: jax.Array, context: Context) -> jax.Array:
     """Zeros where rows are not there; of a leaf that has one value a window, where none of its rows is."""
-    there = context.mask
-    if name in context.collapsed or leaf.shape[: context.lead] != there.shape:
-        there = jnp.any(there, axis=tuple(range(1, there.ndim)))
-    return zero_unless(there, leaf)
+    there, lead = context.mask, lead_of(name, leaf, context)
+    return zero_unless(jnp.any(there, axis=tuple(range(lead, there.ndim))), leaf)
 
 
 def dtype_name(call: str, field: str, dtype: Any) -> str:

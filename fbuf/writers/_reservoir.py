@@ -22,6 +22,7 @@ import numpy as np
 
 from fbuf import _wide, _words
 from fbuf._config import component, state
+from fbuf._errors import check_key
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf._typing import Geometry
@@ -105,7 +106,7 @@ class Reservoir:
           state: Of a buffer with this writer.
           key: One PRNG key, typed or raw; consumed.
         Raises:
-          TypeError: the state is of another writer.
+          TypeError: the state is of another writer, or none at all; or it is not one key.
 
         Example:
           >>> import fbuf, jax
@@ -113,14 +114,16 @@ class Reservoir:
           >>> make = lambda key: buffer.writer.rekeyed(buffer.init({"t": 0}), key)
           >>> states = jax.vmap(make)(jax.random.split(jax.random.key(0), 3))
         """
-        own = None if state.scatter is None else state.scatter.own
-        if state.scatter is None or not isinstance(own, ReservoirState):
+        scatter = state.scatter if isinstance(state, BufferState) else None
+        own = None if scatter is None else scatter.own
+        if scatter is None or not isinstance(own, ReservoirState):
+            of = "of a buffer with another writer" if isinstance(state, BufferState) else type(state).__name__
             raise TypeError(
-                f"Reservoir.rekeyed: the state is of a buffer with another writer; expected one with {self!r}. Write "
-                f"buffer.writer.rekeyed(state, key)."
+                f"Reservoir.rekeyed: the state is {of}; expected one with {self!r}. Write buffer.writer.rekeyed(state, key)."
             )
+        check_key("Reservoir.rekeyed", key, "and for many states vmap it")
         own = dataclasses.replace(own, key=jax.random.bits(key, (2,), jnp.uint32))
-        return dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
+        return dataclasses.replace(state, scatter=dataclasses.replace(scatter, own=own))
 
 
 def _started(secret: jax.Array) -> ReservoirState:

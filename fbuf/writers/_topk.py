@@ -118,7 +118,13 @@ class TopK:
     def _of_row(self, leaves: Mapping[str, jax.Array]) -> jax.Array:
         """The rank that a function gives a row."""
         assert callable(self.rank)
-        return jnp.asarray(self.rank(leaves[""] if list(leaves) == [""] else nested(leaves)))
+        made = self.rank(leaves[""] if list(leaves) == [""] else nested(leaves))
+        if not isinstance(made, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            raise TypeError(
+                f"TopK: what {self.rank!r} gives is {type(made).__name__}; expected one real number a row. Write "
+                f"TopK(lambda row: row['reward'].sum())."
+            )
+        return jnp.asarray(made)
 
     def _dtype(self, spec: Spec) -> Any:
         """Of ranks; raises unless they are real numbers, one a row."""
