@@ -244,12 +244,16 @@ def test_wrong_data_is_refused_and_leaves_nothing(
         ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v', but rows have"),
         ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, given: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         fbuf.datasets.from_arrays(bad(), **{"path": tmp_path / "a", **given})
+    with pytest.raises(kind, match=words):
+        fbuf.datasets.from_arrays(iter([bad()]), **{"path": tmp_path / "a", **given})
     with pytest.raises(TypeError, match="data is a int"):
         fbuf.datasets.from_arrays(3, path=tmp_path / "a")
     assert files(tmp_path) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Settings:
     dtypes: Mapping[str, str] | None
     codec: Mapping[str, Codec] | None
     piece_rows: int | None
+    check: Callable[[_pieces.Schema], None] = lambda schema: None  # what is to be opened afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,9 @@ def planned(columns: Mapping[str, Column], settings: Settings, rows: int) -> Pla
     finals = {final_name(name): leaves[name] for name in ends.follows}
     leaves |= finals | {name: ((), np.dtype(bool)) for name in ("terminated", "truncated")}
     codec = {name: final_codec(*leaves[name]) for name in finals} | dict(settings.codec or {})
-    return Plan(here, ends, _pieces.Schema(leaves, codec=codec))
+    schema = _pieces.Schema(leaves, codec=codec)
+    settings.check(schema)
+    return Plan(here, ends, schema)
 
 
 def columns_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Column, int]]:
