@@ -36,7 +36,7 @@ from fbuf._replay._interrupts import Uninterrupted
 from fbuf._replay._pacing import Kind, Pacing, start
 from fbuf._replay._turns import Turn, Turns
 from fbuf._sample import Index, Rows, Sample
-from fbuf._state import COUNTERS, BufferState, refuse_donated
+from fbuf._state import BufferState, refuse_donated
 from fbuf._stop import Stop
 from fbuf._summary import Summary
 from fbuf._tree import PyTree
