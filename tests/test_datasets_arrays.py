@@ -259,6 +259,19 @@ def test_wrong_settings(tmp_path: Path, given: Any, kind: type[Exception], words
     assert files(tmp_path) == []
 
 
+def test_numbers_that_are_stored_in_another_way(tmp_path: Path) -> None:
+    def refused(**data: Any) -> str:
+        with pytest.raises(ValueError, match="from_arrays: leaf") as told:
+            fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
+        return str(told.value)
+
+    assert "expected plain numbers, or booleans. Give x.astype('float32'). Leave it out: fields=['b']." in refused(
+        a=np.zeros(3, ">f4"), b=np.zeros(3, np.int32)
+    )
+    torch = pytest.importorskip("torch")
+    assert refused(a=torch.zeros(3)).endswith("is torch.float32; expected plain numbers, or booleans. Give x.numpy().")
+
+
 def test_a_single_step(tmp_path: Path) -> None:
     buffer, state = fbuf.datasets.from_arrays({name: leaf[:1] for name, leaf in bad().items()}, path=tmp_path / "a")
     assert buffer.view == ROW and buffer.rows(state).data["truncated"].tolist() == [True]
