@@ -165,8 +165,8 @@ def _piece(base: str, manifest: Manifest, part: Part) -> Saved:
         saved.close()
         raise FileNotFoundError(
             errno.ENOENT,
-            f"fbuf.datasets: piece {part.number} of {base} was written anew since the data set was finished; expected the one of "
-            f"then. Put it back; or remove {_again(base)}",
+            f"fbuf.datasets: piece {part.number} of {base} was written anew since the data set was finished; expected "
+            f"the one of then. Put it back; or remove {_again(base)}",
         )
     return saved
 
