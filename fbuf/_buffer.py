@@ -885,9 +885,11 @@ class Buffer:
             )
         for field in ("capacity", "lanes", "storage", "writer", "on_write"):
             if getattr(self, field) != getattr(other, field):
+                fix = f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
+                if isinstance(other.writer, ReadOnly):  # which takes no rows
+                    fix = f"A data set is opened where it lies: fbuf.datasets.open({getattr(other.storage, 'path', '')!r})."
                 raise ValueError(
-                    f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. "
-                    f"For another {field} add the rows anew: other.extend(other.init(example), rows)."
+                    f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. {fix}"
                 )
         _checks.check_fields("Buffer.convert", other, spec)
         fresh = _verbs.fresh_sampler(other, "Buffer.convert")

@@ -244,15 +244,32 @@ def test_wrong_data_is_refused_and_leaves_nothing(
         ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v', but rows have"),
         ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, given: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         fbuf.datasets.from_arrays(bad(), **{"path": tmp_path / "a", **given})
+    with pytest.raises(kind, match=words):
+        fbuf.datasets.from_arrays(iter([bad()]), **{"path": tmp_path / "a", **given})
     with pytest.raises(TypeError, match="data is a int"):
         fbuf.datasets.from_arrays(3, path=tmp_path / "a")
     assert files(tmp_path) == []
+
+
+def test_numbers_that_are_stored_in_another_way(tmp_path: Path) -> None:
+    def refused(**data: Any) -> str:
+        with pytest.raises(ValueError, match="from_arrays: leaf") as told:
+            fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
+        return str(told.value)
+
+    assert "expected plain numbers, or booleans. Give x.astype('float32'). Leave it out: fields=['b']." in refused(
+        a=np.zeros(3, ">f4"), b=np.zeros(3, np.int32)
+    )
+    torch = pytest.importorskip("torch")
+    assert refused(a=torch.zeros(3)).endswith("is torch.float32; expected plain numbers, or booleans. Give x.numpy().")
 
 
 def test_a_single_step(tmp_path: Path) -> None:

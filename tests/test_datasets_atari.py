@@ -751,12 +751,79 @@ def test_a_wrong_id_names_near_ones(wrong, near):
 
 
 @pytest.mark.parametrize(
-    "option", [{"download": "yes"}, {"on_corrupt": "ignore"}, {"workers": -1}, {"workers": 1.5}, {"partial": 1}]
+    "option",
+    [
+        {"download": "yes"},
+        {"download": 0},
+        {"download": 1},
+        {"on_corrupt": "ignore"},
+        {"workers": -1},
+        {"workers": 1.5},
+        {"partial": 1},
+        {"verify": "x"},
+    ],
 )
 def test_wrong_options(option, tmp_path):
     with pytest.raises(ValueError, match="fbuf.datasets.atari_dqn: .*expected"):
         fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **option)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "words"),
+    [
+        ({"view": Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
+        ({"view": Row}, TypeError, "view is the class Row"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version', but rows have"),
+        ({"prefetch": 1}, ValueError, r"batch_size=256"),
+        ({"codec": "zstd"}, TypeError, "codec of 'obs' is 'zstd'"),
+        ({"root": 3}, TypeError, "atari_dqn: root is a int; expected the path of a folder, or None"),
+        ({"root": ""}, TypeError, "atari_dqn: root is ''"),
+    ],
+)
+def test_what_cannot_be_opened_is_told_before_anything_is_fetched(option, kind, words, tmp_path):
+    with pytest.raises(kind, match=words):
+        fbuf.datasets.atari_dqn("Pong/1", **{"root": tmp_path, "source": tmp_path / "none", **option})
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_that_is_there_is_opened_by_many_at_a_time(files, tmp_path, monkeypatch):
+    """Also where nobody can write: neither its lock nor any file of it is touched."""
+    root = tmp_path / "root"
+
+    def opened(**options: Any) -> int:
+        return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
+
+    rows = opened()
+    assert opened(prefetch=1, batch_size=2) == rows
+    with _atari_get.held("a test", root / "Pong" / "1"):
+        assert opened() == opened(download=False) == rows
+        monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
+        for option in ({"pieces": [0, 1]}, {"download": "force"}):  # what would be written must wait
+            with pytest.raises(BlockingIOError, match="in use by this process"):
+                opened(**option)
+
+
+def test_one_that_another_process_makes_anew_meanwhile_is_opened_as_it_is_then(files, tmp_path, monkeypatch):
+    get(tmp_path, files)
+    want = get(tmp_path, files)
+    calls = []
+
+    def then() -> int:
+        if not calls:
+            _atari_plan.discard(tmp_path / "Pong" / "1", 0)
+            calls.append("gone")
+            raise FileNotFoundError
+        return len(_pieces.committed(tmp_path / "Pong" / "1"))
+
+    whole = len(_pieces.committed(tmp_path / "Pong" / "1"))
+    settings = {"progress": False, "codec": None, "on_corrupt": "raise", "pieces": None, "workers": 0}
+    assert (
+        _atari_get.get("get", "Pong/1", tmp_path / "Pong" / "1", source=files, download=True, then=then, **settings)
+        == whole
+    )
+    again = get(tmp_path, files, download=False)
+    assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 
 
 def test_default_root(monkeypatch, tmp_path):

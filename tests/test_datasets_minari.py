@@ -418,6 +418,14 @@ def test_converted_once(tmp_path: Path) -> None:
     fbuf.datasets.minari("test/plain-v0", view=ROW, **where)
     file = tmp_path / "ours/minari/test/plain-v0/dataset.json"
     before = file.stat().st_mtime_ns
+    wrong = fbuf.views.Transition(observation="pixels")
+    with pytest.raises(ValueError, match="observation is 'pixels', but rows have"):  # before anything is converted
+        fbuf.datasets.minari("test/plain-v0", view=wrong, root=tmp_path / "other", source=tmp_path / "minari")
+    with pytest.raises(TypeError, match="view is the class Row"):
+        fbuf.datasets.minari("test/none-v0", view=fbuf.views.Row, **where)
+    with pytest.raises(TypeError, match="minari: root is a int; expected the path of a folder"):
+        fbuf.datasets.minari("test/plain-v0", root=3)
+    assert not (tmp_path / "other").exists()
     buffer, _ = fbuf.datasets.minari("test/plain-v0", view=ROW, **where)
     assert file.stat().st_mtime_ns == before
     shutil.rmtree(folder)

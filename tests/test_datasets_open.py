@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,34 @@ def test_verify(tmp_path: Path) -> None:
     text = bytearray(data.read_bytes())
     text[-3] ^= 1
     data.write_bytes(text)
-    with pytest.raises(fbuf.StoreCorrupted, match=r"piece 1 of .* is damaged.*discard"):
+    with pytest.raises(fbuf.StoreCorrupted, match=r"piece 1 of .* is damaged.*or remove .*pieces/1"):
         datasets.verify(tmp_path)
     with pytest.raises(fbuf.StoreCorrupted, match="piece 1"):
         datasets.open(tmp_path, verify="full")
     with pytest.raises(ValueError, match="expected 'full' or 'lazy'"):
         datasets.open(tmp_path, verify="no")
+
+
+def test_what_is_damaged_is_made_again_as_the_error_says(tmp_path: Path) -> None:
+    def make() -> np.ndarray:
+        made = fbuf.datasets.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), piece_rows=3)
+        return np.asarray(made[0].rows(made[1]).data["t"])
+
+    make()
+    before = {n: (tmp_path / f"a/pieces/{n}").stat().st_mtime_ns for n in (0, 2)}
+    file = next((tmp_path / "a/pieces/1").glob("*.safetensors"))
+    for harm in (lambda: os.truncate(file, 9), file.unlink):
+        harm()
+        with pytest.raises(fbuf.StoreCorrupted) as told:
+            fbuf.datasets.verify(tmp_path / "a")
+        words = str(told.value).partition("or remove ")[2]
+        folder, manifest = words.partition(", and run again what made")[0].split(" and ")
+        shutil.rmtree(folder)
+        with pytest.raises(FileNotFoundError, match=f"Put it back; or remove {manifest}, and run again"):
+            fbuf.datasets.open(tmp_path / "a")
+        os.unlink(manifest)
+        assert make().tolist() == list(range(9))
+    assert before == {n: (tmp_path / f"a/pieces/{n}").stat().st_mtime_ns for n in (0, 2)}
 
 
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:

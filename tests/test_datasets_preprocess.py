@@ -269,6 +269,7 @@ def test_wrong_places(maze: Path, tmp_path: Path) -> None:
         ({"limit": 0}, ValueError, "limit is 0"),
         ({"batch_size": 0}, ValueError, "batch_size is 0"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v', but rows have"),
         ({"dest": None}, TypeError, "dest is None; expected the path of a folder"),
         ({"data": None}, TypeError, r"data is None; expected the path of a folder, or \(buffer, state\)"),
         ({"workers": -1}, ValueError, "workers is -1"),

@@ -218,9 +218,28 @@ def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None
         checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan))
     replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
     batch = replay.sample(BATCH)
+    replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
+    same(batch, replay.sample(BATCH))
     replay.update_priority(batch.index, np.ones(BATCH))
     with pytest.raises(TypeError, match="stay as they are"):
         replay.extend(rows)
+
+
+def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened: Any) -> None:
+    buffer, state = opened
+    index = buffer.peek(state, jax.random.key(0), 2).index
+    state = buffer.update_priority(state, index, jnp.full(2, jnp.nan))  # counted, and no business of the replay
+    replay = fbuf.Replay(buffer, state)
+    replay.update_priority(replay.sample(2).index, np.full(2, 9.0))
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 2
+    same(buffer.peek(state, jax.random.key(0), 2).index, index)
+    with pytest.raises(ValueError, match="made by another buffer"):
+        fbuf.Replay(dataclasses.replace(buffer, sampler=Uniform()), state)
+    live = fbuf.Buffer(4)
+    with pytest.raises(TypeError, match="example is a BufferState; expected one row"):
+        fbuf.Replay(live, live.init({"t": 0}))
+    with pytest.raises(ValueError, match=r"other.storage is DataSet.*datasets.open\('/elsewhere'\)"):
+        buffer.convert(dataclasses.replace(buffer, storage=DataSet("/elsewhere")), state)
 
 
 @pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.slow)])

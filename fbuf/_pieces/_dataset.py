@@ -133,10 +133,7 @@ def _store(base: str, manifest: Manifest, full: bool, memory: int, cache: int) -
             _take(columns, saved, info.rows, part, len(files))
         except (ValueError, KeyError, TypeError, IndexError, OverflowError, StoreCorrupted) as error:
             saved.close()
-            raise StoreCorrupted(
-                f"fbuf.datasets: piece {part.number} of {base} is damaged: {error}. Remove it, "
-                f"fbuf._pieces.discard({base!r}, {part.number}), and make it again."
-            ) from error
+            raise StoreCorrupted(_damaged(base, part, f"{error}.")) from error
         files.extend(saved.files)
     plain = [column for column in columns if isinstance(column, PlainLeaf)]
     for column in sorted(plain, key=lambda column: column.leaf.nbytes):
@@ -159,16 +156,31 @@ def _piece(base: str, manifest: Manifest, part: Part) -> Saved:
         raise FileNotFoundError(
             errno.ENOENT,
             f"fbuf.datasets: piece {part.number} of {base} is missing; expected it at {_folder.folder(base, part.number)}. "
-            f"Put it back, or run again what made the data set: pieces that are whole stay.",
+            f"Put it back; or remove {_again(base)}",
         ) from None
+    except StoreCorrupted as error:  # which speaks of a checkpoint
+        text = str(error).partition("; expected one. ")[2] or str(error)
+        raise StoreCorrupted(_damaged(base, part, text.partition(" Load another checkpoint")[0])) from error
     if saved.manifest.save != part.save:
         saved.close()
         raise FileNotFoundError(
             errno.ENOENT,
-            f"fbuf.datasets: piece {part.number} of {base} was written anew since the data set was finished. Run again what "
-            f"was making it, which finishes it.",
+            f"fbuf.datasets: piece {part.number} of {base} was written anew since the data set was finished; expected "
+            f"the one of then. Put it back; or remove {_again(base)}",
         )
     return saved
+
+
+def _damaged(base: str, part: Part, why: str) -> str:
+    return (
+        f"fbuf.datasets: piece {part.number} of {base} is damaged: {why} Copy it from where it is whole; or remove "
+        f"{_folder.folder(base, part.number)} and {_again(base)}"
+    )
+
+
+def _again(base: str) -> str:
+    """How a data set is made whole: what makes data sets leaves one that says it is finished alone."""
+    return f"{os.path.join(base, _manifest.NAME)}, and run again what made the data set: pieces that are whole stay."
 
 
 def _take(columns: Sequence[ChunkedLeaf | PlainLeaf], saved: Saved, rows: int, part: Part, file: int) -> None:

@@ -11,6 +11,7 @@ another, outside their turn.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -35,11 +36,11 @@ from fbuf._replay._interrupts import Uninterrupted
 from fbuf._replay._pacing import Kind, Pacing, start
 from fbuf._replay._turns import Turn, Turns
 from fbuf._sample import Index, Rows, Sample
-from fbuf._state import COUNTERS, BufferState
+from fbuf._state import BufferState, refuse_donated
 from fbuf._stop import Stop
 from fbuf._summary import Summary
 from fbuf._tree import PyTree
-from fbuf._typing import Growable
+from fbuf._typing import Growable, ReadOnly
 from fbuf.limits import Limit, LimitState
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Ragged
@@ -89,7 +90,8 @@ class Replay:
 
     Args:
       buffer: What to hold and how to draw.
-      example: One row, as for `Buffer.init`.
+      example: One row, as for `Buffer.init`; or, of a data set, its state, which stays usable:
+        `Replay(*fbuf.datasets.open(path))`.
       seed: Of the draws; two of them with one seed and one history give the same batches.
       strict: Raise for values that the verbs would only count. False leaves them to `stats()`.
       unlimited: Twice the capacity whenever it is full, instead of overwriting the oldest rows (`storages.Ragged` only). Every
@@ -155,17 +157,22 @@ class Replay:
                 f"Replay: unlimited is for rows on the host, but {buffer.storage!r} keeps arrays of the full capacity. Use "
                 f"Buffer(storage=fbuf.storages.Ragged()), or a larger capacity."
             )
-        if isinstance(example, BufferState):
-            raise TypeError(
-                "Replay: example is a BufferState; expected one row. To go on with rows in files write "
-                "Replay(buffer, example, resume=True)."
-            )
         check_seed("Replay", seed)
         check_limit("Replay", limit, buffer, unlimited)
-        example = example if isinstance(buffer.storage, Ragged) else rows_of(example)
-        state = buffer.resume(example) if resume else buffer.init(example)
+        if isinstance(example, BufferState):
+            if not isinstance(buffer.writer, ReadOnly):
+                raise TypeError(
+                    "Replay: example is a BufferState; expected one row. To go on with rows in files write "
+                    "Replay(buffer, example, resume=True)."
+                )
+            refuse_donated("Replay", example)
+            buffer.check_state(example)
+            state = copy.deepcopy(example)  # what is donated here is not the caller's
+        else:
+            example = example if isinstance(buffer.storage, Ragged) else rows_of(example)
+            state = buffer.resume(example) if resume else buffer.init(example)
         pace = None if limit is None else start(limit, int(np.asarray(state.ring.size).sum()))
-        counters = np.zeros(len(COUNTERS), np.uint32)
+        counters = np.array(state.counters)
         self._begin(Shell(buffer, state, jax.random.key(seed), counters, strict, unlimited, limit, pace))
 
     def _begin(self, shell: Shell) -> None:

@@ -103,7 +103,14 @@ def from_arrays(
         raise TypeError(
             f"{CALL}: episode_end is {episode_end!r}; expected names. Write episode_end=({episode_end!r},)."
         )
-    settings = Settings(fields, None if episode_end is None else tuple(episode_end), dtypes, codec, piece_rows)
+    settings = Settings(
+        fields,
+        None if episode_end is None else tuple(episode_end),
+        dtypes,
+        codec,
+        piece_rows,
+        lambda schema: _open.check(path, view, sampler, schema),
+    )
     about = _checked_metadata(metadata)
     if isinstance(data, (str, os.PathLike)):
         _from_file(Path(data).expanduser(), path, settings, about, workers, progress)

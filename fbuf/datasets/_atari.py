@@ -22,8 +22,10 @@ from fbuf._buffer import Buffer
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _atari_plan as plan
+from fbuf.datasets import _open
 from fbuf.datasets._atari_get import get
 from fbuf.datasets._atari_names import split
+from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._bars import Progress
 from fbuf.datasets._root import root_of
 from fbuf.datasets._source import Source
@@ -48,6 +50,7 @@ def atari_dqn(
     partial: str = "keep",
     verify: str = "lazy",
     prefetch: int = 0,
+    batch_size: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """One run of the DQN replay data set.
 
@@ -84,7 +87,7 @@ def atari_dqn(
       partial: What becomes of an episode of which the beginning is missing, after a gap: `"keep"`, or `"drop"`, so that each
         stack is what the agent saw.
       verify: `"lazy"`: frames are checked as they are read; `"full"`: all now.
-      prefetch: Of the `Buffer`.
+      prefetch, batch_size: Of the `Buffer`.
     Returns:
       A `Buffer` with a `Frozen` writer, and its state.
     Raises:
@@ -94,7 +97,8 @@ def atari_dqn(
       FileCorrupted (a ValueError): a piece is damaged; the text names it.
       SpaceError (an OSError): the disk has no room for it; nothing was begun. Another OSError, of errno ENOSPC: it filled up
         meanwhile; what is whole is kept.
-      BlockingIOError: another process is making this data set.
+      BlockingIOError: another process is making this data set. (Any number may open one that is as it was asked for, also where
+        nobody can write.)
     Cost: `python -m benchmarks --only datasets` prints it: some 10 us of a core a frame (with isal, which the extra `datasets`
       brings), 40 to 150 bytes a frame on the disk in six games.
     Example:
@@ -105,10 +109,8 @@ def atari_dqn(
       ...     print(str(error).partition("Near: ")[2])
       Breakout/1. All: fbuf.datasets.available().
     """
-    from fbuf.datasets._open import open as open_dataset
-
     game, run = split(_CALL, id)
-    if download not in (True, False, "force"):
+    if not isinstance(download, bool) and download != "force":  # 0 == False, and is not it
         raise ValueError(f"{_CALL}: download is {download!r}; expected True, False or 'force'.")
     if on_corrupt not in ("raise", "skip"):
         raise ValueError(f"{_CALL}: on_corrupt is {on_corrupt!r}; expected 'raise' or 'skip'.")
@@ -116,21 +118,25 @@ def atari_dqn(
         raise ValueError(f"{_CALL}: partial is {partial!r}; expected 'keep' or 'drop'.")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
-    path = root_of(root) / game / str(run)
+    if verify not in ("lazy", "full"):
+        raise ValueError(f"{_CALL}: verify is {verify!r}; expected 'lazy' or 'full'.")
+    numbers = plan.selected(_CALL, pieces)
+    path = root_of(_CALL, root) / game / str(run)
+    given: dict[str, Any] = {"view": Transition(stack=4) if view is None else view, "sampler": sampler}
+    given |= {"prefetch": prefetch, "batch_size": batch_size}
+    _open.check(path, schema=schema(codec), **given)
     made: tuple[Buffer, BufferState] = get(
         _CALL,
         id,
         path,
         source=source,
-        pieces=plan.selected(_CALL, pieces),
+        pieces=numbers,
         download=download,
         workers=workers,
         progress=progress,
         codec=codec,
         on_corrupt=on_corrupt,
         partial=partial,
-        then=lambda: open_dataset(
-            path, view=Transition(stack=4) if view is None else view, sampler=sampler, verify=verify, prefetch=prefetch
-        ),
+        then=lambda: _open.open(path, verify=verify, **given),
     )
     return made

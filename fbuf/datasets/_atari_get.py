@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._host.arrays import StoreCorrupted
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_job import by_piece, job_of
 from fbuf.datasets._atari_piece import Damaged, schema
@@ -38,16 +40,26 @@ def get(
     partial: str = "keep",
     then: Callable[[], Any],
 ) -> Any:
-    """Makes the data set at `path` be what was asked for, and gives what `then` gives before another process may change it."""
-    if download is False and not path.is_dir():
+    """Makes the data set at `path` be what was asked for, and gives what `then` gives of it.
+
+    Where it is that already nothing is written, not even a lock: any number of processes may open it at the same time, and it
+    may lie where nobody can write. Else no other process may change it before `then` is done.
+    """
+    here = download != "force" and path.is_dir()
+    if download is False and not here:
         raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, pieces or []))
+    if here:
+        said = _said(call, dataset_id, path, plan.there(call, path), pieces, download, codec, partial)
+        if said is not None and plan.is_finished(path, said):
+            with contextlib.suppress(FileNotFoundError, StoreCorrupted):  # perhaps as another process is making it anew
+                made = then()
+                if plan.is_finished(path, said):
+                    return made
     with held(call, path) as lock:
         now = plan.there(call, path)
-        about = now.about or {}
-        known = about.get("listed", [])
-        wanted = known if pieces is None else pieces
-        lacking = [number for number in wanted if number not in now.pieces]
-        if download is not False and (not wanted or lacking or download == "force"):
+        if download != "force":
+            said = _said(call, dataset_id, path, now, pieces, download, codec, partial)
+        if download == "force" or said is None:
             known, wanted, skipped, where = _bring(
                 call,
                 dataset_id,
@@ -61,27 +73,62 @@ def get(
                 codec,
                 on_corrupt,
             )
-            now = plan.there(call, path)
-        else:
-            where = about.get("source", "")
-            skipped = {int(number): why for number, why in about.get("skipped", {}).items()}
-            _check_codec(call, path, now.schema, codec)
-            if download is False and pieces is None:
-                wanted = [number for number in known or now.pieces if number in now.pieces]
-            if pieces is not None and lacking or not wanted:
-                raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking))
-        plan.finish(
-            call,
-            path,
-            {number: meta for number, meta in now.pieces.items() if number in wanted},
-            dataset_id=dataset_id,
-            source=where,
-            selection=pieces,
-            listed=known,
-            skipped={number: why for number, why in skipped.items() if number not in now.pieces},
-            partial=partial,
-        )
+            metas = {number: meta for number, meta in plan.there(call, path).pieces.items() if number in wanted}
+            said = plan.whole(
+                call,
+                path,
+                metas,
+                dataset_id=dataset_id,
+                source=where,
+                selection=pieces,
+                listed=known,
+                skipped={number: why for number, why in skipped.items() if number not in metas},
+                partial=partial,
+            )
+        if not plan.is_finished(path, said):
+            _pieces.finish(path, said.used, said.meta)
         return then()
+
+
+def _said(
+    call: str,
+    dataset_id: str,
+    path: Path,
+    now: plan.There,
+    pieces: list[int] | None,
+    download: bool | str,
+    codec: Any,
+    partial: str,
+) -> plan.Whole | None:
+    """What the data set is to say of itself where all that was asked for is there; None: something is to be fetched.
+
+    Raises:
+      FileNotFoundError: that, and download=False.
+    """
+    about = now.about or {}
+    known = about.get("listed", [])
+    wanted = known if pieces is None else pieces
+    if download is False and pieces is None:
+        wanted = [number for number in known or now.pieces if number in now.pieces]
+    lacking = [number for number in wanted if number not in now.pieces]
+    if download is not False and (lacking or not wanted):
+        return None
+    _check_codec(call, path, now.schema, codec)
+    if lacking or not wanted:
+        raise FileNotFoundError(errno.ENOENT, _not_there(call, dataset_id, path, lacking))
+    metas = {number: meta for number, meta in now.pieces.items() if number in wanted}
+    skipped = {int(number): why for number, why in about.get("skipped", {}).items()}
+    return plan.whole(
+        call,
+        path,
+        metas,
+        dataset_id=dataset_id,
+        source=about.get("source", ""),
+        selection=pieces,
+        listed=known,
+        skipped={number: why for number, why in skipped.items() if number not in now.pieces},
+        partial=partial,
+    )
 
 
 def _not_there(call: str, dataset_id: str, path: Path, numbers: list[int]) -> str:

@@ -117,7 +117,14 @@ def check_disk(what: str, path: Path, wanted: Mapping[int, Mapping[str, Entry]],
     check_space(path, needed, what)
 
 
-def finish(
+class Whole(NamedTuple):
+    """What a finished data set says of itself: which rows of which pieces it is, and what is kept with them."""
+
+    used: list[_pieces.Used]
+    meta: dict[str, Any]
+
+
+def whole(
     call: str,
     path: Path,
     metas: Mapping[int, dict[str, Any]],
@@ -128,8 +135,8 @@ def finish(
     listed: list[int],
     skipped: Mapping[int, str],
     partial: str = "keep",
-) -> None:
-    """Says which rows of which pieces make the data set; nothing is written if that is said already.
+) -> Whole:
+    """Which rows of which pieces make the data set.
 
     Raises:
       FileNotFoundError: there is no piece.
@@ -165,18 +172,19 @@ def finish(
             for n, m in sorted(metas.items())
         },
     }
-    used = [one for use in uses for one in _volumes(use, parts[use.number]["pieces"])]
+    return Whole([one for use in uses for one in _volumes(use, parts[use.number]["pieces"])], meta)
+
+
+def is_finished(path: Path, said: Whole) -> bool:
+    """Whether the data set says just that already."""
     try:
         now = _manifest.load(path)
     except (FileNotFoundError, StoreCorrupted):
-        now = None
-    if now is not None and now.meta == meta:
-        infos = _pieces.committed(path)
-        if [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.parts] == [
-            (u.number, u.begin, u.stop, u.cut, infos[u.number].save) for u in used
-        ]:
-            return
-    _pieces.finish(path, used, meta)
+        return False
+    infos = _pieces.committed(path)
+    return now.meta == said.meta and [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.parts] == [
+        (u.number, u.begin, u.stop, u.cut, infos[u.number].save) for u in said.used if u.number in infos
+    ]
 
 
 def _volumes(use: Use, pieces: list[list[int]]) -> list[_pieces.Used]:

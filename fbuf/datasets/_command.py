@@ -107,7 +107,7 @@ def _told(error: Exception) -> str:
 
 
 def _list(options: argparse.Namespace) -> int:
-    root = root_of(options.root)
+    root = root_of("fbuf datasets", options.root)
     found = list(_found(root))
     if options.available:
         here = {name for name, _ in found}
@@ -152,7 +152,7 @@ def _id_of(root: Path, folder: Path) -> str:
 
 def _folder(name: str, given: Path | None) -> Path:
     """Where the data set of an id lies."""
-    root = root_of(given)
+    root = root_of("fbuf datasets", given)
     if name.startswith(MINARI):
         return root / "minari" / name.removeprefix(MINARI)
     if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():

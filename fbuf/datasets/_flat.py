@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Settings:
     dtypes: Mapping[str, str] | None
     codec: Mapping[str, Codec] | None
     piece_rows: int | None
+    check: Callable[[_pieces.Schema], None] = lambda schema: None  # what is to be opened afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,9 @@ def planned(columns: Mapping[str, Column], settings: Settings, rows: int) -> Pla
     finals = {final_name(name): leaves[name] for name in ends.follows}
     leaves |= finals | {name: ((), np.dtype(bool)) for name in ("terminated", "truncated")}
     codec = {name: final_codec(*leaves[name]) for name in finals} | dict(settings.codec or {})
-    return Plan(here, ends, _pieces.Schema(leaves, codec=codec))
+    schema = _pieces.Schema(leaves, codec=codec)
+    settings.check(schema)
+    return Plan(here, ends, schema)
 
 
 def columns_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Column, int]]:
@@ -93,8 +96,17 @@ def _column(name: str, value: Any) -> tuple[Column, int]:
         return refused(f"leaf '{name}' is a scalar; expected [N, ...]."), -1
     dtype = DTYPES.get(getattr(array.dtype, "name", ""))
     if dtype is None or dtype != array.dtype:
-        return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans."), shape[0]
+        return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans.{_fix(array)}"), shape[0]
     return Column(shape[1:], dtype, _slices(array)), shape[0]
+
+
+def _fix(array: Any) -> str:
+    """How numbers that are stored in another way become such as are expected."""
+    if type(array).__module__.partition(".")[0] == "torch":
+        return " Give x.numpy()."
+    if isinstance(array.dtype, np.dtype) and array.dtype.kind in "iufc":  # of the other byte order
+        return f" Give x.astype('{array.dtype.name}')."
+    return ""
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:
@@ -113,7 +125,8 @@ def length_of(found: Mapping[str, tuple[Column, int]], taken: Mapping[str, str])
     lengths = {name: found[name][1] for name in taken if not found[name][0].refused}
     for name in taken:
         if found[name][0].refused:
-            raise ValueError(f"{CALL}: {found[name][0].refused} Leave it out: fields={list(lengths)}.")
+            fix = f" Leave it out: fields={list(lengths)}." if lengths else ""
+            raise ValueError(f"{CALL}: {found[name][0].refused}{fix}")
     rows = max(lengths.values(), key=lambda n: sum(n == m for m in lengths.values()), default=0)
     odd = next((name for name, n in lengths.items() if n != rows), None)
     if odd is not None:

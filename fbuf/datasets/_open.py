@@ -16,6 +16,7 @@ from fbuf._state import BufferState
 from fbuf._tree import PyTree, named_leaves, nested
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _info
+from fbuf.datasets._names import default_view
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
 from fbuf.views import Row, Transition
@@ -81,12 +82,25 @@ def _buffer(rows: int, storage: DataSet, view: View | None, sampler: Sampler | N
     return Buffer(rows, storage=storage, sampler=sampler, view=view, writer=Frozen(), **settings)
 
 
-def check(path: str | os.PathLike[str], view: View | None, sampler: Sampler | None) -> None:
-    """Raises, before a data set is written, what `open` would raise of a view or a sampler that are none.
+def check(
+    path: str | os.PathLike[str],
+    view: View | None,
+    sampler: Sampler | None,
+    schema: _pieces.Schema | None = None,
+    **settings: Any,
+) -> None:
+    """Raises, before a data set is written, what `open` would raise of a view or a sampler that do not go with it.
 
-    Whichever view is the default then, `Transition` goes with all that another one goes with.
+    Args:
+      view: None: whichever view is the default then, `Transition` goes with all that another one goes with.
+      schema: Of the rows, where it is known.
+      settings: Others of `open`, as they go to `Buffer`.
     """
-    _buffer(_MANY, DataSet(os.fspath(path)), Transition() if view is None else view, sampler)
+    if view is None:
+        view = Transition() if schema is None else default_view(schema.names, _MANY)
+    buffer = _buffer(_MANY, DataSet(os.fspath(path)), view, sampler, **settings)
+    if schema is not None:
+        buffer.checked_spec("fbuf.datasets.open", example(schema))
 
 
 def example(schema: _pieces.Schema) -> PyTree:

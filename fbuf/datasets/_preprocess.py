@@ -117,6 +117,7 @@ def preprocess(
             raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
         kept = _kept(keep, origin)
         program = Program(_CALL, fn, origin.row, kept, codec)
+        _open.check(path, None if origin.steps else Row(), sampler, program.schema)
         work = _work(origin, program, rows, batch_size, piece_rows, view, metadata)
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:

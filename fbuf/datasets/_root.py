@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fbuf.datasets._writing import path_of
+
 
 def default_root() -> Path:
     """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
@@ -14,6 +16,6 @@ def default_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
 
 
-def root_of(root: str | os.PathLike[str] | None) -> Path:
-    """The folder given, or the default one."""
-    return (default_root() if root is None else Path(root).expanduser()).absolute()
+def root_of(call: str, root: str | os.PathLike[str] | None) -> Path:
+    """The folder given, or the default one. Raises TypeError: it is no path."""
+    return (default_root() if root is None else path_of(call, "root", root, "or None for the default one")).absolute()

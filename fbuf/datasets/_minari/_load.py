@@ -14,6 +14,7 @@ from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import NAME, load
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
+from fbuf.datasets import _open
 from fbuf.datasets._arrays import opened
 from fbuf.datasets._info import delete
 from fbuf.datasets._minari._convert import work_of
@@ -81,8 +82,9 @@ def minari(
     if download not in (False, True, "force"):
         raise ValueError(f'{_CALL}: download is {download!r}; expected False, True or "force".')
     check_workers(_CALL, workers)
+    _open.check(".", view, sampler)
     name, folder = _found(id, source)
-    path = root_of(root) / "minari" / name
+    path = root_of(_CALL, root) / "minari" / name
     settings = json.dumps({"skip": sorted(skip), "infos": sorted(infos), "dtypes": dict(dtypes or {})}, sort_keys=True)
     there = (path / NAME).exists()
     if download == "force":
@@ -107,6 +109,7 @@ def minari(
     reader = found.open()
     try:
         work = work_of(found, reader, dtypes=dtypes, codec=codec, piece_rows=piece_rows, settings=settings)
+        _open.check(path, view, sampler, work.schema)
         write(_CALL, path, work, workers=workers, progress=progress)
     finally:
         reader.close()
