@@ -35,7 +35,6 @@ STORAGES: dict[str, Callable[..., Any]] = {
     "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
     "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
 }
-STORAGE = pytest.mark.parametrize("storage", ["host", "compressed", pytest.param("memmap", marks=pytest.mark.slow)])
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
 KEY = np.array([0, 7], np.uint32)
 NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the BufferState itself"
@@ -79,6 +78,12 @@ def late(x: Any) -> Any:
     return _late(x, jnp.asarray(_MATRIX))
 
 
+@pytest.fixture
+def storage() -> str:
+    """The other storages are in tests/exhaustive."""
+    return "compressed"
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No test leaves a store behind, and none was there."""
@@ -92,7 +97,6 @@ def nothing_left() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------- life and death
 
 
-@STORAGE
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -173,7 +177,6 @@ def read_and_drop(storage: str, use: Any = lambda batch: batch) -> Any:
     return use(batch)
 
 
-@STORAGE
 @pytest.mark.parametrize("sweeps", [0, 3])
 def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: threading.Event) -> None:
     batch = read_and_drop(storage)
@@ -184,7 +187,6 @@ def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: th
     assert fbuf.stores() == []
 
 
-@STORAGE
 def test_what_was_made_of_a_pending_read_outlives_it(storage: str, gate: threading.Event) -> None:
     """The arrays that were pending when the last state went are gone; what used them is not done."""
     add = jax.jit(lambda batch: jnp.sum(batch.data["obs"] - 10 * batch.data["t"][:, None], dtype=jnp.int32))
@@ -231,7 +233,6 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     assert fbuf.stores() == [] and not pending.is_ready()
 
 
-@STORAGE
 def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
     """Everything is dropped while rows are on their way: nothing is printed, nothing hangs, nothing is left."""
     script = f"""
@@ -277,7 +278,6 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
 # ------------------------------------------------------------------------------------------------ notebooks, traces
 
 
-@STORAGE
 def test_twenty_notebook_cells(storage: str) -> None:
     """A cell run again and again: at most two stores at once, two traces in all."""
     traces, most = [], 0
@@ -341,7 +341,6 @@ def test_jit_caches_keep_no_store_open() -> None:
 # --------------------------------------------------------------------------------------------- states without a store
 
 
-@STORAGE
 def test_single_leaves_do_not_own_the_store(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -378,7 +377,6 @@ def test_leaves_whose_id_is_late_do_not_reach_the_wrong_store() -> None:
     assert agree(buffer.rows(other))[0] == 900
 
 
-@STORAGE
 def test_a_state_of_another_process_is_refused(storage: str, tmp_path: Path) -> None:
     """Ids are random: no store of this process can have one by chance."""
     buffer = make(storage)
@@ -400,7 +398,6 @@ except (RuntimeError, ValueError) as error:
     assert run_script(script).stdout.strip() == "refused"
 
 
-@STORAGE
 def test_a_handle_closes_its_store(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -455,7 +452,6 @@ def test_closing_while_others_read() -> None:
 # ----------------------------------------------------------------------------------------------- copies, pytrees
 
 
-@STORAGE
 def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -490,7 +486,6 @@ def test_pickling_is_refused_with_what_to_do(protocol: int) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(back)), np.arange(8))
 
 
-@STORAGE
 def test_states_are_pytrees(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -518,7 +513,6 @@ def test_states_are_pytrees(storage: str) -> None:
     assert fbuf.stores() == []
 
 
-@STORAGE
 def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -536,7 +530,6 @@ def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
     assert agree(buffer.rows(state))[-1] == 22
 
 
-@STORAGE
 def test_init_cannot_be_traced(storage: str) -> None:
     buffer = make(storage)
 
