@@ -44,9 +44,7 @@ SAMPLERS = {
     "Prioritized": Prioritized(),
     "Prioritized(on='host')": Prioritized(on="host"),
     "Prioritized(replace=False)": Prioritized(replace=False, largest="held"),
-    "Prioritized(spread=...)": Prioritized(
-        spread=2, keep=0.5, decay=0.9, uniform=0.2, largest="held", normalize="buffer"
-    ),
+    "Prioritized(uniform=...)": Prioritized(uniform=0.2, largest="held", normalize="buffer"),
     "Ranked": Ranked(uniform=0.2, largest="held"),
     "Staleness(version=...)": Staleness(6, version="action"),
     "Staleness": Staleness(4, unit=3),
@@ -65,10 +63,7 @@ WRITERS = {
     "TopK": fbuf.writers.TopK("reward"),
     "Reservoir": fbuf.writers.Reservoir(),
 }
-REFUSED = {
-    (sampler, "Sequence('cross')"): "its windows cross the ends of episodes"
-    for sampler in ("Uniform(over='episodes')", "Prioritized(spread=...)")
-}
+REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
 ANY_ORDER = ("Device", "Deduplicated", "Compressed", "Host")  # storages for writers that replace any row
 UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not getattr(SAMPLERS[s], "in_order", False)]
 DEFAULT = {
@@ -208,7 +203,7 @@ def test_the_readme_shows_what_goes_together() -> None:
     for sampler, view in itertools.product(SAMPLERS, VIEWS):
         boundary = view.partition("'")[2].rstrip("')")
         head = next(h for h in heads if h.startswith(view.split("(")[0]) and (not boundary or boundary in h))
-        plain = sampler.replace("(version=...)", "").replace("(replace=False)", "").replace("(on='host')", "")
+        plain = sampler if sampler.startswith("Uniform") else sampler.partition("(")[0]
         cell = table[plain, head]
         assert cell.split(":")[0].split(",")[0] == ("refused" if (sampler, view) in REFUSED else "yes")
 

@@ -606,7 +606,7 @@ def counts(buffer: fbuf.Buffer, state: Any) -> dict[str, int]:
             for sampler in (
                 Prioritized(replace=False),
                 Prioritized(replace=False, normalize="buffer"),
-                Prioritized(uniform=0.5, largest="held", decay=0.5, keep=0.5),
+                Prioritized(uniform=0.5, largest="held"),
                 Ranked(uniform=0.5, normalize="buffer"),
             )
         ),

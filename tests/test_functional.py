@@ -637,7 +637,7 @@ def test_views_and_storages_are_values_too() -> None:
         fbuf.samplers.Epoch(),
         fbuf.samplers.Consume(3),
         Prioritized(),
-        Prioritized(replace=False, largest="held", decay=0.5, keep=0.5, spread=2),
+        Prioritized(replace=False, largest="held"),
         fbuf.samplers.Ranked(uniform=0.5),
         *storages,
         fbuf.writers.Ring(),
