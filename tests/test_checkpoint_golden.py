@@ -72,7 +72,9 @@ def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None
         path = changed(tmp_path, name, **{field: value})
         kind = type(make.BUFFERS[name].sampler).__name__
         for buffer in (None, make.BUFFERS[name]):
-            with pytest.raises(fbuf.VersionError, match=rf"saved with {kind}\({field}={value}\), but {field} was removed"):
+            with pytest.raises(
+                fbuf.VersionError, match=rf"saved with {kind}\({field}={value}\), but {field} was removed"
+            ):
                 fbuf.load(path, buffer)
 
 

@@ -64,9 +64,7 @@ BUFFERS = {
         view=Transition(n_step=2, stack=2),
     ),
     "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
-    "ranked": fbuf.Buffer(
-        capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()
-    ),
+    "ranked": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
     "transforms": fbuf.Buffer(
         capacity=16,
         lanes=LANES,
