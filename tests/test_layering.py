@@ -26,8 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
     ("_host.treecall",),
-    ("_anchors", "_population", "_roster", "_scatter", "_race", "_sweep", "_tournament"),
-    ("_ranks", "_neighbours", "_weights"),
+    ("_anchors", "_population", "_roster", "_scatter", "_race", "_tournament"),
+    ("_ranks", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers", "transforms"),  # the parts, which never import one another
     ("_transforming", "parts"),

@@ -47,13 +47,11 @@ BUFFERS = {
     "everything": fbuf.Buffer(
         capacity=16,
         lanes=LANES,
-        sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1, decay=0.9, keep=0.7, spread=3),
+        sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1),
         view=Transition(n_step=2, stack=2),
     ),
     "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
-    "ranked": fbuf.Buffer(
-        capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, spread=2, normalize="buffer"), view=Transition()
-    ),
+    "ranked": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
     "transforms": fbuf.Buffer(
         capacity=16,
         lanes=LANES,
