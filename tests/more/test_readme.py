@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
 
 
@@ -21,9 +21,3 @@ def test_every_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "(32, 4, 84, 84)" in printed
     assert "torch.Size([32, 4])" in printed
-
-
-def test_both_commands_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert '.venv/bin/pip install -e ".[demo]" && .venv/bin/python -m fbuf demo' in text
-    assert '.venv/bin/pip install -e ".[test]" && .venv/bin/python -m pytest' in text
