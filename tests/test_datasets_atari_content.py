@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf.datasets import _atari_plan, _atari_volumes
-from fbuf.datasets._atari_ends import stretches
-from fbuf.datasets._atari_piece import Damaged, convert, schema
+from fbuf.datasets._atari_piece import convert, schema
+from fbuf.datasets._atari_plan import stretches
 from fbuf.datasets._atari_ring import ring
 from fbuf.datasets._atari_volumes import BEFORE, RUNS
 from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
+from fbuf.datasets._source import FileCorrupted
 from tests import _atari_pieces as made
 
 BLOCK = 64
@@ -304,7 +305,7 @@ def test_settings_of_the_agent_are_read_from_invalid_range():
 )
 def test_what_cannot_be_is_damage(writer, kind, value, match):
     run = made.record(made.synthetic(120), 100, final=False)
-    with pytest.raises(Damaged, match=match):
+    with pytest.raises(FileCorrupted, match=match):
         read(run, [0], lambda number, arrays: arrays.update({kind: value}))
     assert not Writer.kept
 
