@@ -226,6 +226,8 @@ def test_pieces_that_are_there_are_not_asked_for_again(files, run, tmp_path):
     same(get(tmp_path, "/nowhere", pieces=0, download=False), run, [0])
     same(get(tmp_path, files, pieces=range(1, 4)), run, [1, 2, 3])
     same(get(tmp_path, files), run)
+    (tmp_path / "Pong/1/dataset.json").unlink()  # as if killed before the end
+    same(get(tmp_path, files, workers=2), run)
     same(get(tmp_path, "/nowhere"), run)
     same(get(tmp_path, "/nowhere", download=False), run)
     assert _pieces.committed(tmp_path / "Pong/1")[0].save == save
@@ -266,12 +268,6 @@ def test_a_piece_that_is_not_listed(files: Path, tmp_path: Path) -> None:
     ):
         get(tmp_path, server.base)
     assert not (tmp_path / "Pong").exists()  # a download that never began leaves nothing
-
-
-@pytest.mark.parametrize("pieces", [[], ["0"], [-1], [True], [1.5], 0.5])
-def test_selections_that_are_none(pieces):
-    with pytest.raises((TypeError, ValueError), match="expected numbers of pieces"):
-        _atari_plan.selected("atari_dqn", pieces)
 
 
 def test_other_files_than_before_are_not_mixed_in(server: FaultServer, files: Path, tmp_path: Path) -> None:
@@ -339,38 +335,32 @@ def test_all_runs_are_listed():
     assert list(_atari_names.GAMES) == sorted(_atari_names.GAMES) and len(_atari_names.GAMES) == 60
 
 
-@pytest.mark.parametrize(
-    ("wrong", "near"),
-    [
-        ("pong/1", "Pong/1"),
-        ("Pong/6", "Pong/1"),
-        ("MsPacmann/3", "MsPacman/3"),
-        ("ms_pacman/2", "MsPacman/2"),
-        ("Pong", "Pong/1"),
-        (7, "Pong/1"),
-    ],
-)
-def test_a_wrong_id_names_near_ones(wrong, near):
-    with pytest.raises(ValueError, match=f"Near: .*{near}"):
-        fbuf.datasets.atari_dqn(wrong)
+def test_a_wrong_id_names_near_ones():
+    near = {
+        "pong/1": "Pong/1",
+        "Pong/6": "Pong/1",
+        "MsPacmann/3": "MsPacman/3",
+        "ms_pacman/2": "MsPacman/2",
+        7: "Pong/1",
+    }
+    for wrong, right in near.items():
+        with pytest.raises(ValueError, match=f"Near: .*{right}"):
+            fbuf.datasets.atari_dqn(wrong)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"download": "yes"},
-        {"download": 0},
-        {"download": 1},
-        {"on_corrupt": "ignore"},
-        {"workers": -1},
-        {"workers": 1.5},
-        {"partial": 1},
-        {"verify": "x"},
-    ],
-)
-def test_wrong_options(option, tmp_path):
-    with pytest.raises(ValueError, match="fbuf.datasets.atari_dqn: .*expected"):
-        fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **option)
+def test_wrong_options(tmp_path):
+    wrong = {
+        "download": ["yes", 0, 1],  # 0 == False, and is not it
+        "on_corrupt": ["ignore"],
+        "workers": [-1, 1.5],
+        "partial": [1],
+        "verify": ["x"],
+        "pieces": [[], ["0"], [-1], [True], [1.5], 0.5],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises((TypeError, ValueError), match=f"fbuf.datasets.atari_dqn: {name} .*expected"):
+                fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **{name: value})
     assert os.listdir(tmp_path) == []
 
 
@@ -429,14 +419,14 @@ def test_one_that_another_process_makes_anew_meanwhile_is_opened_as_it_is_then(f
 def test_default_root(monkeypatch, tmp_path):
     from fbuf.datasets._root import default_root
 
-    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
-    assert default_root() == tmp_path / "here"
-    monkeypatch.delenv("FBUF_DATASETS")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FBUF_DATASETS", raising=False)
+    assert default_root() == tmp_path / ".cache" / "fbuf" / "datasets"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_root() == tmp_path / "fbuf" / "datasets"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_root() == tmp_path / ".cache" / "fbuf" / "datasets"
+    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
+    assert default_root() == tmp_path / "here"
 
 
 def test_a_deleted_data_set_leaves_nothing(files, tmp_path):

@@ -9,7 +9,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fbuf import _pieces
 from fbuf._host.arrays import StoreCorrupted
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_piece import KINDS, schema
-from fbuf.datasets._atari_workers import ARRIVALS, Job, run_jobs
+from fbuf.datasets._atari_workers import ARRIVALS, Job, WorkerEnded, run_jobs
 from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
 from fbuf.datasets._source import File, FileCorrupted, SourceError, SpaceError, address_of, is_local, list_files
@@ -262,7 +261,7 @@ def _explained(ask: Request, number: int, error: BaseException) -> Exception:
         return SourceError(f"{what}: {error} {kept}")
     if isinstance(error, OSError):
         return OSError(error.errno, f"{what}: {error.strerror or error}. {kept}", error.filename)
-    if isinstance(error, BrokenProcessPool):
+    if isinstance(error, WorkerEnded):
         return RuntimeError(
             f"{ask.call}: a worker process of {ask.id} ended; memory may have run out (fewer workers= need less). {kept}"
         )

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +40,10 @@ _EVERY = 0.1  # seconds between two reports
 _counts: Any = None  # of a worker process: bytes and rows, shared with the caller's
 
 
+class WorkerEnded(RuntimeError):
+    """A worker process ended, and all others with it."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One piece to convert: its files by kind, and the data set that its rows go to."""
@@ -59,7 +63,7 @@ def run_jobs(
       workers: Processes; 0: this one.
       report: Called in this thread.
     """
-    if not workers:
+    if not workers or not jobs:
         for job in jobs:
             try:
                 run(job, report)
@@ -69,8 +73,8 @@ def run_jobs(
                 yield job, None
         return
     context = multiprocessing.get_context("spawn")
-    alive, ours = context.Pipe(duplex=False)
-    counts, told = context.Array("q", 2), [0, 0]
+    alive, stop = context.Pipe(duplex=False)
+    counts, reported = context.Array("q", 2), [0, 0]
     pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _start, (alive, counts))
     try:
         with _without_main():
@@ -78,17 +82,18 @@ def run_jobs(
         while waiting:
             done, _ = wait(waiting, _EVERY, FIRST_COMPLETED)
             now = list(counts.get_obj())
-            if now != told:
-                report(now[0] - told[0], now[1] - told[1])
-                told = now
+            if now != reported:
+                report(now[0] - reported[0], now[1] - reported[1])
+                reported = now
             for future in done:
-                yield waiting.pop(future), future.exception()
+                failure = future.exception()
+                yield waiting.pop(future), WorkerEnded() if isinstance(failure, BrokenExecutor) else failure
     except BaseException:
-        ours.close()
+        stop.close()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        ours.close()
+        stop.close()
         alive.close()
 
 
