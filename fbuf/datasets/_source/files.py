@@ -60,6 +60,7 @@ def is_local(address: str) -> bool:
 
 
 def _is_web(address: str) -> bool:
+    """Return whether the address is one of a web server."""
     return address.startswith(("http://", "https://"))
 
 
@@ -107,11 +108,10 @@ def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
     for wait in (*WAITS, None):
         failure: Exception
         try:
-            wrong = _download(file, path, report)
-            if not wrong:
-                return
-            failure = FileCorrupted(f"{file.name}: {wrong} ({file.url}).")
-        except Exception as error:
+            return _download(file, path, report)
+        except FileCorrupted as error:
+            failure = error
+        except Exception as error:  # each file system raises its own kinds
             if isinstance(error, ImportError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise
             failure = SourceError(f"{file.url}: {_text(error)}.")
@@ -122,8 +122,8 @@ def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
         time.sleep(wait)
 
 
-def _download(file: File, path: Path, report: Callable[[int], None]) -> str:
-    """Download a file once. Return how it differs from what was listed; an empty text if it does not."""
+def _download(file: File, path: Path, report: Callable[[int], None]) -> None:
+    """Download a file once. Raises FileCorrupted: it is not what was listed."""
     system, name = _filesystem(file.url)
     options = _STORED if _is_web(file.url) else {}
     digest, size = hashlib.md5(usedforsecurity=False), 0
@@ -134,17 +134,13 @@ def _download(file: File, path: Path, report: Callable[[int], None]) -> str:
                 digest.update(block)
                 size += len(block)
                 report(len(block))
-        wrong = ""
         if file.size not in (None, size):
-            wrong = f"has {size} bytes; expected {file.size}"
-        elif file.md5 not in (None, digest.hexdigest()):
-            wrong = f"has md5 {digest.hexdigest()}; expected {file.md5}"
+            raise FileCorrupted(f"{file.name}: has {size} bytes; expected {file.size} ({file.url}).")
+        if file.md5 not in (None, digest.hexdigest()):
+            raise FileCorrupted(f"{file.name}: has md5 {digest.hexdigest()}; expected {file.md5} ({file.url}).")
     except BaseException:
         report(-size)
         raise
-    if wrong:
-        report(-size)
-    return wrong
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -193,10 +189,8 @@ def _read_index(address: str) -> list[File] | None:
             return None
         raise
     try:
-        return [
-            File(entry["name"], f"{address}/{quote(entry['name'])}", entry.get("size"), entry.get("md5"))
-            for entry in json.loads(text)["files"]
-        ]
+        entries = [(entry["name"], entry.get("size"), entry.get("md5")) for entry in json.loads(text)["files"]]
+        return [File(name, f"{address}/{quote(name)}", size, md5 and md5.lower()) for name, size, md5 in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SourceError(
             f'{url}: is not an index of files; expected {{"files": [{{"name": ..., "size": ..., "md5": ...}}]}}.'
