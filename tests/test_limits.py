@@ -397,6 +397,7 @@ def test_bounds_between_two_steps_of_the_surplus_are_kept(host: bool) -> None:
     assert not limit.can_add(limit.init(added=1, drawn=1, host=host), 2)  # to 0.5
     assert limit.can_sample(limit.init(added=2, host=host), 1)  # to 0
     assert not limit.can_sample(limit.init(added=3, drawn=1, host=host), 1)  # to -0.5
+    assert limit.stats(limit.init(added=1, drawn=1, host=host))["surplus"] == -0.5
 
 
 def test_counts_beyond_63_bits_are_more_than_min_size() -> None:
