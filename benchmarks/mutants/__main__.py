@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.unlink(missing_ok=True)
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     found = {record["id"]: record for record in map(json.loads, lines)}
-    _run.warm()
+    _run.warm(REPO)
     runner = _run.Runner(REPO, "fbuf", options.tier, options.jobs, options.timeout)
 
     def keep(record: dict[str, Any]) -> None:

@@ -9,13 +9,14 @@ A file of the catalogue reads
     ~ loops
 
 A group and the topics of its likely tests; an id, a definition and what breaks; the snippet and its replacement. Marks:
-`~ tests: a b` (in place of the group's), `~ loops` (may never end), `~ optimized` (shows only in optimised programs) and
-`~ equivalent: why`. Spaces and line breaks in snippets are ignored.
+`~ tests: a b` (in place of the group's), `~ loops` (may never end) and `~ equivalent: why`. Spaces and line breaks in
+snippets are ignored.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import itertools
 import re
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CATALOGUE = Path(__file__).parent / "catalogue"
-_MARKS = ("tests", "loops", "optimized", "equivalent")
+_MARKS = ("tests", "loops", "equivalent")
 
 
 @dataclass
@@ -39,7 +40,6 @@ class Mutant:
     new: str = ""
     equivalent: str = ""
     loops: bool = False
-    optimized: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,14 @@ class Package:
             for path, text in self.texts.items()
             for name, span in _definitions(ast.parse(text).body, _starts(text), "")
         ]
+        self._named = collections.defaultdict(list)
+        for definition in self._definitions:
+            self._named[definition[0].split(".")[-1]].append(definition)
 
     def find(self, mutant: Mutant) -> Site:
         """Return where a mutant is, if at exactly one place."""
         pattern = _pattern(mutant.old)
-        named = [d for d in self._definitions if d[0] == mutant.name or d[0].endswith("." + mutant.name)]
+        named = [d for d in self._named[mutant.name.split(".")[-1]] if f".{d[0]}".endswith(f".{mutant.name}")]
         sites = {
             Site(path, found.start(), found.end())
             for _, path, (start, stop) in named
@@ -126,11 +129,10 @@ class Package:
         indent = line[: len(line) - len(line.lstrip())]
         new = text[: site.start] + mutant.new.replace("\n", "\n" + indent) + text[site.stop :]
         try:
-            changed = ast.dump(ast.parse(new)) != ast.dump(ast.parse(text))
-            compile(new, str(site.path), "exec")
+            ast.parse(new)
         except SyntaxError as error:
             raise CatalogueError(f"{mutant.id}: the mutant is not Python: {error}") from None
-        if not changed:
+        if mutant.old.split() == mutant.new.split():
             raise CatalogueError(f"{mutant.id}: the mutant changes nothing")
         return site.path.relative_to(self.folder), new
 

@@ -190,8 +190,6 @@ class Runner:
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in here]
         os.environ["PYTHONPATH"] = os.pathsep.join([str(repo), *paths])
         os.environ.pop("PYTEST_ADDOPTS", None)
-        if stage.mutant is not None and stage.mutant.optimized:
-            _optimize()
         import pytest
 
         with contextlib.suppress(ImportError, AttributeError):
@@ -199,7 +197,7 @@ class Runner:
 
             engine.MAX_SHRINKS = 0  # an example that fails is enough
         seen = _Seen()
-        options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
+        options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were imported before the fork
         options += ["-x"] if stage.mutant is not None else []
         options += [f"--deselect={test}" for test in self.known]
@@ -231,27 +229,18 @@ class _Seen:
             self.failed.append(report.nodeid)
 
 
-def _optimize() -> None:
-    """Compile as users do: copies that a lost order costs are seen at XLA's usual level only."""
-    os.environ["FBUF_OPTIMIZED"] = "1"
-    os.environ.pop("XLA_FLAGS", None)
-    if "jax" in sys.modules:
-        import jax
-
-        jax.config.update("jax_compilation_cache_dir", f"{os.environ['JAX_COMPILATION_CACHE_DIR']}-optimized")
-
-
 def _kill(pid: int) -> None:
     """End a fork and what it started, which are one process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def warm(modules: Sequence[str] = WARM) -> None:
-    """Import what forks share, and say where compiled programs are kept."""
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/fbuf-mutants")
+def warm(repo: Path, modules: Sequence[str] = WARM) -> None:
+    """Import what forks share, with the settings that the tests' conftest makes before it imports JAX."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(repo / ".jax_cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     for name in modules:
         with contextlib.suppress(ImportError):
