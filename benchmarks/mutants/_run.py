@@ -85,6 +85,9 @@ class Runner:
         tiers = {"likely": (), "quick": ("quick",), "more": ("quick", "more")}[self.tier]
         stages = [Stage(None, tier, self.tests.tiers[tier], 2 * _SLOWER * self.timeout) for tier in tiers]
         failed = [test for stage in stages for test in next(self._finish([[stage]]))[1]["failed"]]
+        broken = [test for test in failed if "::" not in test]
+        if broken:
+            raise RuntimeError(f"without any mutant these files cannot be collected: {', '.join(broken)}")
         return {"id": "base", "tier": self.tier, "failed": failed}
 
     def run(self, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
