@@ -459,3 +459,15 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         buffer, state = fbuf.datasets.open(tmp_path)
         assert buffer.last(state, 1).data["t"].dtype == np.float64
+
+
+def test_the_nth_open_row_is_found_across_blocks() -> None:
+    """Where blocks begin or end with rows that are not open, too; more than there are is nowhere."""
+    geometry, nth = fbuf._typing.Geometry(1, 11), jnp.arange(12, dtype=jnp.int32)
+    find = jax.jit(functools.partial(fbuf._anchors.nth_open, block=4), static_argnums=1)
+    for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):
+        is_open = np.array([bits >> i & 1 for i in range(11)], bool)
+        found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._anchors.OPEN, geometry, nth, jnp.ones(12, bool))
+        expected = np.full(12, 11)
+        expected[: is_open.sum()] = np.flatnonzero(is_open)
+        np.testing.assert_array_equal(found, expected)

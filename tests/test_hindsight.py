@@ -435,3 +435,25 @@ def test_a_reward_of_another_shape() -> None:
         ValueError, match=r"reward\(achieved_goal, goal\) gives float32\[2\]; expected real numbers of shape \[\]"
     ):
         buffer.init(rows)
+
+
+def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
+    """Episodes of one to five rows go round a ring of eleven, one to three rows at a time."""
+    goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
+    example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
+    buffer = fbuf.Buffer(11, view=Hindsight(Transition(), reward))
+    state = buffer.init(example | {"terminated": False, "truncated": False})
+    around = jax.jit(fbuf._anchors.episode_around, static_argnums=2)
+    ends: list[bool] = []
+    for _ in range(20):
+        new = rng.random(3) < 0.4
+        rows = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (3, *np.shape(x))), example)
+        mask = np.arange(3) < rng.integers(1, 4)
+        state = buffer.extend(state, rows | {"terminated": new, "truncated": np.zeros(3, bool)}, mask=mask)
+        ends += new[mask].tolist()
+        held = min(len(ends), 11)
+        episode = np.cumsum([0, *ends])[:-1][-held:]
+        age = np.arange(11, dtype=np.int32)
+        first, last = around(state.anchors.starts, state.ring, buffer.geometry, np.zeros(11, np.int32), age)
+        np.testing.assert_array_equal(first[:held], np.searchsorted(episode, episode))
+        np.testing.assert_array_equal(last[:held], np.searchsorted(episode, episode, side="right") - 1)

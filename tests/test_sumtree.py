@@ -573,3 +573,17 @@ def test_keep_last(batch: int, below: int | None) -> None:
     kept = np.asarray(jax.jit(keep_last, static_argnums=1)(index, below))
     assert kept.dtype == bool and kept.shape == (batch,)
     np.testing.assert_array_equal(np.flatnonzero(kept), sorted(last.values()))
+
+
+# ---------------------------------------------------------------------------------- uniforms
+
+
+def test_a_uniform_has_24_bits() -> None:
+    words = np.array([0, 255, 256, 2**31, 2**32 - 1], np.uint32)
+    expected = np.array([0, 0, 2**-24, 0.5, 1 - 2**-24], np.float32)
+    np.testing.assert_array_equal(np.asarray(_descent._unit(jnp.asarray(words))), expected)
+
+
+def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it() -> None:
+    top, _ = _descent.uniforms(jax.random.key(0), 8, 9, stratified=True)
+    np.testing.assert_array_equal(np.floor(np.asarray(top[:8]) * 8), np.arange(8))

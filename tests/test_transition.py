@@ -352,3 +352,37 @@ def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str)
     episode = next(e for e in episodes if action in e.actions)
     last = int(episode.actions[-1])
     return accumulate(episode, 1, 1.0, stack, pad)[last].obs
+
+
+# ---------------------------------------------------------------------------------------------- what storages are told
+
+
+@pytest.mark.parametrize("pad", ["zero", "repeat"])
+def test_the_pool_of_frames_holds_every_stack(pad):
+    """A storage may read `pool` once and cut both stacks out of it."""
+    view = Transition(n_step=2, stack=3, pad=pad)
+    buffer = fbuf.Buffer(8, view=view)
+    rows = rows_of(list(range(1, 9)), "--t-----")
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    slot, mask = jnp.arange(8, dtype=jnp.int32), jnp.arange(8) != 5
+    spec, _ = buffer.storage.spec(state.rows)
+
+    @jax.jit
+    def pools(state):
+        window = view.window(spec, fbuf._verbs.population(buffer, state), slot, mask, jax.random.key(0))
+        return [(read.pool, read.start, read.slot) for read in window.reads if read.name == "obs"]
+
+    for pool, start, slots in jax.device_get(pools(state)):
+        np.testing.assert_array_equal(np.take_along_axis(pool, start[:, None] + np.arange(3), axis=1), slots)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_narrow_rewards_stay_as_they_are(dtype):
+    view = Transition(n_step=2, gamma=0.5)
+    rows = rows_of([1, 2, 4], "---")
+    buffer = fbuf.Buffer(4, view=view)
+    rows["reward"] = rows["reward"].astype(dtype)
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.peek(state, jax.random.key(0), 1).data
+    assert data["reward"].dtype == data["discount"].dtype == dtype
+    assert float(data["reward"][0]) == 2 and float(data["discount"][0]) == 0.25

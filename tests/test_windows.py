@@ -451,3 +451,34 @@ def test_nothing_to_draw() -> None:
         state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
         assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
         assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))
+
+
+def learnt(view: Any, ends: str) -> list[bool]:
+    """`learning_mask` of the newest window that can be drawn, after rows with these ends (`t` is terminated)."""
+    count = len(ends)
+    end = np.array([letter == "t" for letter in ends])
+    buffer = fbuf.Buffer(count, view=view)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([count]) | {"terminated": end})
+    batch = buffer.peek(state, jax.random.key(0), 64)
+    newest = int(np.argmax(np.where(batch.mask, batch.data["id"][:, 0], -1)))
+    return np.asarray(batch.data["learning_mask"])[newest].tolist()
+
+
+def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
+    assert learnt(Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
+
+
+def test_reset_rows_are_not_learnt_from() -> None:
+    """Whether they are the last of a window, or in the middle of one that crosses ends."""
+    assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
+    crossing = Sequence(4, boundary="cross", autoreset="next_step")
+    assert learnt(crossing, "-t--") == [True, True, False, True]
+
+
+def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
+    """After a conversion, too: the oldest row's frames behind it are unknown."""
+    view = Transition(stack=2, observation="id", action=None, reward="episode")
+    rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
+    state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
+    state = dataclasses.replace(state, ring=fbuf._ring.retire(state.ring, jnp.array([2], jnp.int32)))
+    assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]
