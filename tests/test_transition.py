@@ -1,14 +1,9 @@
-"""`Transition` in cases small enough to check by hand, and against n-step returns and stacks made before storing.
-
-The second half plays whole episodes through a plain accumulator (a deque of steps, as most libraries keep one) and stores
-the same episodes in each layout an environment may give: with the final observation beside the last row, without it, or in
-a row of its own after the end.
-"""
+"""`Transition` in cases small enough to check by hand, and against returns and stacks accumulated before storing."""
 
 from __future__ import annotations
 
-import collections
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,57 +12,64 @@ import pytest
 
 import fbuf
 from fbuf.views import Transition
+from tests.support.transition import CASES, LAYOUTS, check_accumulated
 
-# ---------------------------------------------------------------------------------------------- by hand
+ONE = Transition(gamma=0.5)
+TWO = Transition(n_step=2, gamma=0.5)
+NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
+PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
+QUICK = [("final", CASES[1]), ("none", CASES[0]), ("none", CASES[1]), ("none", CASES[2]), ("next_step", CASES[1])]
 
 
-def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, jax.Array]:
-    """Rows with action 10 o_t and reward o_t; `ends` has a letter a row: `-`, (t)erminated or cut off (c)."""
-    frames = jnp.asarray(obs, jnp.float32)
+def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, Any]:
+    """Rows with action 10 o_t and reward o_t; `ends` has a letter per row: `-`, (t)erminated or truncated (c)."""
     return {
-        "obs": frames,
-        "action": jnp.asarray(obs, jnp.int32) * jnp.int32(10),
-        "reward": frames,
-        "terminated": jnp.asarray([e == "t" for e in ends]),
-        "truncated": jnp.asarray([e == "c" for e in ends]),
+        "obs": np.asarray(obs, np.float32),
+        "action": np.asarray(obs, np.int32) * np.int32(10),
+        "reward": np.asarray(obs, np.float32),
+        "terminated": np.asarray([e == "t" for e in ends]),
+        "truncated": np.asarray([e == "c" for e in ends]),
         **more,
     }
 
 
-def drawn(view: Transition, rows: dict[str, jax.Array], capacity: int = 8, times: int = 1) -> Any:
-    """`{o_t: (obs, reward, discount, next_obs)}` of every anchor, after rows came in `times` equal pieces."""
+@functools.cache
+def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
+    return jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask)), jax.jit(
+        lambda s: buffer.peek(s, jax.random.key(0), 512)  # 8 anchors at most: none is missed
+    )
+
+
+def drawn(view: Transition, rows: dict[str, Any], capacity: int = 8, times: int = 1) -> Any:
+    """`{o_t: (obs, reward, discount, next_obs)}` of every anchor, after the rows arrived in `times` equal pieces."""
     buffer = fbuf.Buffer(capacity=capacity, view=view)
-    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
-    pieces = jax.tree.map(lambda x: x.reshape(times, -1, *x.shape[1:]), rows)
+    extend, peek = verbs(buffer)
+    state = buffer.init({name: x[0] for name, x in rows.items()})
+    size = len(rows["obs"]) // times
     for i in range(times):
-        state = buffer.extend(state, {name: x[i] for name, x in pieces.items()})
-    batch = buffer.peek(state, jax.random.key(0), 512)  # 8 anchors at most: none is missed
-    if not bool(batch.mask[0]):
+        piece = {name: x[i * size : (i + 1) * size] for name, x in rows.items()}
+        padded = {name: np.resize(x, (PIECE, *x.shape[1:])) for name, x in piece.items()}
+        state = extend(state, padded, np.arange(PIECE) < size)
+    batch = jax.device_get(peek(state))
+    if not batch.mask[0]:
         return {}
-    data = jax.tree.map(np.asarray, batch.data)
     found = {}
-    for i, action in enumerate(data["action"].tolist()):
+    for i, action in enumerate(batch.data["action"].tolist()):
         fields = ("obs", "reward", "discount", "next_obs")
-        found[action // 10] = tuple(data[name][i].tolist() for name in fields)
+        found[action // 10] = tuple(batch.data[name][i].tolist() for name in fields)
     return dict(sorted(found.items()))
 
 
 def test_one_step():
-    assert drawn(Transition(gamma=0.5), rows_of([1, 2, 3], "---")) == {
-        1: (1, 1, 0.5, 2),
-        2: (2, 2, 0.5, 3),
-    }
+    assert drawn(ONE, rows_of([1, 2, 3], "---")) == {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}
 
 
 def test_n_steps_need_the_row_n_later():
-    assert drawn(Transition(n_step=2, gamma=0.5), rows_of([1, 2, 4, 8], "----")) == {
-        1: (1, 1 + 2 / 2, 0.25, 4),
-        2: (2, 2 + 4 / 2, 0.25, 8),
-    }
+    assert drawn(TWO, rows_of([1, 2, 4, 8], "----")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}
 
 
 def test_termination_shortens_the_return_and_ends_bootstrapping():
-    assert drawn(Transition(n_step=2, gamma=0.5), rows_of([1, 2, 4, 8], "--t-")) == {
+    assert drawn(TWO, rows_of([1, 2, 4, 8], "--t-")) == {
         1: (1, 1 + 2 / 2, 0.25, 4),
         2: (2, 2 + 4 / 2, 0, 4),
         4: (4, 4, 0, 4),
@@ -75,19 +77,16 @@ def test_termination_shortens_the_return_and_ends_bootstrapping():
 
 
 def test_truncation_without_a_final_observation_bootstraps_from_the_last_one():
-    assert drawn(Transition(n_step=2, gamma=0.5), rows_of([1, 2, 4, 8], "--c-")) == {
-        1: (1, 1 + 2 / 2, 0.25, 4),
-        2: (2, 2, 0.5, 4),
-    }
+    assert drawn(TWO, rows_of([1, 2, 4, 8], "--c-")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}
 
 
 def test_an_episode_of_one_truncated_row_is_not_drawn():
-    assert drawn(Transition(), rows_of([1, 2, 4], "cc-")) == {}
+    assert drawn(ONE, rows_of([1, 2, 4], "cc-")) == {}
 
 
 @pytest.mark.parametrize("ends", ["--c-", "--t-"])
 def test_final_observation_is_what_follows_the_last_row(ends):
-    final = jnp.asarray([91, 92, 93, 94], jnp.float32)
+    final = np.asarray([91, 92, 93, 94], np.float32)
     view = Transition(n_step=2, gamma=0.5, final_observation="last")
     discount = 0.25 if ends == "--c-" else 0
     assert drawn(view, rows_of([1, 2, 4, 8], ends, last=final)) == {
@@ -98,8 +97,7 @@ def test_final_observation_is_what_follows_the_last_row(ends):
 
 
 def test_next_step_autoreset_takes_the_final_observation_from_the_row_after():
-    view = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
-    assert drawn(view, rows_of([1, 2, 4, 8, 16, 32], "-c----")) == {
+    assert drawn(NEXT_STEP, rows_of([1, 2, 4, 8, 16, 32], "-c----")) == {
         1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
         2: ([1, 2], 2, 0.5, [2, 4]),
         8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32]),
@@ -107,29 +105,30 @@ def test_next_step_autoreset_takes_the_final_observation_from_the_row_after():
 
 
 def test_next_step_truncation_waits_for_its_final_observation():
-    view = Transition(gamma=0.5, autoreset="next_step")
-    assert drawn(view, rows_of([1, 2], "-c")) == {1: (1, 1, 0.5, 2)}
-    assert drawn(view, rows_of([1, 2], "-t")) == {1: (1, 1, 0.5, 2), 2: (2, 2, 0, 2)}
+    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--c")) == {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}
+    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--t")) == {
+        1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
+        2: ([1, 2], 2 + 4 / 2, 0, [2, 4]),
+        4: ([2, 4], 4, 0, [2, 4]),
+    }
 
 
 def test_terminated_wins_over_truncated():
-    rows = rows_of([1, 2], "-t", truncated=jnp.asarray([False, True]))
-    assert drawn(Transition(), rows)[2] == (2, 2, 0, 2)
+    rows = rows_of([1, 2], "-t", truncated=np.asarray([False, True]))
+    assert drawn(ONE, rows)[2] == (2, 2, 0, 2)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_only_what_terminated_is_terminal(n_step):
+@pytest.mark.parametrize("view", [ONE, TWO])
+def test_only_terminated_rows_are_terminal(view):
     """torchrl's MultiStep took every row for terminal with one step, and the last of unfinished data with more."""
-    found = drawn(Transition(n_step=n_step, gamma=0.5), rows_of([1, 2, 4, 8, 16, 32], "--t---"))
+    found = drawn(view, rows_of([1, 2, 4, 8, 16, 32], "--t---"))
     terminal = {o for o, (_, _, discount, _) in found.items() if discount == 0}
-    assert terminal == ({4} if n_step == 1 else {1, 2, 4}) and max(found) == (16 if n_step == 1 else 4)
+    assert terminal == ({4} if view == ONE else {2, 4}) and max(found) == (16 if view == ONE else 8)
 
 
-@pytest.mark.parametrize(("pad", "before"), [("zero", 0), ("repeat", 4)])
-def test_stacks_stop_at_the_first_frame_of_the_episode(pad, before):
-    view = Transition(stack=3, gamma=0.5, pad=pad)
-    first = {"zero": 0, "repeat": 1}[pad]
-    assert drawn(view, rows_of([1, 2, 4, 8], "-t--")) == {
+@pytest.mark.parametrize(("pad", "first", "before"), [("zero", 0, 0), ("repeat", 1, 4)])
+def test_stacks_stop_at_the_first_frame_of_the_episode(pad, first, before):
+    assert drawn(Transition(stack=3, gamma=0.5, pad=pad), rows_of([1, 2, 4, 8], "-t--")) == {
         1: ([first, first, 1], 1, 0.5, [first, 1, 2]),
         2: ([first, 1, 2], 2, 0, [first, 1, 2]),
         4: ([before, before, 4], 4, 0.5, [before, 4, 8]),
@@ -137,7 +136,7 @@ def test_stacks_stop_at_the_first_frame_of_the_episode(pad, before):
 
 
 def test_rows_whose_frames_were_overwritten_are_not_drawn():
-    """Five rows of seven are left: the oldest lost what was behind it, the newest has nothing ahead."""
+    """Five rows of seven are left: the oldest lost its predecessor, the newest has no successor."""
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-------")
     assert list(drawn(Transition(stack=2), rows, capacity=5)) == [4, 5, 6]
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-t-----")  # row 3 begins an episode: nothing is lost
@@ -154,19 +153,19 @@ def test_nested_observations_other_leaves_and_integer_rewards():
     view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2)
     buffer = fbuf.Buffer(capacity=8, view=view)
     rows = {
-        "o": {"image": jnp.arange(4, dtype=jnp.uint8)[:, None], "speed": jnp.arange(4.0)},
-        "reward": jnp.asarray([1, 2, 3, 4], jnp.int32),
-        "terminated": jnp.zeros(4, bool),
-        "truncated": jnp.zeros(4, bool),
-        "info": {"lives": jnp.arange(4, dtype=jnp.int8)},
+        "o": {"image": np.arange(4, dtype=np.uint8)[:, None], "speed": np.arange(4, dtype=np.float32)},
+        "reward": np.asarray([1, 2, 3, 4], np.int32),
+        "terminated": np.zeros(4, bool),
+        "truncated": np.zeros(4, bool),
+        "info": {"lives": np.arange(4, dtype=np.int8)},
     }
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    data = buffer.peek(state, jax.random.key(0), 32).data
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 32).data)
     assert set(data) == {"obs", "reward", "discount", "next_obs", "terminated", "truncated", "info"}
     assert data["reward"].dtype == data["discount"].dtype == jnp.float32
     assert data["obs"]["image"].shape == (32, 2, 1) and data["obs"]["image"].dtype == jnp.uint8
     assert data["next_obs"]["speed"].shape == (32, 2)
-    at = np.asarray(data["info"]["lives"])
+    at = data["info"]["lives"]
     assert set(at) == {0, 1}
     np.testing.assert_array_equal(data["reward"], 1 + at + (2 + at) / 2)
     np.testing.assert_array_equal(data["next_obs"]["speed"], np.stack([at + 1, at + 2], axis=1))
@@ -174,181 +173,10 @@ def test_nested_observations_other_leaves_and_integer_rewards():
 
 
 def test_rewards_of_several_numbers_add_up_one_by_one():
-    rows = rows_of([1, 2, 3], "---", reward=jnp.asarray([[1, 10], [2, 20], [4, 40]], jnp.float32))
-    found = drawn(Transition(n_step=2, gamma=0.5), rows)
-    assert found == {1: (1, [2, 20], 0.25, 3)}
+    rows = rows_of([1, 2, 3], "---", reward=np.asarray([[1, 10], [2, 20], [4, 40]], np.float32))
+    assert drawn(TWO, rows) == {1: (1, [2, 20], 0.25, 3)}
 
 
-# --------------------------------------------------------------------- against accumulating before storing
-
-
-class Step(NamedTuple):
-    obs: np.ndarray  # stack
-    action: int
-    reward: float
-    next_obs: np.ndarray
-    terminated: bool
-    ended: bool
-    number: int  # within the episode
-
-
-class Emitted(NamedTuple):
-    obs: np.ndarray
-    reward: float
-    discount: float
-    next_obs: np.ndarray
-    frames: int  # frames of this episode before the anchor's own
-
-
-class Episode(NamedTuple):
-    frames: np.ndarray  # [T + 1, 3], the last one is seen after the last action
-    actions: np.ndarray  # [T], a number no other step has
-    rewards: np.ndarray  # [T]
-    end: str  # "terminated", "truncated", or "open": still running
-
-
-def play(rng: np.random.Generator, steps: int) -> list[Episode]:
-    """Episodes of 1 to 9 steps, `steps` in all; the last one is still running."""
-    episodes, total = [], 0
-    while total < steps:
-        length = min(int(rng.integers(1, 10)), steps - total)
-        episodes.append(
-            Episode(
-                rng.integers(1, 256, (length + 1, 3)).astype(np.uint8),
-                np.arange(total, total + length, dtype=np.int32),
-                rng.normal(size=length).astype(np.float32),
-                str(rng.choice(["terminated", "truncated"])),
-            )
-        )
-        total += length
-    return [*episodes[:-1], episodes[-1]._replace(end="open")]
-
-
-def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> dict[int, Emitted]:
-    """What a frame-stack wrapper and an n-step deque make of an episode, by action."""
-    emitted: dict[int, Emitted] = {}
-    waiting: collections.deque[Step] = collections.deque()
-
-    def emit() -> None:
-        first, last = waiting[0], waiting[-1]
-        total = sum(gamma**i * step.reward for i, step in enumerate(waiting))
-        discount = 0.0 if last.terminated else gamma ** len(waiting)
-        emitted[first.action] = Emitted(first.obs, total, discount, last.next_obs, first.number)
-        waiting.popleft()
-
-    first = episode.frames[0]
-    frames = collections.deque([np.zeros_like(first) if pad == "zero" else first] * (stack - 1) + [first], maxlen=stack)
-    for t, action in enumerate(episode.actions):
-        obs = np.stack(frames)
-        frames.append(episode.frames[t + 1])
-        ended = t + 1 == len(episode.actions) and episode.end != "open"
-        terminated = ended and episode.end == "terminated"
-        reward = float(episode.rewards[t])
-        waiting.append(Step(obs, int(action), reward, np.stack(frames), terminated, ended, t))
-        if len(waiting) == n:
-            emit()
-        while ended and waiting:
-            emit()
-    return emitted
-
-
-def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
-    """Rows in arrival order, as an environment of this kind would give them."""
-    rows: list[dict[str, Any]] = []
-    for episode in episodes:
-        for t, action in enumerate(episode.actions):
-            last = t + 1 == len(episode.actions) and episode.end != "open"
-            rows.append(
-                {
-                    "obs": episode.frames[t],
-                    "final": episode.frames[t + 1] if last else np.full(3, 77, np.uint8),
-                    "action": action,
-                    "reward": episode.rewards[t],
-                    "terminated": last and episode.end == "terminated",
-                    "truncated": last and episode.end == "truncated",
-                }
-            )
-        if layout == "next_step" and episode.end != "open":
-            ignored = {"action": np.int32(-1), "reward": np.float32(99), "final": rows[-1]["final"]}
-            flags = {"terminated": False, "truncated": False}
-            rows.append({"obs": episode.frames[-1], **ignored, **flags})
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-STORAGES = {
-    "device": fbuf.storages.Device(),
-    "deduplicated": fbuf.storages.Deduplicated(keys=("obs", "final"), blocks=512),
-}
-
-
-@pytest.mark.parametrize("layout", ["final", "none", "next_step"])
-@pytest.mark.parametrize(
-    ("n", "stack", "pad", "storage"),
-    [
-        (1, None, "zero", "device"),
-        (3, 4, "zero", "device"),
-        (5, 2, "repeat", "device"),
-        pytest.param(3, 4, "zero", "deduplicated", marks=pytest.mark.slow),
-    ],
-)
-def test_equals_accumulating_before_storing(layout, n, stack, pad, storage):
-    gamma, capacity, piece = 0.9, 48, 7
-    episodes = play(np.random.default_rng([n, len(layout)]), 150)
-    view = Transition(
-        n_step=n,
-        gamma=gamma,
-        stack=stack,
-        pad=pad,
-        final_observation="final" if layout == "final" else None,
-        autoreset="next_step" if layout == "next_step" else "same_step",
-    )
-    rows = store(episodes, layout)
-    expected: dict[int, Emitted] = {}
-    for episode in episodes:
-        made = accumulate(episode, n, gamma, stack or 1, pad)
-        if layout == "none" and episode.end == "truncated":
-            # all that is known: an episode cut off one step earlier
-            known = len(episode.actions) - 1
-            shorter = Episode(
-                episode.frames[: known + 1],
-                episode.actions[:known],
-                episode.rewards[:known],
-                "truncated",
-            )
-            made = accumulate(shorter, n, gamma, stack or 1, pad)
-        expected |= made
-
-    buffer = fbuf.Buffer(capacity=capacity, view=view, storage=STORAGES[storage])
-    state = buffer.init({k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in rows.items()})
-    place = {int(action): i for i, action in enumerate(rows["action"])}
-    seen = 0
-    for begin in range(0, len(rows["action"]) - piece + 1, piece):
-        new = {k: jnp.asarray(x[begin : begin + piece]) for k, x in rows.items()}
-        state = buffer.extend(state, new)
-        arrived = begin + piece
-        batch = jax.device_get(buffer.peek(state, jax.random.key(begin), 2048))
-        got = {int(action): i for i, action in enumerate(batch.data["action"])} if batch.mask[0] else {}
-        oldest = arrived - capacity
-        behind = (stack or 1) - 1
-        can = {action for action, one in expected.items() if place[action] - min(one.frames, behind) >= oldest}
-        settled = {action for action in can if place[action] + n < arrived}
-        assert settled <= set(got) <= can  # later ones depend on whether their episode's end came
-        for action, i in got.items():
-            one = expected[action]
-            next_obs = one.next_obs
-            if one.discount == 0 and layout != "final":  # the last stack before the end
-                next_obs = stack_before_end(episodes, action, stack or 1, pad)
-            cut = slice(None) if stack is not None else -1
-            np.testing.assert_array_equal(batch.data["obs"][i], one.obs[cut])
-            np.testing.assert_array_equal(batch.data["next_obs"][i], next_obs[cut])
-            np.testing.assert_allclose(batch.data["reward"][i], one.reward, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(batch.data["discount"][i], one.discount, rtol=1e-6)
-        seen += len(got)
-    assert seen > 300
-
-
-def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str) -> np.ndarray:
-    """The stack of the last row of the episode in which `action` was taken."""
-    episode = next(e for e in episodes if action in e.actions)
-    last = int(episode.actions[-1])
-    return accumulate(episode, 1, 1.0, stack, pad)[last].obs
+@pytest.mark.parametrize(("layout", "case"), QUICK)
+def test_transitions_equal_accumulating_before_storing(layout, case):
+    check_accumulated(layout, *case)
