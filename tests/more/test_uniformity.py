@@ -29,4 +29,3 @@ def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(alpha=1.0, eps=0.0, stratified=False)])
 def test_a_million_draws_of_many_rows(sampler):
     check_many(sampler)
-
