@@ -13,7 +13,6 @@ from fbuf.samplers import Prioritized, Uniform
 from tests.support.uniformity import (
     DRAWS,
     check_parts,
-    check_retired,
     check_zero_priorities,
     chi_square_z,
     lanes_out_of_step,
@@ -31,10 +30,6 @@ def test_uniform_rows():
         chances[:arrived] = 1 / min(arrived, 1000)
         for seed in range(3):
             assert abs(chi_square_z(slots_drawn(buffer, state, seed, DRAWS), chances)) < 4
-
-
-def test_rows_left_after_the_oldest_were_retired():
-    check_retired(Uniform(), fbuf.views.Row())
 
 
 def test_uniform_transitions_of_lanes_out_of_step():

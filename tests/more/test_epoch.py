@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
 import fbuf
 from fbuf import _permutation
@@ -26,6 +29,7 @@ from tests.support.epoch import (
     empty,
     filled,
     is_draw,
+    rows_of,
     same,
     sample,
 )
@@ -64,12 +68,27 @@ def test_rows_of_another_sampler():
     trial.sample(40)
 
 
-def run(self, steps: int, sizes: tuple[int, ...]) -> None:
-    for _ in range(steps):
-        self.step(sizes)
-    assert self.oracle.begun >= 3
+@functools.cache
+def run(buffer: fbuf.Buffer, form: str, steps: int = 12) -> Any:
+    """A state and all its batches, after steps of three rows a lane and a batch."""
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key = given
+        return buffer.sample(buffer.extend(state, rows), key, 7)
+
+    given = (rows_of(np.random.default_rng(0), steps, 3, buffer.lanes or 1), jax.random.split(jax.random.key(1), steps))
+    state = empty(buffer)
+    if form == "scan":
+        return jax.jit(lambda s: lax.scan(step, s, given))(state)
+    one = step if form == "eager" else jax.jit(step, donate_argnums=0 if form == "donated" else ())
+    batches = []
+    for i in range(steps):
+        state, batch = one(state, jax.tree.map(lambda x, i=i: x[i], given))
+        batches.append(batch)
+    return state, jax.tree.map(lambda *x: jnp.stack(x), *batches)
 
 
+@pytest.mark.optimized
 def test_every_form_gives_the_same():
     buffer = buffer_of(Epoch(), "steps", lanes=2)
     for form in ("scan", "donated"):
@@ -122,8 +141,11 @@ def test_clean_under_strict_modes(modes):
             elif on:
                 for mode in (jax.debug_infs(True), jax.checking_leaks()):
                     stack.enter_context(mode)
-            state, none = sample(LARGE, empty_state, keys[0], 4)
-            state, some = sample(LARGE, arrive(LARGE, state, 0, 1500), keys[1], 4)
+            draw = jax.jit(lambda state, key: LARGE.sample(state, key, 4))  # traced in each mode
+            write = jax.jit(lambda state, rows, mask: LARGE.extend(state, rows, mask=mask))
+            state, none = draw(empty_state, keys[0])
+            number = np.arange(3000, dtype=np.int32)
+            state, some = draw(write(state, number, number < 1500), keys[1])
             results.append((LARGE.clear(state), none, some, LARGE.stats(state)))
     same(results[1], results[0])
 

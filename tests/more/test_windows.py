@@ -20,7 +20,6 @@ from tests.support.windows import (
     check_cuts,
     check_inplace,
     check_late_priorities,
-    filled,
     rows_of,
 )
 
@@ -58,25 +57,6 @@ def test_many_buffers_at_once() -> None:
     for i, state in enumerate(alone):
         got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
-
-
-def test_windows_with_nothing_to_learn_do_not_take_over() -> None:
-    """They lose the priority of new ones like all others, and are nobody's error."""
-    view = Sequence(8, burn_in=4, boundary="mask")
-    buffer, state = filled(view, [20] * 30, 600, Prioritized())
-
-    @jax.jit
-    def step(state: Any, key: jax.Array) -> Any:
-        state, batch = buffer.sample(state, key, 64)
-        learn = batch.data["learning_mask"]
-        state = buffer.update_priority(state, batch.index, jnp.full(learn.shape, 0.01), mask=learn)
-        return state, jnp.mean(~jnp.any(learn, axis=1))
-
-    shares = []
-    for i in range(100):
-        state, share = step(state, jax.random.key(i))
-        shares.append(float(share))
-    assert np.mean(shares[-20:]) < np.mean(shares[:5]) and int(buffer.stats(state)["refused_nonfinite"]) == 0
 
 
 def test_episodes_of_one_row() -> None:
