@@ -1,0 +1,23 @@
+"""Frozen buffers with every sampler and view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import pieces
+from tests.support.frozen import SAMPLERS, VIEWS, check_batches
+
+CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) != ("Uniform(over='episodes')", "Sequence('cross')")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pieces.Rows]:
+    path = tmp_path_factory.mktemp("frozen")
+    return path, pieces.make(path)
+
+
+@pytest.mark.parametrize(("sampler", "view"), CASES)
+def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, view: str) -> None:
+    check_batches(*made, sampler, view)

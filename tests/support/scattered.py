@@ -1,0 +1,257 @@
+"""Writers that replace any row, as a user would write them, and what they leave in plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Consume, Prioritized, Ranked, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Zstd
+from tests.inplace import assert_draw_write_draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """Keeps the rows with the largest values of a leaf; of equal ones the older."""
+
+    leaf: str
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> jax.Array:
+        if self.leaf not in spec:
+            raise ValueError(f"Largest: leaf '{self.leaf}' is not among {', '.join(spec)}. Use one of those.")
+        return jnp.full((geometry.capacity,), -jnp.inf, jnp.float32)  # value of the row in each slot
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        nowhere = jnp.int32(geometry.capacity)
+
+        def one(carry: Any, row: Any) -> Any:
+            values, held = carry
+            value, keep = row
+            full = held == nowhere
+            slot = jnp.where(full, jnp.argmin(values).astype(jnp.int32), held)
+            takes = keep & (~full | (value > values[slot]))
+            slot = jnp.where(takes, slot, nowhere)
+            return (values.at[slot].set(value, mode="drop"), held + (takes & ~full).astype(jnp.int32)), slot
+
+        rows = (leaves[self.leaf].astype(jnp.float32).reshape(-1), keep.reshape(-1))
+        (own, _), slot = lax.scan(one, (own, held), rows)
+        return slot.reshape(keep.shape), own
+
+
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """Replaces a random row once the buffer is full: all rows of a call at once."""
+
+    seed: int = 0
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> jax.Array:
+        return jnp.uint32(0)  # calls so far
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(self.seed), own)
+        rank = jnp.cumsum(keep.reshape(-1), dtype=jnp.int32).reshape(keep.shape) - jnp.int32(1)
+        anywhere = jax.random.randint(key, keep.shape, 0, geometry.capacity, jnp.int32)
+        slot = jnp.where(held + rank < geometry.capacity, held + rank, anywhere)
+        return jnp.where(keep, slot, jnp.int32(-1)), own + jnp.uint32(1)
+
+
+STORAGES = {
+    "Device": Device(),
+    "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
+    "Host": Host(keys=("obs",)),
+    "Compressed": Compressed(keys=("obs",)),
+    "Compressed, small": Compressed(keys=("obs", "score"), codec=Zstd(chunk=1, dictionary=0), slack=3),
+}
+HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
+WRITERS = {
+    "Largest": Largest("score"),
+    "Anywhere": Anywhere(),
+    "TopK": fbuf.writers.TopK("score"),
+    "Reservoir": fbuf.writers.Reservoir(),
+}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Prioritized": Prioritized(),
+    "Consume": Consume(2),
+    "Ranked": Ranked(uniform=0.2),
+    "mixed": Prioritized(uniform=0.2, largest="held"),
+    "distinct": Prioritized(replace=False),
+}
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
+    "score": jax.ShapeDtypeStruct((), np.float32),
+    "id": jax.ShapeDtypeStruct((), np.int32),
+    "done": jax.ShapeDtypeStruct((), np.bool_),
+}
+BATCH = 6
+
+
+def rows_of(first: int, *shape: int) -> dict[str, np.ndarray]:
+    """Rows that tell their number, with scores in no order."""
+    number = first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    return {
+        "obs": (number[..., None, None] % 5 + np.arange(8)[:, None] * np.ones(8, int)).astype(np.uint8),
+        "score": (number * 7919 % 101).astype(np.float32),
+        "id": number.astype(np.int32),
+        "done": number % 7 == 0,
+    }
+
+
+def make(storage: Any = "Device", writer: Any = "Largest", capacity: int = 12, **more: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, storage=STORAGES.get(storage, storage), writer=WRITERS.get(writer, writer), **more)
+
+
+@functools.cache
+def batches(storage: str, writer: str, sampler: str, mode: str, lanes: int | None) -> list[Any]:
+    """What 12 steps of a write, a draw and an update give."""
+    buffer = make(storage, writer, sampler=SAMPLERS[sampler], lanes=lanes)
+    shape = (5,) if lanes is None else (5, lanes)
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key, mask = given
+        state, batch = buffer.sample(buffer.extend(state, rows, mask=mask), key, BATCH)
+        if buffer.sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
+        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"] + jnp.uint8(1)})
+        return state, (batch.data, batch.mask, batch.index, batch.probability, batch.weight)
+
+    masks = np.random.default_rng(0).random((12, *shape)) < 0.8
+    given = [(rows_of(100 * i, *shape), jax.random.key(i), masks[i]) for i in range(12)]
+    state = buffer.init(EXAMPLE)
+    if mode == "scan":
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given)
+        state, out = jax.jit(lambda state, given: lax.scan(step, state, given), donate_argnums=0)(state, stacked)
+        drawn = [jax.tree.map(lambda x, i=i: x[i], out) for i in range(12)]
+    else:
+        run = jax.jit(step, donate_argnums=0) if mode == "donated" else step
+        drawn = []
+        for one in given:
+            state, out = run(state, one)
+            drawn.append(out)
+    stats = jax.device_get(buffer.stats(state))
+    assert not any(stats[n] for n in stats if n.startswith(("refused", "expired", "retired")))
+    return [jax.device_get(x) for x in [*drawn, buffer.rows(state).data, buffer.rows(state).index.slot]]
+
+
+def check_storages(writer: str, sampler: str, mode: str, lanes: int | None) -> None:
+    """Draw the same whatever the storage."""
+    reference = batches("Device", writer, sampler, mode, lanes)
+    assert sum(int(drawn[1].sum()) for drawn in reference[:12]) > 3 * BATCH
+    for storage in STORAGES:
+        if storage == "Deduplicated" and lanes is None:
+            continue  # half of the time of these tests is its compilation
+        other = batches(storage, writer, sampler, mode, lanes)
+        same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), reference, other)
+        assert all(jax.tree.leaves(same)), storage
+
+
+class Model:
+    """Rows by slot, with the order in which they came."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.arrived = capacity, 0
+        self.held: dict[int, tuple[int, dict[str, Any]]] = {}  # arrival and row, by slot
+
+    def place(self, row: dict[str, Any], slot: int) -> None:
+        self.arrived += 1
+        self.held[slot] = self.arrived, row
+
+    def in_order(self) -> list[dict[str, Any]]:
+        return [row for _, row in sorted(self.held.values(), key=lambda pair: pair[0])]
+
+    def largest(self, row: dict[str, Any]) -> None:
+        if len(self.held) < self.capacity:
+            self.place(row, len(self.held))
+            return
+        slot = min(self.held, key=lambda s: (self.held[s][1]["score"], s))
+        if row["score"] > self.held[slot][1]["score"]:
+            self.place(row, slot)
+
+
+MOST = 17  # rows a lane of every call, masked beyond those given, so that it compiles once
+
+
+def check_largest(storage: str, data: st.DataObject) -> None:
+    """Keep the largest, and give them in the order they came in."""
+    lanes = data.draw(st.sampled_from([None, 3]), "lanes")
+    buffer, model = make(storage, lanes=lanes), Model(12)
+    state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
+    for _ in range(data.draw(st.integers(1, 6), "calls")):
+        call = data.draw(st.sampled_from(["extend", "extend", "masked", "update", "clear"]), "call")
+        num = data.draw(st.sampled_from([1, 6, MOST]), "rows")
+        if call in ("extend", "masked"):
+            rows = rows_of(first, MOST, width)
+            first += MOST * width
+            mask = np.arange(MOST)[:, None] < np.full(width, num)
+            if call == "masked":
+                mask &= np.random.default_rng(first).random((MOST, width)) < 0.5
+            for n, e in np.argwhere(mask):
+                model.largest({name: x[n, e] for name, x in rows.items()})
+            rows, mask = (rows, mask) if lanes else jax.tree.map(lambda x: x[:, 0], (rows, mask))
+            state = buffer.extend(state, rows, mask=mask)
+        elif call == "update" and model.held:
+            index = buffer.rows(state).index
+            index = fbuf.Index(index.slot.reshape(-1)[:4], index.ticket.reshape(-1)[:4])
+            obs = np.full((4, 8, 8), first % 200, np.uint8)
+            state = buffer.update_rows(state, index, {"obs": obs})
+            for row in model.in_order()[:4]:
+                row["obs"] = obs[0]
+        elif call == "clear":
+            state, model.held = buffer.clear(state), {}
+        assert int(buffer.size(state)) == len(model.held)
+        expected = model.in_order()
+        for got, wanted in (
+            (buffer.rows(state), expected),
+            (buffer.last(state, 2), ([None] * 2 * width + expected)[-2 * width :]),
+        ):
+            flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[1 if lanes is None else 2 :]), got)
+            padded = wanted + [None] * (flat.mask.size - len(wanted))
+            assert flat.mask.tolist() == [row is not None for row in padded]
+            for i, row in enumerate(padded):
+                for name in EXAMPLE:
+                    zero = np.zeros(EXAMPLE[name].shape, EXAMPLE[name].dtype)
+                    assert np.array_equal(flat.data[name][i], zero if row is None else row[name])
+
+
+def check_old_states(storage: str) -> None:
+    """Read the rows of an old state, or say that they expired."""
+    kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
+    buffer = make(kind, "Anywhere")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
+    old, expected = state, jax.device_get(buffer.rows(state).data)
+    for i in range(8):
+        state = buffer.extend(state, rows_of(100 * i + 100, 4))
+        got = jax.device_get(buffer.rows(old))
+        for name in EXAMPLE:
+            shown = got.mask.reshape(-1, *(1,) * (expected[name].ndim - 1))
+            assert np.array_equal(got.data[name], np.where(shown, expected[name], 0))
+        assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
+        assert np.asarray(buffer.rows(state).mask).all()
+    strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
+    with pytest.raises(Exception, match="expired"):
+        jax.block_until_ready(strict.rows(old))
+
+
+def check_inplace(storage: str, sampler: str) -> None:
+    keys = {} if storage == "Device" else {"keys": ("obs",)}
+    buffer = fbuf.Buffer(
+        40_000,
+        lanes=2,
+        storage=type(STORAGES[storage])(**keys),
+        sampler=SAMPLERS[sampler],
+        writer=Anywhere(),
+    )
+    example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
+    state = buffer.init(example) if storage != "Device" else None
+    assert_draw_write_draw(buffer, example, state)
