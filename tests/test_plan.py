@@ -2,81 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((28, 28), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
-TRANSITION = fbuf.views.Transition(n_step=2, stack=4)
+from tests.support.plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, distinct_rows, rows
 
 
-def frames(count: int, seed: int = 0) -> np.ndarray:
-    """A dot that wanders over a fixed background: compresses like a game."""
-    rng = np.random.default_rng(seed)
-    background = rng.integers(0, 255, (28, 28), np.uint8)
-    out = np.repeat(background[None], count, 0)
-    out[np.arange(count), np.arange(count) % 28, (np.arange(count) // 28) % 28] = 255
-    return out
-
-
-def rows(count: int) -> dict[str, Any]:
-    return {
-        "obs": frames(count),
-        "action": np.zeros(count, np.int32),
-        "reward": np.zeros(count, np.float32),
-        "terminated": np.zeros(count, bool),
-        "truncated": np.zeros(count, bool),
-    }
-
-
-STORAGES = {
-    "device": fbuf.storages.Device(),
-    "host": fbuf.storages.Host(keys=("obs",)),
-    "memmap": fbuf.storages.Memmap(keys=("obs",)),
-    "deduplicated": fbuf.storages.Deduplicated(keys=("obs",)),
-}
-VIEWS = {"row": fbuf.views.Row(), "transition": TRANSITION}
-SAMPLERS = {"uniform": fbuf.samplers.Uniform(), "prioritized": fbuf.samplers.Prioritized(normalize="buffer")}
-FIXED = [
-    pytest.param(
-        view, sampler, storage, marks=pytest.mark.slow if case in ("row prioritized", "transition uniform") else ()
-    )
-    for view in VIEWS
-    for sampler in SAMPLERS
-    for storage in STORAGES
-    for case in [f"{view} {sampler}" if storage == "deduplicated" else ""]
-]
-
-
-@pytest.mark.parametrize(("view", "sampler", "storage"), FIXED)
-def test_fixed_sizes_are_exact(view: Any, sampler: Any, storage: Any) -> None:
-    view, sampler, storage = VIEWS[view], SAMPLERS[sampler], STORAGES[storage]
-    buffer = fbuf.Buffer(3000, storage=storage, sampler=sampler, view=view)
-    plan = buffer.plan(EXAMPLE, batch_size=16, num_rows=100)
-    state = buffer.init(EXAMPLE)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    assert plan.device == held == buffer.nbytes(state)["device"]
-    for _ in range(34):
-        state = buffer.extend(state, rows(100))
-    assert plan.host == pytest.approx(buffer.nbytes(state)["host"], rel=0.05, abs=100)
-    known = {fbuf.storages.Host: "exact", fbuf.storages.Memmap: "the rest is on disk"}
-    assert plan.host_from == known.get(type(storage), "none")
-    assert plan.disk == pytest.approx(buffer.nbytes(state)["disk"], rel=0.05, abs=20_000)
-    # Blocks are looked up 1,024 at a time, however few rows come.
-    lot = 3 * 1024 * 160 if isinstance(storage, fbuf.storages.Deduplicated) else 0
-    assert held < plan.peak_extend < held + 3 * 100 * 820 + 65536 + lot
-    assert held < plan.peak_sample < held + 3 * 16 * 9 * 820 + 65536
+def test_fixed_sizes_are_exact() -> None:
+    check_fixed("transition", "prioritized", "host")
 
 
 def test_not_donated_means_twice() -> None:
@@ -91,23 +26,6 @@ def test_nothing_of_the_buffers_size_is_allocated() -> None:
     plan = buffer.plan(EXAMPLE)
     assert plan.device > 780_000_000_000
     assert "GiB" in str(plan)
-
-
-def test_compressed_says_how_it_knows() -> None:
-    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
-    raw = buffer.plan(EXAMPLE)
-    assert raw.host_from == "raw upper bound" and raw.host == raw.host_raw
-    given = buffer.plan(EXAMPLE, ratio=100.0)
-    assert given.host_from == "ratio given" and given.host == raw.host_raw // 100
-    sampled = buffer.plan(EXAMPLE, rows=rows(3000))
-    assert sampled.host_from == "sample of 3000 rows"
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 20_000, 1000):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 1000], rows(20_000)))
-    host = buffer.nbytes(state)["host"]
-    assert host < sampled.host_raw / 5
-    assert sampled.host == pytest.approx(host, rel=0.25)
 
 
 def test_incompressible_rows_are_planned_raw() -> None:
@@ -125,59 +43,6 @@ def test_bad_arguments() -> None:
         buffer.plan(EXAMPLE, ratio=0.0)
     with pytest.raises(ValueError, match="leaf 'obs' has shape"):
         buffer.plan(EXAMPLE, rows=rows(10) | {"obs": np.zeros((10, 3, 3), np.uint8)})
-
-
-def deduplicated(blocks: int | None, on_full: str = "retire") -> fbuf.Buffer:
-    return fbuf.Buffer(
-        2000, storage=fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=blocks, on_full=on_full)
-    )
-
-
-def distinct_rows(count: int) -> dict[str, Any]:
-    """Every row has one block of its own and one it shares, over a fixed background."""
-    obs = np.repeat(frames(1), count, 0)
-    obs[:, 0, :4] = np.arange(count, dtype="<u4").view(np.uint8).reshape(count, 4)
-    return rows(count) | {"obs": obs}
-
-
-@pytest.mark.parametrize("on_full", ["retire", "refuse"])
-def test_the_table_of_blocks_is_foretold(on_full: str) -> None:
-    buffer = deduplicated(4096, on_full)
-    given = distinct_rows(2000)
-    table = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given)).table
-    assert table is not None and table.blocks is not None
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 2000, 100):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 100], given))
-    stats = buffer.stats(state)
-    assert table.blocks == pytest.approx(int(stats["blocks"]), rel=0.05)
-    assert table.load == pytest.approx(float(stats["blocks_load"]), rel=0.05)
-    assert (table.places, table.rows, table.gives_way) == (4096, 2000, "")
-    assert table.known == "sample of 500 rows"
-
-
-@pytest.mark.parametrize("on_full", ["retire", pytest.param("refuse", marks=pytest.mark.slow)])
-def test_a_table_that_is_too_small_is_foretold(on_full: str) -> None:
-    buffer = deduplicated(1024, on_full)
-    given = distinct_rows(2000)
-    plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
-    table = plan.table
-    assert table is not None and table.load is not None and table.load > 1.5
-    assert table.gives_way == {"retire": "retired", "refuse": "refused"}[on_full]
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 2000, 20):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 20], given))
-    stats = buffer.stats(state)
-    assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
-    held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
-    assert table.rows == pytest.approx(held, rel=0.15)
-    assert f"{'oldest' if on_full == 'retire' else 'others'} are {table.gives_way}: {table.wanted:,} places" in str(
-        plan
-    )
-    larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
-    assert larger is not None and larger.gives_way == "" and larger.rows == 2000
 
 
 def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:
