@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gc
 import pickle
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ def opened(made: tuple[Path, pieces.Rows]) -> Iterator[tuple[fbuf.Buffer, Any]]:
 
 
 def test_the_batches_of_device(made: tuple[Path, pieces.Rows]) -> None:
-    check_batches(*made, "Prioritized", "Transition")
+    check_batches(*made, "Uniform", "Transition")
 
 
 def test_what_is_read(made: tuple[Path, pieces.Rows]) -> None:
@@ -177,27 +176,6 @@ def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
     assert pickle.loads(pickle.dumps(buffer)) == buffer and "Frozen()" in repr(buffer)
     with pytest.raises(TypeError, match="rows elsewhere"):
         buffer.sample(fbuf.Buffer(34).init(example), jax.random.key(0), 2)
-
-
-def test_load_where_it_moved(tmp_path: Path) -> None:
-    was, now = tmp_path / "was", tmp_path / "now"
-    pieces.make(was)
-    buffer, state = fbuf.datasets.open(was, sampler=Epoch())
-    state, _ = buffer.sample(state, jax.random.key(0), 3)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    want = buffer.peek(state, jax.random.key(1), 5)
-    was.rename(now)
-    with pytest.raises(FileNotFoundError, match=r"no data set at .*storages.DataSet\('/its/path'\)"):
-        fbuf.load(tmp_path / "saved")
-    there = dataclasses.replace(buffer, storage=DataSet(str(now), memory=5))
-    other, state = fbuf.load(tmp_path / "saved", there)
-    assert other == there
-    same(other.peek(state, jax.random.key(1), 5), want)
-    pieces.make(was, seed=1)  # the same shapes, other rows
-    with pytest.raises(fbuf.SchemaError, match="has identity .* made anew"):
-        fbuf.load(tmp_path / "saved")
-    with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
-        fbuf.load(tmp_path / "saved", resize=50)
 
 
 def test_any_structure(tmp_path: Path) -> None:

@@ -28,43 +28,51 @@ def test_goals_are_of_the_same_episode() -> None:
     follow("steps", "future", 3, seed=0)
 
 
+def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> Any:
+    """512 transitions after the first rows came, and then the others."""
+    buffer = fbuf.Buffer(capacity, view=view)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+
+    @jax.jit
+    def run(rows: Any) -> Any:
+        state = buffer.extend(buffer.init(example), jax.tree.map(lambda x: x[:first], rows))
+        state = buffer.extend(state, jax.tree.map(lambda x: x[first:], rows))
+        return buffer.peek(state, jax.random.key(0), 512).data
+
+    return jax.device_get(run(rows))
+
+
 def test_an_observation_that_is_the_achieved_goal() -> None:
     """The true final observation counts as for goals below it."""
-    number = jnp.arange(12)
+    number = np.arange(12, dtype=np.int32)
     rows = {
-        "obs": number.astype(jnp.float32),
-        "final": number + 0.5,
-        "goal": jnp.full(12, -1.0),
+        "obs": number.astype(np.float32),
+        "final": number + np.float32(0.5),
+        "goal": np.full(12, -1, np.float32),
         "action": number,
-        "reward": jnp.zeros(12),
+        "reward": np.zeros(12, np.float32),
         "terminated": number % 4 == 3,
-        "truncated": jnp.zeros(12, bool),
+        "truncated": np.zeros(12, bool),
     }
     inner = Transition(final_observation="final")
     view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
-    buffer = fbuf.Buffer(20, view=view)
-    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    data = buffer.peek(state, jax.random.key(0), 300).data
-    assert set(data["action"].tolist()) == set(range(12)) and bool(data["relabelled"].all())
-    assert bool((data["goal"] == data["action"] // 4 * 4 + 3.5).all())
+    data = drawn(view, rows, 20, 6)
+    assert set(data["action"].tolist()) == set(range(12)) and data["relabelled"].all()
+    assert (data["goal"] == data["action"] // 4 * 4 + 3.5).all()
 
 
 def test_final_goals_over_the_end_of_the_ring() -> None:
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
     view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
-    buffer = fbuf.Buffer(10, view=view)
-    number = jnp.arange(14)
+    number = np.arange(14, dtype=np.int32)
     rows = {
-        "obs": {"desired_goal": jnp.full(14, -1.0), "achieved_goal": number.astype(jnp.float32)},
+        "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
         "action": number,
-        "reward": jnp.zeros(14),
+        "reward": np.zeros(14, np.float32),
         "terminated": number == 8,
-        "truncated": jnp.zeros(14, bool),
+        "truncated": np.zeros(14, bool),
     }
-    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
-    for part in (slice(0, 8), slice(8, 14)):
-        state = buffer.extend(state, jax.tree.map(lambda x, part=part: x[part], rows))
-    data = buffer.peek(state, jax.random.key(0), 512).data
+    data = drawn(view, rows, 10, 8)
     goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
 
@@ -80,11 +88,11 @@ def test_an_episode_far_longer_than_the_ring() -> None:
         "terminated": jnp.bool_(False),
         "truncated": jnp.bool_(False),
     }
-    state, extend = buffer.init(example), jax.jit(buffer.extend)
+    state = buffer.init(example)
     for i in range(0, 200, 5):
-        rows = jax.tree.map(lambda x: jnp.zeros((5, *x.shape), x.dtype), example)
-        rows["obs"]["achieved_goal"] = jnp.arange(i, i + 5, dtype=jnp.float32)
-        state = extend(state, rows)
+        rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)
+        rows["obs"]["achieved_goal"] = np.arange(i, i + 5, dtype=np.float32)
+        state = buffer.extend(state, rows)
         goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
         assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
 

@@ -44,8 +44,9 @@ def test_parents_after_ten_million_updates() -> None:
     check_many_updates(256)
 
 
-def test_zero_leaves_are_never_drawn(path: str) -> None:
-    check_zero_leaves(LARGEST)
+@pytest.mark.parametrize("capacity", [1, 8, 65, LARGEST])
+def test_zero_leaves_are_never_drawn(path: str, capacity: int) -> None:
+    check_zero_leaves(capacity)
 
 
 @pytest.mark.parametrize("capacity", [2**18, 2**24])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf import _permutation
@@ -25,11 +23,9 @@ from tests.support.epoch import (
     buffer_of,
     check_arriving,
     check_places,
-    check_retired,
     empty,
     filled,
     is_draw,
-    rows_of,
     same,
     sample,
 )
@@ -68,33 +64,6 @@ def test_rows_of_another_sampler():
     trial.sample(40)
 
 
-@functools.cache
-def run(buffer: fbuf.Buffer, form: str, steps: int = 12) -> Any:
-    """A state and all its batches, after steps of three rows a lane and a batch."""
-
-    def step(state: Any, given: Any) -> Any:
-        rows, key = given
-        return buffer.sample(buffer.extend(state, rows), key, 7)
-
-    given = (rows_of(np.random.default_rng(0), steps, 3, buffer.lanes or 1), jax.random.split(jax.random.key(1), steps))
-    state = empty(buffer)
-    if form == "scan":
-        return jax.jit(lambda s: lax.scan(step, s, given))(state)
-    one = step if form == "eager" else jax.jit(step, donate_argnums=0 if form == "donated" else ())
-    batches = []
-    for i in range(steps):
-        state, batch = one(state, jax.tree.map(lambda x, i=i: x[i], given))
-        batches.append(batch)
-    return state, jax.tree.map(lambda *x: jnp.stack(x), *batches)
-
-
-@pytest.mark.optimized
-def test_every_form_gives_the_same():
-    buffer = buffer_of(Epoch(), "steps", lanes=2)
-    for form in ("scan", "donated"):
-        same(run(buffer, form), run(buffer, "eager"))
-
-
 def test_vmap_over_states():
     """None, few (shuffled), many (a keyed order), and all overwritten: each as if alone."""
     buffer = LARGE
@@ -128,23 +97,17 @@ def test_any_kind_of_key_will_do():
     same(jax.tree.map(jnp.zeros_like, other), jax.tree.map(jnp.zeros_like, state))
 
 
-@pytest.mark.parametrize("modes", ["x64 and strict", "infs and leaks"])
-def test_clean_under_strict_modes(modes):
+def test_clean_under_strict_modes():
     results, keys = [], [jax.random.key(0), jax.random.key(1)]
-    empty_state = LARGE.init(jnp.int32(0))
-    for on in (False, True):
+    empty_state, number = LARGE.init(jnp.int32(0)), np.arange(3000, dtype=np.int32)
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    for modes in ((), (wide(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.checking_leaks())):
         with contextlib.ExitStack() as stack:
-            if on and modes == "x64 and strict":
-                wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-                for mode in (wide(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True)):
-                    stack.enter_context(mode)
-            elif on:
-                for mode in (jax.debug_infs(True), jax.checking_leaks()):
-                    stack.enter_context(mode)
+            for mode in modes:
+                stack.enter_context(mode)
             draw = jax.jit(lambda state, key: LARGE.sample(state, key, 4))  # traced in each mode
             write = jax.jit(lambda state, rows, mask: LARGE.extend(state, rows, mask=mask))
             state, none = draw(empty_state, keys[0])
-            number = np.arange(3000, dtype=np.int32)
             state, some = draw(write(state, number, number < 1500), keys[1])
             results.append((LARGE.clear(state), none, some, LARGE.stats(state)))
     same(results[1], results[0])
@@ -165,8 +128,3 @@ def test_everyone_is_as_likely_at_every_place():
 
 def test_an_epoch_in_order_while_rows_arrive():
     check_arriving(shuffle=False)
-
-
-@pytest.mark.parametrize("view", ["row", "steps"])
-def test_retired_rows_leave_the_epoch(view):
-    check_retired(view)

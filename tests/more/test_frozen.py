@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import gc
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def opened(made: tuple[Path, pieces.Rows]) -> Iterator[tuple[fbuf.Buffer, Any]]:
 
 
 CASES = [
-    ("Uniform", "Transition"),
+    ("Prioritized", "Transition"),
     ("Uniform(over='episodes')", "Sequence('stop')"),
     ("Epoch", "Sequence('mask')"),
     ("Consume", "Episode"),
@@ -175,28 +174,6 @@ def test_prefetch(made: tuple[Path, pieces.Rows]) -> None:
     assert fbuf.stores()[-1].nbytes > 2 * BATCH * 36  # rows that were read ahead
 
 
-def test_many_threads_draw(made: tuple[Path, pieces.Rows]) -> None:
-    buffer, state = fbuf.datasets.open(made[0])
-    draw = jax.jit(lambda key: buffer.peek(state, key, BATCH))
-    want, wrong = [jax.device_get(draw(jax.random.key(i))) for i in range(8)], []
-
-    def work(turn: int) -> None:
-        for i in range(16):
-            got = jax.device_get(draw(jax.random.key((i + turn) % 8)))
-            wrong.extend(
-                1
-                for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want[(i + turn) % 8]), strict=True)
-                if (a != b).any()
-            )
-
-    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 def test_save_and_load(made: tuple[Path, pieces.Rows], opened: Any, tmp_path: Path) -> None:
     buffer, state = opened
     step = stepping(buffer)
@@ -208,3 +185,24 @@ def test_save_and_load(made: tuple[Path, pieces.Rows], opened: Any, tmp_path: Pa
     for i in range(1, 3):
         (state, batch), (other, wanted) = step(state, jax.random.key(i)), step(other, jax.random.key(i))
         same(batch, wanted)
+
+
+def test_load_where_it_moved(tmp_path: Path) -> None:
+    was, now = tmp_path / "was", tmp_path / "now"
+    pieces.make(was)
+    buffer, state = fbuf.datasets.open(was, sampler=Epoch())
+    state, _ = buffer.sample(state, jax.random.key(0), 3)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    want = buffer.peek(state, jax.random.key(1), 5)
+    was.rename(now)
+    with pytest.raises(FileNotFoundError, match=r"no data set at .*storages.DataSet\('/its/path'\)"):
+        fbuf.load(tmp_path / "saved")
+    there = dataclasses.replace(buffer, storage=DataSet(str(now), memory=5))
+    other, state = fbuf.load(tmp_path / "saved", there)
+    assert other == there
+    same(other.peek(state, jax.random.key(1), 5), want)
+    pieces.make(was, seed=1)  # the same shapes, other rows
+    with pytest.raises(fbuf.SchemaError, match="has identity .* made anew"):
+        fbuf.load(tmp_path / "saved")
+    with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
+        fbuf.load(tmp_path / "saved", resize=50)

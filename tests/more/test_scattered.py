@@ -130,34 +130,6 @@ def test_strict_promotion_and_x64(storage: str, writer: str, x64: bool) -> None:
         assert len(set(np.asarray(buffer.rows(buffer.clear(state)).mask).tolist())) == 1
 
 
-def test_a_buffer_on_the_device_vmaps() -> None:
-    buffer = make("Device", "Largest", sampler=Prioritized())
-    rows = jax.tree.map(lambda *x: np.stack(x), *(rows_of(100 * i, 30) for i in range(3)))
-    states = jax.vmap(lambda rows: buffer.extend(buffer.init(EXAMPLE), rows))(rows)
-    many = jax.vmap(lambda state, key: buffer.sample(state, key, 4)[1])(states, jax.random.split(jax.random.key(0), 3))
-    for i in range(3):
-        own = buffer.extend(buffer.init(EXAMPLE), rows_of(100 * i, 30))
-        one = buffer.sample(own, jax.random.split(jax.random.key(0), 3)[i], 4)[1]
-        assert np.array_equal(one.data["id"], many.data["id"][i])
-
-
-def test_rows_go_through_arrays_and_on() -> None:
-    buffer = make("Compressed", "Anywhere")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
-    state = buffer.update_rows(state, buffer.last(state, 2).index, {"obs": np.full((2, 8, 8), 9, np.uint8)})
-    spec, structure = buffer.storage.spec(state.rows)
-    arrays = {n: np.array(a) for n, a in buffer.storage.to_arrays(state.rows).items()}
-    rows = buffer.storage.from_arrays(arrays, buffer.geometry, spec, structure)
-    other = dataclasses.replace(state, rows=rows)
-    for i in range(3):
-        a, b = jax.device_get(buffer.rows(state)), jax.device_get(buffer.rows(other))
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
-        state, other = (buffer.extend(s, rows_of(100 * i, 5)) for s in (state, other))
-    stream = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
-    with pytest.raises(ValueError, match="rows were saved in any order"):
-        stream.storage.from_arrays(arrays, stream.geometry, spec, structure)
-
-
 def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one() -> None:
     """Neighbours are not alike, so that a chunk is of no use; the dictionary is."""
     order = np.random.default_rng(0).permutation(2000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pkgutil
 import threading
 import tracemalloc
 from typing import Any
@@ -176,7 +177,7 @@ def test_running_out_of_memory_leaves_the_store_as_it_was(place: str) -> None:
     }
     for new in (rows[:10], rows[10:50], rows[order[:50]], rows[order[:70]], rows[50:150]):
         for call in range(4):
-            real, calls = _resolve(kind[place]), [0]
+            real, calls = pkgutil.resolve_name(kind[place]), [0]
 
             def scarce(*args: Any, call: int = call, calls: list[int] = calls, real: Any = real, **more: Any) -> Any:
                 calls[0] += 1
@@ -199,17 +200,6 @@ def test_running_out_of_memory_leaves_the_store_as_it_was(place: str) -> None:
         model.check(rng)
         check_frames(store)
     stream(store, 0), stream(store, 1)
-
-
-def _resolve(name: str) -> Any:
-    import importlib
-
-    module, _, rest = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), rest)
-    except ModuleNotFoundError:
-        module, _, owner = module.rpartition(".")
-        return getattr(getattr(importlib.import_module(module), owner), rest)
 
 
 @pytest.mark.parametrize("axis", [1, -1])

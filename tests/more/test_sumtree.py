@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from fbuf import _descent, _words
 from fbuf import _sumtree as st
@@ -23,7 +22,6 @@ from tests.support.sumtree import (
     check_set,
     check_strata,
     check_together,
-    check_zero_leaves,
     draw_write,
     drawer,
     expected_tree,
@@ -38,9 +36,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return use_path(monkeypatch, str(request.param))
 
 
-@pytest.mark.parametrize(
-    ("capacity", "reduce"), [*((c, "sum") for c in (1, 2, 8, 65_536)), (1, "min"), (9, "max"), (1000, "min")]
-)
+@pytest.mark.parametrize(("capacity", "reduce"), [(2, "sum"), (65_536, "sum"), (9, "max"), (1000, "min")])
 def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
     check_set(capacity, reduce)
 
@@ -49,28 +45,8 @@ def test_trees_written_together_hold_what_plain_arrays_do(path: str) -> None:
     check_together(1)
 
 
-def test_no_drift_when_priorities_shrink(path: str) -> None:
-    """1e6 everywhere, then 1e-3: sums kept by differences would be off by thousands."""
-    capacity, batch = 4096, 256
-    tree, update = st.init(capacity), setter(capacity)
-    random = np.random.default_rng(0)
-    for value in (1e6, 1e-3):
-        order = random.permutation(capacity).astype(np.int32).reshape(-1, batch)
-        for index in order:
-            tree = update(tree, index, np.full(batch, value, np.float32))
-    assert float(st.root(tree)) == pytest.approx(4096 * 1e-3, rel=1e-6)
-    index, leaf = drawer(capacity, 65_536)(tree, jax.random.key(0))
-    assert len(np.unique(np.asarray(index))) == capacity
-    np.testing.assert_array_equal(leaf, np.float32(1e-3))
-
-
 def test_parents_after_ten_million_updates() -> None:
     check_many_updates(4096)
-
-
-@pytest.mark.parametrize("capacity", [1, 8, 65])
-def test_zero_leaves_are_never_drawn(path: str, capacity: int) -> None:
-    check_zero_leaves(capacity)
 
 
 @pytest.mark.parametrize("capacity", [2, 7, 65_536])
@@ -151,25 +127,6 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     assert added(shares(None, 0.5, 1), leaves) > 10_000
 
 
-# -------------------------------------------------------------------------- as JAX transforms it
-
-
-def test_eager_jit_and_scan_agree(path: str) -> None:
-    start = st.rebuild(jnp.asarray(np.random.default_rng(5).random(1000).astype(np.float32)))
-    keys = jax.random.split(jax.random.key(0), 3)
-    step = functools.partial(draw_write, capacity=1000)
-    eager, jitted, indices = start, start, []
-    for key in keys:
-        eager, index = step(eager, key)
-        indices.append(index)
-        jitted, also = jax.jit(step)(jitted, key)
-        np.testing.assert_array_equal(index, also)
-    scanned, also = lax.scan(step, start, keys)
-    np.testing.assert_array_equal(jnp.stack(indices), also)
-    np.testing.assert_array_equal(eager, jitted)
-    np.testing.assert_array_equal(eager, scanned)
-
-
 def test_vmap_over_trees_and_over_keys(path: str) -> None:
     leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
     trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
@@ -197,24 +154,11 @@ def test_gradients_pass_by(path: str) -> None:
     assert np.isfinite(value) and slope == 1
 
 
-def test_raw_and_typed_keys_agree() -> None:
-    tree = st.rebuild(jnp.arange(50, dtype=jnp.float32))
-    typed, _ = _descent.draw(tree, jax.random.key(7), 16, 50, stratified=False)
-    raw, _ = _descent.draw(tree, jax.random.PRNGKey(7), 16, 50, stratified=False)
-    np.testing.assert_array_equal(typed, raw)
-
-
-@pytest.mark.parametrize("x64", [False, True])
-def test_clean_under_strict_jax(path: str, x64: bool) -> None:
+def test_clean_under_strict_jax(path: str) -> None:
     start = np.random.default_rng(5).random(1000).astype(np.float32)
     step = functools.partial(draw_write, capacity=1000)
     plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
-    with (
-        jax.enable_x64(x64),
-        jax.numpy_dtype_promotion("strict"),
-        jax.debug_nans(True),
-        jax.debug_infs(True),
-    ):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
         tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
         fresh = jax.jit(lambda t, k: step(t, k))
         with jax.transfer_guard("disallow"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fbuf.samplers import Consume, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Row, Transition
 from tests.support.uniformity import check_many, check_parts, check_retired, check_zero_priorities
 
@@ -13,7 +13,7 @@ STEPS = Transition(n_step=3, stack=4)
 
 
 @pytest.mark.parametrize("view", [Row(), STEPS])
-@pytest.mark.parametrize("sampler", [Uniform(), PRIORITIZED, Consume(), Staleness(500)], ids=repr)
+@pytest.mark.parametrize("sampler", [Uniform(), PRIORITIZED, Consume(), Epoch(), Staleness(500)], ids=repr)
 def test_rows_left_after_the_oldest_were_retired(sampler, view):
     check_retired(sampler, view)
 

@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf import _anchors
 from fbuf.samplers import Epoch
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
@@ -217,29 +216,6 @@ def check_places(held: int, number: int) -> None:
     """Draw everyone equally often at each of seven places."""
     for column in first_batches(held, 7, number).T:
         assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
-
-
-def check_retired(view: str) -> None:
-    """Draw from a table of blocks for half the rows: the oldest are retired as new ones come."""
-    rng = np.random.default_rng(9)
-    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(1, 4), blocks=128)
-    buffer = fbuf.Buffer(250, storage=storage, view=VIEWS[view], sampler=Epoch())
-    oracle, arrived = Oracle(Epoch()), 0
-    state = buffer.init({n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()} | {"obs": np.zeros(4, np.uint8)})
-    for i in range(60):
-        if i % 3 != 2:
-            new = rows_of(rng, 10) | {"obs": rng.integers(0, 256, (10, 4)).astype(np.uint8)}
-            state = extend(buffer, state, new | {"action": np.arange(arrived, arrived + 10, dtype=np.int32)})
-            arrived += 10
-        state, batch = sample(buffer, state, jax.random.key(i), 16)
-        live = list(range(arrived - int(state.ring.size[0]), arrived))
-        if state.anchors is not None:
-            flags = np.asarray(state.anchors.flags)
-            live = [n for n in live if flags[n % 250] & _anchors.OPEN]
-        oracle.sample(live, 16, np.asarray(batch.data["action"])[np.asarray(batch.mask)].tolist())
-        oracle.check_stats(live, counted := buffer.stats(state))
-    assert oracle.begun > 3
-    assert int(counted["retired_rows"]) > 200 and int(counted["draws_refused"]) == 0
 
 
 def check_inplace(view: str, order: str) -> None:

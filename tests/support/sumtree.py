@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from fbuf import _descent
 from fbuf import _sumtree as st
 from fbuf._duplicates import keep_last
 from fbuf._pin import pin
+from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
 
@@ -49,20 +49,6 @@ def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
             return np.concatenate(parts)
         c = level.reshape(-1, 8).T
         level = f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
-
-
-def tail(statistic: float, degrees: int) -> float:
-    """P(chi-square > statistic), by Wilson and Hilferty's cube root (exact enough from 5 degrees)."""
-    spread = 2 / (9 * degrees)
-    return math.erfc(((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(2 * spread)) / 2
-
-
-def chi_square(counts: np.ndarray, leaves: np.ndarray) -> float:
-    expected = counts.sum() * (leaves.astype(np.float64) / leaves.astype(np.float64).sum())
-    positive = expected > 0
-    assert not counts[~positive].any()
-    statistic = ((counts[positive] - expected[positive]) ** 2 / expected[positive]).sum()
-    return tail(float(statistic), int(positive.sum()) - 1)
 
 
 def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.ndarray:
@@ -228,13 +214,17 @@ def check_strata(capacity: int) -> None:
     assert capacity > 512 or np.all(np.diff(np.asarray(index)) >= 0)
 
 
+def z_of(counts: np.ndarray, leaves: np.ndarray) -> float:
+    return chi_square_z(counts, leaves.astype(np.float64) / leaves.sum(dtype=np.float64))
+
+
 def check_frequencies(capacity: int) -> None:
     leaves = np.random.default_rng(4).random(capacity).astype(np.float32) + 0.1
     leaves[::7] = 0
     counts = count(expected_tree(leaves), capacity, 4096, 250, seed=0)
-    assert chi_square(counts, leaves) > 0.001
+    assert z_of(counts, leaves) < 3.09  # p > 0.001
     # The test can fail: the same counts do not fit leaves 3% off.
-    assert chi_square(counts, leaves * np.linspace(0.97, 1.03, capacity)) < 1e-6
+    assert z_of(counts, leaves * np.linspace(0.97, 1.03, capacity)) > 4.75  # p < 1e-6
 
 
 def check_million(seed: int) -> None:
@@ -248,8 +238,7 @@ def check_million(seed: int) -> None:
     leaves[::7] = 0
     counts = count(expected_tree(leaves), 10**6, 2**16, 385, 1000 * (seed + 1))
     assert counts.sum() >= 25_000_000
-    p = chi_square(counts, leaves)
-    assert 0.001 < p < 0.999, p
+    assert abs(z_of(counts, leaves)) < 3.09  # p from 0.001 to 0.999
 
 
 def check_inplace(batch: int) -> None:

@@ -166,3 +166,15 @@ def check_inplace(form: str) -> None:
         assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
     else:
         assert_inplace(step, state, shaped())
+
+
+def check_capacity(capacity: int) -> None:
+    """Keep the best however many there is room for."""
+    buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
+    state = buffer.init(example_of(np.float32))
+    for _ in range(3):
+        new = rng.integers(0, 50, 50).astype(np.float32)
+        state = put(buffer, state, new, len(ranks))
+        ranks += new.tolist()
+        empty = max(capacity - len(ranks), 0)  # slots, which hold zeros
+        assert held(state)[empty:] == best(ranks, capacity)
