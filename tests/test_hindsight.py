@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -12,7 +14,207 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Row, Sequence, Transition
-from tests.support.hindsight import check_inplace, follow, reward
+from tests.inplace import assert_draw_write_draw
+from tests.support.uniformity import chi_square_z
+
+LENGTH, DRAWS = 31, 2**12
+FINAL = 0.5  # added to a row's number: what its true final observation achieved
+
+
+def reward(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+    """Tells apart any two pairs of states."""
+    return achieved[0] * 1000 + goal[0] + 7 * goal[1]
+
+
+VIEWS = {
+    "one step": Transition(),
+    "steps": Transition(n_step=3, gamma=0.5, stack=2),
+    "final": Transition(n_step=2, gamma=0.5, final_observation="last"),
+    "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
+    "frames": Transition(stack=3, final_observation="last", pad="repeat"),
+}
+
+
+@dataclasses.dataclass
+class Seen:
+    """A row of the oracle."""
+
+    lane: int
+    number: int
+    first: int  # number of its episode's first row
+    end: bool
+    terminated: bool
+    reset: bool
+
+
+class Oracle:
+    """All rows of all lanes."""
+
+    def __init__(self, view: Transition, lanes: int):
+        self.view, self.next_step = view, view.autoreset == "next_step"
+        self.lanes: list[list[Seen]] = [[] for _ in range(lanes)]
+
+    def arrive(self, lane: int, terminated: bool, truncated: bool) -> None:
+        past = self.lanes[lane]
+        before = past[-1] if past else None
+        reset = self.resets_next(lane)
+        begins = before is None or (before.reset if self.next_step else before.end)
+        number = len(past)
+        first = number if begins else before.first
+        past.append(Seen(lane, number, first, terminated or truncated, terminated, reset))
+
+    def resets_next(self, lane: int) -> bool:
+        """Whether the next row will hold no more than the final observation."""
+        past = self.lanes[lane]
+        return self.next_step and bool(past) and past[-1].end
+
+    def last(self, row: Seen) -> int:
+        """Number of the newest row of its episode."""
+        return max(other.number for other in self.lanes[row.lane] if other.first == row.first)
+
+    def newest_state(self, row: Seen) -> float:
+        last = self.lanes[row.lane][self.last(row)]
+        return last.number + (FINAL if last.end and self.view.final_observation is not None else 0)
+
+    def led_to(self, row: Seen) -> float | None:
+        """The state that the row's step led to, if it was stored."""
+        if row.end and not self.next_step:
+            return row.number + FINAL if self.view.final_observation is not None else None
+        return row.number + 1 if row.number < self.last(row) else None
+
+    def counted(self, row: Seen) -> list[Seen]:
+        """Rows whose rewards make the return."""
+        rows, cut = [], self.next_step or self.view.final_observation is not None
+        for step in range(self.view.n_step):
+            here = self.lanes[row.lane][row.number + step]
+            if not here.end or here.terminated or cut:
+                rows.append(here)
+            if here.end:
+                break
+        return rows
+
+    def goals(self, row: Seen, strategy: str) -> list[float]:
+        """States that may become the goal; none: it keeps its own."""
+        if any(self.led_to(here) is None for here in self.counted(row)):
+            return []
+        newest, oldest = self.newest_state(row), len(self.lanes[row.lane]) - LENGTH
+        states = [float(n) for n in range(max(row.first, oldest) + 1, self.last(row) + 1)]
+        if newest > self.last(row):
+            states.append(newest)
+        if strategy == "episode":
+            return states
+        later = [state for state in states if state > row.number]
+        return later[-1:] if strategy == "final" else later
+
+    def returned(self, row: Seen, goal: float | None, rewards: np.ndarray) -> float:
+        """The n-step return."""
+        total = 0.0
+        for i, here in enumerate(self.counted(row)):
+            own = float(rewards[here.lane, here.number])
+            total += self.view.gamma**i * (own if goal is None else self.led_to(here) * 1000 + goal + 7 * row.lane)
+        return total
+
+
+@functools.cache
+def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
+    return (
+        jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask), donate_argnums=0),
+        jax.jit(lambda s, key: buffer.sample(s, key, DRAWS), donate_argnums=0),
+    )
+
+
+def observation(number: np.ndarray, lane: np.ndarray, extra: float) -> dict[str, np.ndarray]:
+    achieved = np.stack([number + extra, lane], axis=-1).astype(np.float32)
+    frame = (number[..., None] % 251 + 1).astype(np.uint8)
+    return {"achieved_goal": achieved, "desired_goal": -1 - achieved, "frame": frame}
+
+
+def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: float = 0.7) -> None:
+    """Writes rows of random episodes three times round the ring, and compares what is drawn."""
+    width = lanes or 1
+    buffer = fbuf.Buffer(
+        LENGTH * width, lanes=lanes, view=Hindsight(VIEWS[view], reward, strategy=strategy, fraction=fraction)
+    )
+    oracle, rng = Oracle(VIEWS[view], width), np.random.default_rng(seed)
+    extend, sample = verbs(buffer)
+    rewards = rng.normal(size=(width, 500)).astype(np.float32)
+    state: Any = None
+    for turn in range(14):
+        often = rng.choice([0.0, 0.1, 0.4])
+        terminated, truncated = rng.random((2, 7, width)) < often
+        mask, number = rng.random((7, width)) < rng.choice([0.6, 1.0]), np.zeros((7, width), int)
+        lane = np.zeros((7, 1), int) + np.arange(width)[None, :]
+        for n in range(7):
+            for e in range(width):
+                if not mask[n, e]:
+                    continue
+                number[n, e] = len(oracle.lanes[e])
+                if oracle.resets_next(e):
+                    terminated[n, e] = truncated[n, e] = False
+                oracle.arrive(e, bool(terminated[n, e]), bool(truncated[n, e]))
+        rows = {
+            "obs": observation(number, lane, 0.0),
+            "last": observation(number, lane, FINAL),
+            "action": number.astype(np.int32),
+            "reward": rewards[lane, number],
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        if state is None:
+            state = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), rows))
+        state = extend(state, *((rows, mask) if lanes else jax.tree.map(lambda x: x[:, 0], (rows, mask))))
+        state, batch = sample(state, jax.random.key(turn))
+        compare(oracle, jax.device_get(batch), strategy, fraction, rewards)
+
+
+def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards: np.ndarray) -> None:
+    data, lanes = batch.data, len(oracle.lanes)
+    assert batch.mask.all() or not batch.mask.any()
+    drawn: dict[tuple[int, int], list[int]] = {}
+    for i in np.flatnonzero(batch.mask):
+        lane = int(batch.index.slot[i]) % lanes
+        drawn.setdefault((lane, int(data["action"][i])), []).append(i)
+    could, did = 0, 0
+    for (lane, number), places in drawn.items():
+        row = oracle.lanes[lane][number]
+        goals = oracle.goals(row, strategy)
+        new = data["relabelled"][places]
+        assert goals or not new.any()
+        could, did = could + (len(places) if goals else 0), did + int(new.sum())
+        obs, next_obs = ({n: x[places] for n, x in data[name].items()} for name in ("obs", "next_obs"))
+        stack = oracle.view.stack
+        given = obs["desired_goal"][:, -1] if stack else obs["desired_goal"]
+        if stack:  # one goal throughout, but for padding
+            frames = obs["frame"][..., 0] != 0
+            assert ((obs["desired_goal"] == given[:, None]).all(-1) | ~frames | ~new[:, None]).all()
+        following = next_obs["desired_goal"][:, -1] if stack else next_obs["desired_goal"]
+        assert (following[new] == given[new]).all()
+        assert (given[~new] == [-1 - number, -1 - lane]).all()
+        assert (given[new][:, 1] == lane).all() and set(given[new][:, 0].tolist()) <= set(goals)
+        for goal, got, relabelled in zip(given[:, 0], data["reward"][places], new, strict=True):
+            want = oracle.returned(row, float(goal) if relabelled else None, rewards)
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+        if len(goals) > 1 and int(new.sum()) > 20 * len(goals):
+            counts = np.array([(given[new][:, 0] == goal).sum() for goal in goals])
+            assert abs(chi_square_z(counts, np.full(len(goals), 1 / len(goals)))) < 5
+    if could > 100:
+        assert abs(did - fraction * could) < 5 * np.sqrt(could * fraction * (1 - fraction) + 1)
+
+
+def check_inplace(storage: Any, jit: bool) -> None:
+    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
+    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
+    number = np.zeros((), int)
+    rows = {
+        "obs": observation(number, number, 0.0),
+        "last": observation(number, number, 0.0),
+        "action": np.int32(0),
+        "reward": np.float32(0),
+        "terminated": np.bool_(False),
+        "truncated": np.bool_(False),
+    }
+    assert_draw_write_draw(buffer, rows, buffer.init(rows), jit=jit)
+
 
 GOAL = np.zeros(2, np.float32)
 ROWS = {

@@ -158,9 +158,10 @@ def test_shuffles_survive_bits_all_alike(word):
     assert got.tolist() == list(range(9))
 
 
-@pytest.mark.parametrize("number", [1, 32, 33, 256])
+@pytest.mark.parametrize("number", [1, 32, 33])
 def test_mixed_is_one_to_one(number):
-    assert is_permutation(np.asarray(_permutation.mixed(jax.random.key(number), number)))
+    mixed = jax.jit(_permutation.mixed, static_argnums=1)
+    assert is_permutation(np.asarray(mixed(jax.random.key(number), number)))
 
 
 def test_mixed_gives_every_order_of_a_few_as_often():

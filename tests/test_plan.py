@@ -2,12 +2,108 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-from tests.support.plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, distinct_rows, rows
+
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((28, 28), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+TRANSITION = fbuf.views.Transition(n_step=2, stack=4)
+
+
+def frames(count: int, seed: int = 0) -> np.ndarray:
+    """A dot that wanders over a fixed background: compresses like a game."""
+    rng = np.random.default_rng(seed)
+    background = rng.integers(0, 255, (28, 28), np.uint8)
+    out = np.repeat(background[None], count, 0)
+    out[np.arange(count), np.arange(count) % 28, (np.arange(count) // 28) % 28] = 255
+    return out
+
+
+def rows(count: int) -> dict[str, Any]:
+    return {
+        "obs": frames(count),
+        "action": np.zeros(count, np.int32),
+        "reward": np.zeros(count, np.float32),
+        "terminated": np.zeros(count, bool),
+        "truncated": np.zeros(count, bool),
+    }
+
+
+STORAGES = {
+    "device": fbuf.storages.Device(),
+    "host": fbuf.storages.Host(keys=("obs",)),
+    "memmap": fbuf.storages.Memmap(keys=("obs",)),
+    "deduplicated": fbuf.storages.Deduplicated(keys=("obs",)),
+}
+VIEWS = {"row": fbuf.views.Row(), "transition": TRANSITION}
+SAMPLERS = {"uniform": fbuf.samplers.Uniform(), "prioritized": fbuf.samplers.Prioritized(normalize="buffer")}
+
+
+def check_fixed(view: Any, sampler: Any, storage: Any) -> None:
+    """Plan exactly what is of a fixed size."""
+    view, sampler, storage = VIEWS[view], SAMPLERS[sampler], STORAGES[storage]
+    buffer = fbuf.Buffer(3000, storage=storage, sampler=sampler, view=view)
+    plan = buffer.plan(EXAMPLE, batch_size=16, num_rows=100)
+    state = buffer.init(EXAMPLE)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert plan.device == held == buffer.nbytes(state)["device"]
+    for _ in range(34):
+        state = buffer.extend(state, rows(100))
+    assert plan.host == pytest.approx(buffer.nbytes(state)["host"], rel=0.05, abs=100)
+    known = {fbuf.storages.Host: "exact", fbuf.storages.Memmap: "the rest is on disk"}
+    assert plan.host_from == known.get(type(storage), "none")
+    assert plan.disk == pytest.approx(buffer.nbytes(state)["disk"], rel=0.05, abs=20_000)
+    # Blocks are looked up 1,024 at a time, however few rows come.
+    lot = 3 * 1024 * 160 if isinstance(storage, fbuf.storages.Deduplicated) else 0
+    assert held < plan.peak_extend < held + 3 * 100 * 820 + 65536 + lot
+    assert held < plan.peak_sample < held + 3 * 16 * 9 * 820 + 65536
+
+
+def deduplicated(blocks: int | None, on_full: str = "retire") -> fbuf.Buffer:
+    return fbuf.Buffer(
+        2000, storage=fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=blocks, on_full=on_full)
+    )
+
+
+def distinct_rows(count: int) -> dict[str, Any]:
+    """Every row has one block of its own and one it shares, over a fixed background."""
+    obs = np.repeat(frames(1), count, 0)
+    obs[:, 0, :4] = np.arange(count, dtype="<u4").view(np.uint8).reshape(count, 4)
+    return rows(count) | {"obs": obs}
+
+
+def check_small_table(on_full: str) -> None:
+    """Foretell that a table is too small, and how far it goes."""
+    buffer = deduplicated(1024, on_full)
+    given = distinct_rows(2000)
+    plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
+    table = plan.table
+    assert table is not None and table.load is not None and table.load > 1.5
+    assert table.gives_way == {"retire": "retired", "refuse": "refused"}[on_full]
+    state = buffer.init(EXAMPLE)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for start in range(0, 2000, 20):
+        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 20], given))
+    stats = buffer.stats(state)
+    assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
+    held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
+    assert table.rows == pytest.approx(held, rel=0.15)
+    assert f"{'oldest' if on_full == 'retire' else 'others'} are {table.gives_way}: {table.wanted:,} places" in str(
+        plan
+    )
+    larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
+    assert larger is not None and larger.gives_way == "" and larger.rows == 2000
 
 
 def test_fixed_sizes_are_exact() -> None:
@@ -52,10 +148,3 @@ def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:
     few = deduplicated(4096).plan(EXAMPLE, rows=rows(10)).table
     assert few is not None and few.blocks is None and few.known == "10 rows are too few to tell"
     assert fbuf.Buffer(100).plan(EXAMPLE, rows=rows(100)).table is None
-
-
-def test_lanes_are_rows_too() -> None:
-    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=4096)
-    one = fbuf.Buffer(2000, storage=storage).plan(EXAMPLE, rows=distinct_rows(400)).table
-    lanes = jax.tree.map(lambda x: x.reshape(100, 4, *x.shape[1:]), distinct_rows(400))
-    assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one

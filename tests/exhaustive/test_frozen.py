@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import pieces
-from tests.support.frozen import SAMPLERS, VIEWS, check_batches
+from tests.test_frozen import SAMPLERS, VIEWS, check_batches
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) != ("Uniform(over='episodes')", "Sequence('cross')")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.hindsight import VIEWS, follow
+from tests.test_hindsight import VIEWS, follow
 
 
 @pytest.mark.parametrize("lanes", [None, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.plan import SAMPLERS, STORAGES, VIEWS, check_fixed
+from tests.test_plan import SAMPLERS, STORAGES, VIEWS, check_fixed
 
 
 @pytest.mark.optimized

@@ -13,8 +13,8 @@ import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Row, Sequence, Transition
 from tests.inplace import assert_draw_write_draw
-from tests.support.consume import Trial, check_places
 from tests.support.epoch import FIELDS, empty, rows_of
+from tests.test_consume import Trial, check_places
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests import pieces
-from tests.support.frozen import BATCH, STACKS, check_batches, device, same, stepping
+from tests.test_frozen import BATCH, STACKS, check_batches, device, same, stepping
 
 
 @pytest.fixture(autouse=True)

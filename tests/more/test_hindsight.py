@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Transition
-from tests.support.hindsight import check_inplace, follow
+from tests.test_hindsight import check_inplace, follow
 
 
 @pytest.mark.parametrize(

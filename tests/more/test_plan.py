@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import fbuf
-from tests.support.plan import EXAMPLE, TRANSITION, check_fixed, check_small_table, deduplicated, distinct_rows, rows
+from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, check_small_table, deduplicated, distinct_rows, rows
 
 
 @pytest.mark.optimized
@@ -54,3 +54,10 @@ def test_the_table_of_blocks_is_foretold() -> None:
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
 def test_a_table_that_is_too_small_is_foretold(on_full: str) -> None:
     check_small_table(on_full)
+
+
+def test_lanes_are_rows_too() -> None:
+    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=4096)
+    one = fbuf.Buffer(2000, storage=storage).plan(EXAMPLE, rows=distinct_rows(400)).table
+    lanes = jax.tree.map(lambda x: x.reshape(100, 4, *x.shape[1:]), distinct_rows(400))
+    assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one

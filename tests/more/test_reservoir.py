@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.support.reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_inplace, check_sets, held_sets, put
+from tests.test_reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_inplace, check_sets, held_sets, put
 
 
 def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:

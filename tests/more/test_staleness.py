@@ -14,7 +14,7 @@ from fbuf.samplers import Staleness
 from fbuf.views import Row, Sequence
 from tests.inplace import assert_draw_write_draw
 from tests.support.epoch import FIELDS
-from tests.support.staleness import INVERSE, check_chances, check_versions
+from tests.test_staleness import INVERSE, check_chances, check_versions
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from jax import lax
 import fbuf
 from fbuf import _tournament
 from fbuf.testing import assert_inplace
-from tests.support.topk import (
+from tests.test_topk import (
     CAPACITY,
     KINDS,
+    PROGRAM,
     best,
     buffer_of,
     check_capacity,
@@ -30,7 +31,6 @@ from tests.support.topk import (
     ranks_of,
     wide,
 )
-from tests.test_topk import PROGRAM
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "float32"])

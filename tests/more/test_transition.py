@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.transition import CASES, LAYOUTS, check_accumulated
-from tests.test_transition import QUICK
+from tests.test_transition import CASES, LAYOUTS, QUICK, check_accumulated
 
 
 @pytest.mark.parametrize(

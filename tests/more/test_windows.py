@@ -12,7 +12,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
-from tests.support.windows import (
+from tests.test_windows import (
     ENDS,
     EXAMPLE,
     WINDOWS,
