@@ -141,9 +141,6 @@ def test_what_is_read(made: tuple[Path, pieces.Rows]) -> None:
             assert not np.asarray(got.data[name])[~there].any()
     assert bool(buffer.can_sample(state)) and int(buffer.size(state)) == 34
     assert set(buffer.nbytes(state)) == {"device", "host", "disk"}
-    keys = jax.random.split(jax.random.key(1), 3)
-    many = jax.vmap(lambda key: buffer.peek(state, key, 4))(keys)
-    same(jax.tree.map(lambda x: x[1], many), buffer.peek(state, keys[1], 4))
     plan = buffer.plan(fbuf.datasets._open.example(pieces.SCHEMA))
     assert plan.device == sum(x.nbytes for x in jax.tree.leaves(state)) and plan.peak_extend == 0
 

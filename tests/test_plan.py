@@ -107,7 +107,7 @@ def check_small_table(on_full: str) -> None:
 
 
 def test_fixed_sizes_are_exact() -> None:
-    check_fixed("transition", "prioritized", "host")
+    check_fixed("transition", "uniform", "host")
 
 
 def test_not_donated_means_twice() -> None:
@@ -124,13 +124,6 @@ def test_nothing_of_the_buffers_size_is_allocated() -> None:
     assert "GiB" in str(plan)
 
 
-def test_incompressible_rows_are_planned_raw() -> None:
-    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
-    noise = rows(2000) | {"obs": np.random.default_rng(0).integers(0, 255, (2000, 28, 28), np.uint8)}
-    plan = buffer.plan(EXAMPLE, rows=noise)
-    assert plan.host == plan.host_raw
-
-
 def test_bad_arguments() -> None:
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Compressed(keys=("obs",)))
     with pytest.raises(ValueError, match="both rows and ratio"):
@@ -139,12 +132,3 @@ def test_bad_arguments() -> None:
         buffer.plan(EXAMPLE, ratio=0.0)
     with pytest.raises(ValueError, match="leaf 'obs' has shape"):
         buffer.plan(EXAMPLE, rows=rows(10) | {"obs": np.zeros((10, 3, 3), np.uint8)})
-
-
-def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:
-    plan = deduplicated(4096).plan(EXAMPLE)
-    assert plan.table is not None and plan.table.blocks is None and plan.table.places == 4096
-    assert "places for blocks" in str(plan) and "give rows" in str(plan)
-    few = deduplicated(4096).plan(EXAMPLE, rows=rows(10)).table
-    assert few is not None and few.blocks is None and few.known == "10 rows are too few to tell"
-    assert fbuf.Buffer(100).plan(EXAMPLE, rows=rows(100)).table is None

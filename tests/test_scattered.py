@@ -6,7 +6,7 @@ What the host store promises by itself is in tests/test_places.py.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ import fbuf
 from fbuf import _typing
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
-from tests.support.scattered import EXAMPLE, Largest, check_largest, check_old_states, make, rows_of
+from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
 
 
 @given(data=st.data())
 def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
-    check_largest("Device", data)
+    check_largest("Device", data, lanes=3)
 
 
 def test_of_several_rows_for_one_slot_the_last_is_written() -> None:
@@ -55,10 +55,6 @@ def test_an_index_is_stale_once_its_row_is_replaced() -> None:
     again = buffer.extend(buffer.clear(after), rows_of(0, 12))
     assert not np.asarray(buffer.get(buffer.clear(after), index).mask).any()
     assert not np.asarray(buffer.get(again, index).mask).any()
-
-
-def test_an_old_state_reads_its_own_rows_or_says_that_they_expired() -> None:
-    check_old_states("Compressed, small")
 
 
 def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
@@ -109,36 +105,6 @@ def test_a_writer_without_a_method_is_named() -> None:
     assert isinstance(fbuf.writers.Ring(), _typing.Streaming) and isinstance(Largest("score"), _typing.Scattering)
 
 
-@dataclasses.dataclass(frozen=True)
-class Told:
-    """Puts rows where they say."""
-
-    change: Any = staticmethod(lambda slots, own: (slots, own))
-    streams: ClassVar[bool] = False
-
-    def init(self, geometry: Any, spec: Any) -> Any:
-        return jnp.uint32(0)
-
-    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
-        return self.change(leaves["id"], own)
-
-
-@pytest.mark.parametrize("storage", ["Device", "Compressed"])
-def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted(storage: str) -> None:
-    buffer = make(storage, Told())
-    checked = fbuf.checked(buffer.extend)
-    for slots, kept, refused in (((0, 2, 1), [0, 1, 2], 0), ((0, 3, 1), [0, 1], 1), ((4, 4, -1), [], 1)):
-        given = rows_of(0, 3) | {"id": np.int32(slots)}
-        state = buffer.extend(buffer.init(EXAMPLE), given)
-        rows = jax.device_get(buffer.rows(state))
-        assert sorted(rows.data["id"][rows.mask].tolist()) == kept and int(buffer.size(state)) == len(kept)
-        assert int(buffer.stats(state)["refused_rows"]) == refused
-        state, batch = buffer.sample(state, jax.random.key(0), 20)
-        assert set(np.asarray(batch.data["id"])[np.asarray(batch.mask)].tolist()) == set(kept)
-        with pytest.raises(ValueError, match="1 rows") if refused else pytest.MonkeyPatch.context():
-            checked(state, given)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -151,6 +117,10 @@ def test_slots_and_states_of_another_kind_are_refused(change: Any, message: str)
     buffer = make("Device", Told(change))
     with pytest.raises(TypeError, match=message):
         buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3))
+
+
+def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted() -> None:
+    check_refused("Device")
 
 
 def test_a_state_of_another_writer_is_refused() -> None:

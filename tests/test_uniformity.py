@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf import _population
@@ -13,6 +12,7 @@ from fbuf.samplers import Prioritized, Uniform
 from tests.support.uniformity import (
     DRAWS,
     check_parts,
+    check_prioritized,
     check_zero_priorities,
     chi_square_z,
     lanes_out_of_step,
@@ -41,28 +41,8 @@ def test_uniform_transitions_of_lanes_out_of_step():
         assert abs(chi_square_z(counts, open_slots / open_slots.sum())) < 4
 
 
-@pytest.mark.parametrize("stratified", [False, True])
-def test_prioritized_transitions_of_lanes_out_of_step(stratified):
-    """With beta = 1 and no normalisation, E[w f] over draws is besides the mean of f over what can be drawn."""
-    sampler = Prioritized(alpha=0.7, beta=1.0, normalize=None, stratified=stratified)
-    buffer, state, open_slots = lanes_out_of_step(sampler)
-    slots = np.flatnonzero(open_slots).astype(np.int32)
-    index = buffer.get(state, slots).index
-    errors = np.random.default_rng(6).exponential(size=len(slots)).astype(np.float32)
-    state = buffer.update_priority(state, index, errors)
-    chances = np.zeros(buffer.capacity)
-    chances[slots] = (errors.astype(np.float64) + 1e-6) ** 0.7
-    chances /= chances.sum()
-    value = np.zeros(buffer.capacity)
-    value[slots] = np.random.default_rng(8).normal(size=len(slots))
-    scale = np.sqrt(np.sum(value[slots] ** 2 / chances[slots])) / len(slots)  # of one draw's w f
-    for seed in range(3):
-        batch = jax.device_get(buffer.peek(state, jax.random.key(seed), DRAWS))
-        z = chi_square_z(np.bincount(batch.index.slot, minlength=buffer.capacity), chances)
-        assert z < 4
-        assert stratified or z > -4
-        estimate = np.mean(batch.weight.astype(np.float64) * value[batch.index.slot])
-        assert abs(estimate - value[slots].mean()) < 5 * scale / np.sqrt(DRAWS)
+def test_prioritized_transitions_of_lanes_out_of_step():
+    check_prioritized(stratified=False)
 
 
 def test_strata_leave_counts_next_to_nothing_to_chance():

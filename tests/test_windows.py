@@ -183,10 +183,6 @@ def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
     assert set(data["id"][:, -1][data["terminated"][:, -1]].tolist()) == {62, 82, 92}
 
 
-def test_windows_cut_at_ends_are_never_shorter_than_said() -> None:
-    check_cuts(2)
-
-
 def test_long_windows_cost_no_more_to_add_to() -> None:
     """What a write carries from one to the next does not grow with the window."""
     sizes = []

@@ -8,7 +8,6 @@ from tests.support.sumtree import (
     check_every_row,
     check_inplace,
     check_many_updates,
-    check_million,
     check_paths,
     check_rebuild,
     check_set,
@@ -61,11 +60,6 @@ def test_both_paths_draw_the_same(batch: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_strata_bound_the_count_of_every_block(path: str) -> None:
     check_strata(LARGEST)
-
-
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_draws_follow_a_million_leaves(seed: int) -> None:
-    check_million(seed)
 
 
 @pytest.mark.optimized

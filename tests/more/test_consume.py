@@ -37,7 +37,7 @@ def test_every_row_is_as_likely_as_every_other() -> None:
 
 @pytest.mark.optimized
 def test_steps_are_in_place() -> None:
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(), view=Row())
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4))
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 

@@ -206,3 +206,10 @@ def test_load_where_it_moved(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "saved")
     with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
         fbuf.load(tmp_path / "saved", resize=50)
+
+
+def test_many_keys_at_once(made: tuple[Path, pieces.Rows]) -> None:
+    buffer, state = fbuf.datasets.open(made[0])
+    keys = jax.random.split(jax.random.key(1), 3)
+    many = jax.vmap(lambda key: buffer.peek(state, key, 4))(keys)
+    same(jax.tree.map(lambda x: x[1], many), buffer.peek(state, keys[1], 4))

@@ -16,7 +16,13 @@ from tests.test_hindsight import check_inplace, follow
 
 @pytest.mark.parametrize(
     ("view", "strategy", "lanes"),
-    [("final", "episode", None), ("next step", "final", 3), ("frames", "future", None), ("one step", "episode", 3)],
+    [
+        ("final", "episode", None),
+        ("next step", "final", 3),
+        ("steps", "future", 3),
+        ("frames", "future", None),
+        ("one step", "episode", 3),
+    ],
 )
 def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
     follow(view, strategy, lanes, seed=0)
@@ -80,4 +86,5 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
 
 @pytest.mark.optimized
 def test_steps_are_in_place() -> None:
-    check_inplace(fbuf.storages.Compressed(keys=("obs/frame",)), jit=True)
+    check_inplace(fbuf.storages.Device(), jit=True)
+    check_inplace(fbuf.storages.Compressed(keys=("obs/frame",)), jit=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 
 import fbuf
@@ -12,7 +13,12 @@ from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, check_small_table,
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("view", "sampler", "storage"),
-    [("transition", "prioritized", "device"), ("row", "uniform", "memmap"), ("row", "prioritized", "deduplicated")],
+    [
+        ("transition", "prioritized", "device"),
+        ("row", "uniform", "memmap"),
+        ("row", "prioritized", "deduplicated"),
+        ("transition", "prioritized", "host"),
+    ],
 )
 def test_fixed_sizes_are_exact(view: str, sampler: str, storage: str) -> None:
     check_fixed(view, sampler, storage)
@@ -61,3 +67,19 @@ def test_lanes_are_rows_too() -> None:
     one = fbuf.Buffer(2000, storage=storage).plan(EXAMPLE, rows=distinct_rows(400)).table
     lanes = jax.tree.map(lambda x: x.reshape(100, 4, *x.shape[1:]), distinct_rows(400))
     assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
+
+
+def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:
+    plan = deduplicated(4096).plan(EXAMPLE)
+    assert plan.table is not None and plan.table.blocks is None and plan.table.places == 4096
+    assert "places for blocks" in str(plan) and "give rows" in str(plan)
+    few = deduplicated(4096).plan(EXAMPLE, rows=rows(10)).table
+    assert few is not None and few.blocks is None and few.known == "10 rows are too few to tell"
+    assert fbuf.Buffer(100).plan(EXAMPLE, rows=rows(100)).table is None
+
+
+def test_incompressible_rows_are_planned_raw() -> None:
+    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
+    noise = rows(2000) | {"obs": np.random.default_rng(0).integers(0, 255, (2000, 28, 28), np.uint8)}
+    plan = buffer.plan(EXAMPLE, rows=noise)
+    assert plan.host == plan.host_raw

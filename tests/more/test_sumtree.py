@@ -16,7 +16,6 @@ from tests.support.sumtree import (
     check_inplace,
     check_keep_last,
     check_many_updates,
-    check_million,
     check_one_leaf,
     check_paths,
     check_set,
@@ -82,10 +81,6 @@ def test_strata_bound_the_count_of_every_leaf_or_block(path: str, capacity: int)
 @pytest.mark.parametrize("capacity", [9, 1000])
 def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
     check_frequencies(capacity)
-
-
-def test_draws_follow_a_million_leaves() -> None:
-    check_million(0)
 
 
 def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Row, Transition
-from tests.support.uniformity import check_many, check_parts, check_retired, check_zero_priorities
+from tests.support.uniformity import check_many, check_parts, check_prioritized, check_retired, check_zero_priorities
 
 PRIORITIZED = Prioritized(stratified=False)
 STEPS = Transition(n_step=3, stack=4)
@@ -30,3 +30,7 @@ def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(alpha=1.0, eps=0.0, stratified=False)])
 def test_a_million_draws_of_many_rows(sampler):
     check_many(sampler)
+
+
+def test_stratified_transitions_of_lanes_out_of_step():
+    check_prioritized(stratified=True)

@@ -36,7 +36,7 @@ def test_late_priorities_revive_no_window_across_the_write_head(view: Any) -> No
     check_late_priorities(view)
 
 
-@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("at", [0, 2, 4])
 def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
     check_cuts(at)
 

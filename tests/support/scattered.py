@@ -182,9 +182,8 @@ class Model:
 MOST = 17  # rows a lane of every call, masked beyond those given, so that it compiles once
 
 
-def check_largest(storage: str, data: st.DataObject) -> None:
+def check_largest(storage: str, data: st.DataObject, lanes: int | None) -> None:
     """Keep the largest, and give them in the order they came in."""
-    lanes = data.draw(st.sampled_from([None, 3]), "lanes")
     buffer, model = make(storage, lanes=lanes), Model(12)
     state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
     for _ in range(data.draw(st.integers(1, 6), "calls")):
@@ -255,3 +254,33 @@ def check_inplace(storage: str, sampler: str) -> None:
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
     state = buffer.init(example) if storage != "Device" else None
     assert_draw_write_draw(buffer, example, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Puts rows where they say."""
+
+    change: Any = staticmethod(lambda slots, own: (slots, own))
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> Any:
+        return jnp.uint32(0)
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        return self.change(leaves["id"], own)
+
+
+def check_refused(storage: str) -> None:
+    """Refuse a row that would leave a slot empty, and count it."""
+    buffer = make(storage, Told())
+    checked = fbuf.checked(buffer.extend)
+    for slots, kept, refused in (((0, 2, 1), [0, 1, 2], 0), ((0, 3, 1), [0, 1], 1), ((4, 4, -1), [], 1)):
+        given = rows_of(0, 3) | {"id": np.int32(slots)}
+        state = buffer.extend(buffer.init(EXAMPLE), given)
+        rows = jax.device_get(buffer.rows(state))
+        assert sorted(rows.data["id"][rows.mask].tolist()) == kept and int(buffer.size(state)) == len(kept)
+        assert int(buffer.stats(state)["refused_rows"]) == refused
+        state, batch = buffer.sample(state, jax.random.key(0), 20)
+        assert set(np.asarray(batch.data["id"])[np.asarray(batch.mask)].tolist()) == set(kept)
+        with pytest.raises(ValueError, match="1 rows") if refused else pytest.MonkeyPatch.context():
+            checked(state, given)

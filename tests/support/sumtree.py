@@ -227,20 +227,6 @@ def check_frequencies(capacity: int) -> None:
     assert z_of(counts, leaves * np.linspace(0.97, 1.03, capacity)) > 4.75  # p < 1e-6
 
 
-def check_million(seed: int) -> None:
-    """Draw 25.2 million times from a million leaves; one float32 uniform for the whole descent fails this.
-
-    The first keys tried, 0 to 4, gave p = 0.29, 0.04, 0.03, 0.0009 and 0.34. The same leaves with twelve
-    other keys each, 1.5 billion draws, gave z-scores of mean 0.05 +- 0.13 and deviation 0.91, so that was
-    chance; these are the first key of each twelve.
-    """
-    leaves = np.random.default_rng(seed).random(10**6).astype(np.float32) + 0.1
-    leaves[::7] = 0
-    counts = count(expected_tree(leaves), 10**6, 2**16, 385, 1000 * (seed + 1))
-    assert counts.sum() >= 25_000_000
-    assert abs(z_of(counts, leaves)) < 3.09  # p from 0.001 to 0.999
-
-
 def check_inplace(batch: int) -> None:
     """Write without a copy of the tree (4.6 MB): temporaries grow with the batch alone."""
     capacity = 10**6

@@ -130,3 +130,26 @@ def check_many(sampler: Any, seeds: int = 3) -> None:
     state = buffer.extend(buffer.init(np.float32(0)), np.zeros(capacity, np.float32), **given)
     for seed in range(seeds):
         assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
+
+
+def check_prioritized(stratified: bool) -> None:
+    """With beta = 1 and no normalisation, E[w f] over draws is besides the mean of f over what can be drawn."""
+    sampler = fbuf.samplers.Prioritized(alpha=0.7, beta=1.0, normalize=None, stratified=stratified)
+    buffer, state, open_slots = lanes_out_of_step(sampler)
+    slots = np.flatnonzero(open_slots).astype(np.int32)
+    index = buffer.get(state, slots).index
+    errors = np.random.default_rng(6).exponential(size=len(slots)).astype(np.float32)
+    state = buffer.update_priority(state, index, errors)
+    chances = np.zeros(buffer.capacity)
+    chances[slots] = (errors.astype(np.float64) + 1e-6) ** 0.7
+    chances /= chances.sum()
+    value = np.zeros(buffer.capacity)
+    value[slots] = np.random.default_rng(8).normal(size=len(slots))
+    scale = np.sqrt(np.sum(value[slots] ** 2 / chances[slots])) / len(slots)  # of one draw's w f
+    for seed in range(3):
+        batch = jax.device_get(buffer.peek(state, jax.random.key(seed), DRAWS))
+        z = chi_square_z(np.bincount(batch.index.slot, minlength=buffer.capacity), chances)
+        assert z < 4
+        assert stratified or z > -4
+        estimate = np.mean(batch.weight.astype(np.float64) * value[batch.index.slot])
+        assert abs(estimate - value[slots].mean()) < 5 * scale / np.sqrt(DRAWS)
