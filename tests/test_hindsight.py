@@ -14,7 +14,6 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Row, Sequence, Transition
-from tests.inplace import assert_draw_write_draw
 from tests.support.uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
@@ -199,21 +198,6 @@ def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards:
             assert abs(chi_square_z(counts, np.full(len(goals), 1 / len(goals)))) < 5
     if could > 100:
         assert abs(did - fraction * could) < 5 * np.sqrt(could * fraction * (1 - fraction) + 1)
-
-
-def check_inplace(storage: Any, jit: bool) -> None:
-    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
-    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
-    number = np.zeros((), int)
-    rows = {
-        "obs": observation(number, number, 0.0),
-        "last": observation(number, number, 0.0),
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
-    }
-    assert_draw_write_draw(buffer, rows, buffer.init(rows), jit=jit)
 
 
 GOAL = np.zeros(2, np.float32)

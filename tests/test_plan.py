@@ -83,29 +83,6 @@ def distinct_rows(count: int) -> dict[str, Any]:
     return rows(count) | {"obs": obs}
 
 
-def check_small_table(on_full: str) -> None:
-    """Foretell that a table is too small, and how far it goes."""
-    buffer = deduplicated(1024, on_full)
-    given = distinct_rows(2000)
-    plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
-    table = plan.table
-    assert table is not None and table.load is not None and table.load > 1.5
-    assert table.gives_way == {"retire": "retired", "refuse": "refused"}[on_full]
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 2000, 20):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 20], given))
-    stats = buffer.stats(state)
-    assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
-    held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
-    assert table.rows == pytest.approx(held, rel=0.15)
-    assert f"{'oldest' if on_full == 'retire' else 'others'} are {table.gives_way}: {table.wanted:,} places" in str(
-        plan
-    )
-    larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
-    assert larger is not None and larger.gives_way == "" and larger.rows == 2000
-
-
 def test_fixed_sizes_are_exact() -> None:
     check_fixed("transition", "uniform", "host")
 

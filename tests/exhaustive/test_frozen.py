@@ -1,5 +1,7 @@
 """Frozen buffers with every sampler and view."""
 
+# ruff: noqa: F401, F811
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,15 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests import pieces
-from tests.test_frozen import SAMPLERS, VIEWS, check_batches
+from tests.test_frozen import SAMPLERS, VIEWS, check_batches, made, small_blocks
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) != ("Uniform(over='episodes')", "Sequence('cross')")]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pieces.Rows]:
-    path = tmp_path_factory.mktemp("frozen")
-    return path, pieces.make(path)
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)

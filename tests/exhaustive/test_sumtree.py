@@ -1,5 +1,7 @@
 """The sum tree at every capacity, up to a million leaves, and 2^24 rows."""
 
+# ruff: noqa: F401, F811
+
 from __future__ import annotations
 
 import pytest
@@ -13,17 +15,11 @@ from tests.support.sumtree import (
     check_set,
     check_strata,
     check_zero_leaves,
-    use_path,
 )
+from tests.test_sumtree import path
 
 CAPACITIES = [1, 2, 7, 8, 9, 64, 65, 1000, 65_536, 1_000_003]
 LARGEST = CAPACITIES[-1]
-
-
-@pytest.fixture(params=["loop", "level"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the path of CPUs and on the path of everything else."""
-    return use_path(monkeypatch, str(request.param))
 
 
 @pytest.mark.parametrize(

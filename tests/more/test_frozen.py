@@ -1,12 +1,12 @@
 """More of frozen buffers: every verb in every form, replays, prefetch, threads, saved states."""
 
+# ruff: noqa: F401, F811
+
 from __future__ import annotations
 
 import copy
 import dataclasses
 import functools
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,12 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _filled
 from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests import pieces
-from tests.test_frozen import BATCH, STACKS, check_batches, device, same, stepping
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anchors are made in several blocks, the last of them not full."""
-    monkeypatch.setattr(_filled, "BLOCK", 8)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pieces.Rows]:
-    path = tmp_path_factory.mktemp("frozen")
-    return path, pieces.make(path)
-
-
-@pytest.fixture
-def opened(made: tuple[Path, pieces.Rows]) -> Iterator[tuple[fbuf.Buffer, Any]]:
-    yield fbuf.datasets.open(made[0], view=STACKS, sampler=Prioritized())
-    gc.collect()
-
+from tests.test_frozen import BATCH, STACKS, check_batches, device, made, opened, same, small_blocks, stepping
 
 CASES = [
     ("Prioritized", "Transition"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Transition
-from tests.test_hindsight import check_inplace, follow
+from tests.inplace import assert_draw_write_draw
+from tests.test_hindsight import follow, observation, reward
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,17 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
-    check_inplace(fbuf.storages.Device(), jit=True)
-    check_inplace(fbuf.storages.Compressed(keys=("obs/frame",)), jit=False)
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
+def test_steps_are_in_place(storage: Any) -> None:
+    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
+    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
+    number = np.zeros((), int)
+    rows = {
+        "obs": observation(number, number, 0.0),
+        "last": observation(number, number, 0.0),
+        "action": np.int32(0),
+        "reward": np.float32(0),
+        "terminated": np.bool_(False),
+        "truncated": np.bool_(False),
+    }
+    assert_draw_write_draw(buffer, rows, buffer.init(rows))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, check_small_table, deduplicated, distinct_rows, rows
+from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, distinct_rows, rows
 
 
 @pytest.mark.optimized
@@ -59,7 +59,25 @@ def test_the_table_of_blocks_is_foretold() -> None:
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
 def test_a_table_that_is_too_small_is_foretold(on_full: str) -> None:
-    check_small_table(on_full)
+    buffer = deduplicated(1024, on_full)
+    given = distinct_rows(2000)
+    plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
+    table = plan.table
+    assert table is not None and table.load is not None and table.load > 1.5
+    assert table.gives_way == {"retire": "retired", "refuse": "refused"}[on_full]
+    state = buffer.init(EXAMPLE)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for start in range(0, 2000, 20):
+        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 20], given))
+    stats = buffer.stats(state)
+    assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
+    held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
+    assert table.rows == pytest.approx(held, rel=0.15)
+    assert f"{'oldest' if on_full == 'retire' else 'others'} are {table.gives_way}: {table.wanted:,} places" in str(
+        plan
+    )
+    larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
+    assert larger is not None and larger.gives_way == "" and larger.rows == 2000
 
 
 def test_lanes_are_rows_too() -> None:

@@ -20,32 +20,12 @@ from tests.support.scattered import (
     EXAMPLE,
     STORAGES,
     Anywhere,
-    batches,
     check_inplace,
     check_largest,
-    check_old_states,
     check_refused,
-    check_storages,
     make,
     rows_of,
 )
-
-CASES = [
-    ("Largest", "Uniform", "scan", None),
-    ("Anywhere", "Prioritized", "donated", 3),
-]
-
-
-@pytest.mark.parametrize(("writer", "sampler", "mode", "lanes"), CASES)
-def test_storages_do_not_matter(writer: str, sampler: str, mode: str, lanes: int | None) -> None:
-    check_storages(writer, sampler, mode, lanes)
-
-
-@pytest.mark.parametrize("writer", ["Anywhere"])
-def test_eager_jit_and_scan_agree(writer: str) -> None:
-    one, *others = (batches("Compressed", writer, "Uniform", mode, None) for mode in ("eager", "donated", "scan"))
-    for other in others:
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
 @given(data=st.data())
@@ -55,7 +35,21 @@ def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("storage", ["Host", "Compressed", "Compressed, small"])
 def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage: str) -> None:
-    check_old_states(storage)
+    kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
+    buffer = make(kind, "Anywhere")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
+    old, expected = state, jax.device_get(buffer.rows(state).data)
+    for i in range(8):
+        state = buffer.extend(state, rows_of(100 * i + 100, 4))
+        got = jax.device_get(buffer.rows(old))
+        for name in EXAMPLE:
+            shown = got.mask.reshape(-1, *(1,) * (expected[name].ndim - 1))
+            assert np.array_equal(got.data[name], np.where(shown, expected[name], 0))
+        assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
+        assert np.asarray(buffer.rows(state).mask).all()
+    strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
+    with pytest.raises(Exception, match="expired"):
+        jax.block_until_ready(strict.rows(old))
 
 
 @pytest.mark.parametrize("storage", ["Host", "Compressed"])

@@ -1,5 +1,7 @@
 """More of the sum tree: every capacity but the largest, other batch sizes, as JAX transforms it, exact biases."""
 
+# ruff: noqa: F401, F811
+
 from __future__ import annotations
 
 import functools
@@ -25,14 +27,8 @@ from tests.support.sumtree import (
     drawer,
     expected_tree,
     setter,
-    use_path,
 )
-
-
-@pytest.fixture(params=["loop", "level"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the path of CPUs and on the path of everything else."""
-    return use_path(monkeypatch, str(request.param))
+from tests.test_sumtree import path
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(2, "sum"), (65_536, "sum"), (9, "max"), (1000, "min")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -112,50 +111,6 @@ def make(storage: Any = "Device", writer: Any = "Largest", capacity: int = 12, *
     return fbuf.Buffer(capacity, storage=STORAGES.get(storage, storage), writer=WRITERS.get(writer, writer), **more)
 
 
-@functools.cache
-def batches(storage: str, writer: str, sampler: str, mode: str, lanes: int | None) -> list[Any]:
-    """What 12 steps of a write, a draw and an update give."""
-    buffer = make(storage, writer, sampler=SAMPLERS[sampler], lanes=lanes)
-    shape = (5,) if lanes is None else (5, lanes)
-
-    def step(state: Any, given: Any) -> Any:
-        rows, key, mask = given
-        state, batch = buffer.sample(buffer.extend(state, rows, mask=mask), key, BATCH)
-        if buffer.sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
-        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"] + jnp.uint8(1)})
-        return state, (batch.data, batch.mask, batch.index, batch.probability, batch.weight)
-
-    masks = np.random.default_rng(0).random((12, *shape)) < 0.8
-    given = [(rows_of(100 * i, *shape), jax.random.key(i), masks[i]) for i in range(12)]
-    state = buffer.init(EXAMPLE)
-    if mode == "scan":
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given)
-        state, out = jax.jit(lambda state, given: lax.scan(step, state, given), donate_argnums=0)(state, stacked)
-        drawn = [jax.tree.map(lambda x, i=i: x[i], out) for i in range(12)]
-    else:
-        run = jax.jit(step, donate_argnums=0) if mode == "donated" else step
-        drawn = []
-        for one in given:
-            state, out = run(state, one)
-            drawn.append(out)
-    stats = jax.device_get(buffer.stats(state))
-    assert not any(stats[n] for n in stats if n.startswith(("refused", "expired", "retired")))
-    return [jax.device_get(x) for x in [*drawn, buffer.rows(state).data, buffer.rows(state).index.slot]]
-
-
-def check_storages(writer: str, sampler: str, mode: str, lanes: int | None) -> None:
-    """Draw the same whatever the storage."""
-    reference = batches("Device", writer, sampler, mode, lanes)
-    assert sum(int(drawn[1].sum()) for drawn in reference[:12]) > 3 * BATCH
-    for storage in STORAGES:
-        if storage == "Deduplicated" and lanes is None:
-            continue  # half of the time of these tests is its compilation
-        other = batches(storage, writer, sampler, mode, lanes)
-        same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), reference, other)
-        assert all(jax.tree.leaves(same)), storage
-
-
 class Model:
     """Rows by slot, with the order in which they came."""
 
@@ -221,25 +176,6 @@ def check_largest(storage: str, data: st.DataObject, lanes: int | None) -> None:
                 for name in EXAMPLE:
                     zero = np.zeros(EXAMPLE[name].shape, EXAMPLE[name].dtype)
                     assert np.array_equal(flat.data[name][i], zero if row is None else row[name])
-
-
-def check_old_states(storage: str) -> None:
-    """Read the rows of an old state, or say that they expired."""
-    kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
-    buffer = make(kind, "Anywhere")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
-    old, expected = state, jax.device_get(buffer.rows(state).data)
-    for i in range(8):
-        state = buffer.extend(state, rows_of(100 * i + 100, 4))
-        got = jax.device_get(buffer.rows(old))
-        for name in EXAMPLE:
-            shown = got.mask.reshape(-1, *(1,) * (expected[name].ndim - 1))
-            assert np.array_equal(got.data[name], np.where(shown, expected[name], 0))
-        assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
-        assert np.asarray(buffer.rows(state).mask).all()
-    strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
-    with pytest.raises(Exception, match="expired"):
-        jax.block_until_ready(strict.rows(old))
 
 
 def check_inplace(storage: str, sampler: str) -> None:

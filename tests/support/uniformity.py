@@ -119,19 +119,6 @@ def check_parts(size: int, *places: slice) -> None:
         assert chi_square_z(counts, np.full(100, 0.01)) < 4
 
 
-def check_many(sampler: Any, seeds: int = 3) -> None:
-    """Draw a million times from 50,021 rows, with priorities where the sampler takes them."""
-    capacity, chances = 50_021, np.ones(50_021)
-    buffer = fbuf.Buffer(capacity=capacity, sampler=sampler)
-    given = {}
-    if sampler.prioritized:
-        given["priority"] = np.random.default_rng(0).uniform(0.5, 2.0, capacity).astype(np.float32)
-        chances = given["priority"].astype(np.float64)
-    state = buffer.extend(buffer.init(np.float32(0)), np.zeros(capacity, np.float32), **given)
-    for seed in range(seeds):
-        assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
-
-
 def check_prioritized(stratified: bool) -> None:
     """With beta = 1 and no normalisation, E[w f] over draws is besides the mean of f over what can be drawn."""
     sampler = fbuf.samplers.Prioritized(alpha=0.7, beta=1.0, normalize=None, stratified=stratified)
