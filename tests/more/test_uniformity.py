@@ -21,8 +21,11 @@ PRIORITIZED = Prioritized(stratified=False)
 STEPS = Transition(n_step=3, stack=4)
 
 
-@pytest.mark.parametrize("view", [Row(), STEPS])
-@pytest.mark.parametrize("sampler", [Uniform(), PRIORITIZED, Consume(), Epoch(), Staleness(500)], ids=repr)
+@pytest.mark.parametrize(
+    ("sampler", "view"),
+    [(Uniform(), Row()), (PRIORITIZED, STEPS), (Consume(), Row()), (Epoch(), STEPS), (Staleness(500), STEPS)],
+    ids=repr,
+)
 def test_rows_left_after_the_oldest_were_retired(sampler, view):
     check_retired(sampler, view)
 
