@@ -12,8 +12,8 @@ import fbuf
 from fbuf.testing import assert_inplace
 
 
-def assert_draw_write_draw(buffer: fbuf.Buffer, example: Any, state: Any = None) -> None:
-    """In one jit, and in a scan; of a buffer of two lanes, large enough that a copied leaf shows."""
+def assert_draw_write_draw(buffer: fbuf.Buffer, example: Any, state: Any = None, *, jit: bool = True) -> None:
+    """In a scan, and in one jit; of a buffer of two lanes, large enough that a copied leaf shows."""
 
     def step(state: Any, given: Any) -> Any:
         state, batch = buffer.sample(state, given[1], 8)
@@ -26,5 +26,6 @@ def assert_draw_write_draw(buffer: fbuf.Buffer, example: Any, state: Any = None)
         return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
 
     state = jax.eval_shape(buffer.init, example) if state is None else state
-    assert_inplace(step, state, shaped())
+    if jit:
+        assert_inplace(step, state, shaped())
     assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
