@@ -1,0 +1,49 @@
+"""Mixtures: every sampler, storage and target in every mode."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.mixture import (
+    MODES,
+    SAMPLERS,
+    STORAGES,
+    batches,
+    check_flags,
+    check_in_place,
+    check_sampler,
+    check_weights,
+    same,
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
+    check_sampler(sampler, mode)
+
+
+@pytest.mark.parametrize("target", ["union", "source"])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
+    check_weights(mode, target, None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("storage", [s for s in STORAGES if s != "Device"])
+def test_storages_give_the_batches_of_device(storage: str, mode: str) -> None:
+    assert same(batches("Device", mode), batches(storage, mode))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "sampler", ["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"]
+)
+def test_steps_are_in_place(sampler: str, mode: str) -> None:
+    check_in_place(sampler, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_under_strict_flags(mode: str) -> None:
+    check_flags(mode)
