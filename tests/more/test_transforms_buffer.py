@@ -1,0 +1,211 @@
+"""Buffers with transforms: loops, storages, memory, data sets, files and export."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+import fbuf
+from fbuf import transforms
+from fbuf.samplers import Prioritized
+from fbuf.storages import Compressed, Device, Memmap, Ragged
+from fbuf.testing import assert_inplace, measure
+from fbuf.transforms import Augment, Chain, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale, Stack
+from fbuf.views import Episode, Sequence, Transition
+from tests import pieces
+from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, close, given_rows, make, same
+
+
+@pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
+def test_eager_jitted_scanned_and_donated(storage: Any) -> None:
+    """The same batches from every storage, too."""
+    buffer = make(storage, VIEWS["Sequence"], prefetch=1, batch_size=BATCH, sampler=Prioritized())
+    rows: list[Any] = [given_rows(np.random.default_rng(i), 5) for i in range(5)]
+    keys = jax.random.split(jax.random.key(0), 5)
+
+    def one(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, given[0]), given[1])
+        return state, (batch.data, batch.mask)
+
+    def several(run: Any) -> Any:
+        state, out = buffer.init(EXAMPLE), []
+        for pair in zip(rows, keys, strict=True):
+            state, batch = run(state, pair)
+            out.append(batch)
+        return jax.tree.map(lambda *x: np.stack(x), *out)
+
+    jitted = several(jax.jit(one, donate_argnums=0))
+    stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+    scan = jax.jit(lambda s, x: lax.scan(one, s, x), donate_argnums=0)
+    same(jax.device_get(scan(buffer.init(EXAMPLE), (stacked, keys))[1]), jitted)
+    if storage == Device():
+        same(several(one), jitted)
+    else:
+        buffer = dataclasses.replace(buffer, storage=Device())
+        same(several(jax.jit(one)), jitted)
+
+
+@pytest.mark.parametrize("key", [jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")], ids=["raw", "rbg"])
+def test_any_kind_of_key(key: Any) -> None:
+    buffer = fbuf.Buffer(10, on_read=Augment("x", 1), prefetch=1, batch_size=4)
+    state = buffer.extend(buffer.init({"x": jnp.zeros((3, 3))}), {"x": jnp.arange(45.0).reshape(5, 3, 3)})
+    want = buffer.peek(buffer.sample(state, key(0))[0], key(1)).data
+    state, _ = buffer.sample(buffer.sample(state, key(0))[0], key(1))
+    same(buffer.sample(state, key(2))[1].data, want)
+
+
+def discounted(window: Any) -> Any:
+    """Only of windows of four rows."""
+    return {"sum": (window["reward"] * 0.5 ** jnp.arange(4.0)).sum(), "mask": window["mask"]}
+
+
+def test_a_function_of_windows_sees_their_length() -> None:
+    view = Sequence(4, boundary="mask", episode_end=("done",))
+    buffer = fbuf.Buffer(8, view=view, on_read=(Map(discounted), Scale("sum", 1.0, 1.0)))
+    rows = {"reward": jnp.ones(4), "done": jnp.array([False, True, False, False])}
+    state = buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows)
+    assert set(buffer.peek(state, jax.random.key(0), 16).data["sum"].tolist()) <= {2.0, 2.5, 2.75, 2.875}
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_steps_are_in_place(prefetch: int) -> None:
+    settings = {"prefetch": 1, "batch_size": 8} if prefetch else {}
+    buffer = fbuf.Buffer(
+        200_000, lanes=2, view=Transition(), on_write=ON_WRITE, on_read=ON_READ, sampler=Prioritized(), **settings
+    )
+    state = jax.eval_shape(buffer.init, EXAMPLE)
+
+    def step(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(state, given[1], 8)
+        state = buffer.extend(state, given[0])
+        state, other = buffer.sample(state, given[1], 8)
+        return state, (batch, other)
+
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), EXAMPLE)
+    assert_inplace(step, state, (rows, jax.ShapeDtypeStruct((2,), jnp.uint32)))
+
+
+def frames(on_read: Any, batch: int) -> tuple[Any, Any]:
+    buffer = fbuf.Buffer(1000, on_read=on_read)
+    state = jax.eval_shape(buffer.init, {"obs": jax.ShapeDtypeStruct((84, 84), np.uint8)})
+    return (lambda state, key: buffer.sample(state, key, batch)), (state, jax.ShapeDtypeStruct((2,), jnp.uint32))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
+def test_scale_costs_no_copy(scale: Scale) -> None:
+    """The compiled program has one float array of the batch's size, its result; what it reads stays uint8."""
+    batch = 64
+    (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
+    plain = measure(*plain_fn, *plain_args)
+    memory = measure(fn, *args)
+    pixels = batch * 84 * 84
+    assert memory.made - plain.made <= 4 * pixels
+    assert memory.temporary <= plain.temporary + pixels + 4096  # the uint8 batch is no result any more
+    text = jax.jit(fn, donate_argnums=0).lower(*args).compile().as_text()
+    entry, own = text[text.index("ENTRY") :], r"= f32\[64,84,84\]\S* "
+    made = [line for line in entry.splitlines() if re.search(own + r"(?!get-tuple-element|bitcast|parameter)\w", line)]
+    assert len(made) == 1, made
+    called = re.search(own + r"call\(.*to_apply=(%[\w.-]+)", made[0])
+    if called:  # older releases of XLA cut a kernel into parts for several threads in a function of its own
+        body = text[text.index(f"\n{called[1]} (") :]
+        made = re.findall(r"ROOT .*", body[: body.index("\n}")])
+    assert len(made) == 1 and re.search(own + r"fusion\(", made[0]), made
+
+
+def test_plan_is_exact() -> None:
+    buffer = make(Device(), VIEWS["Row"], prefetch=1, batch_size=4)
+    plan = buffer.plan(EXAMPLE, rows=given_rows(np.random.default_rng(0), 5))
+    assert plan.device == buffer.nbytes(buffer.init(EXAMPLE))["device"]
+
+
+def test_windows_to_the_end_of_episodes() -> None:
+    """`Episode` with sums over each."""
+    buffer = fbuf.Buffer(
+        20, view=Episode(4, episode_end=("done",)), on_read=RewardToGo(1.0, episode_end=("done",), complete="all")
+    )
+    rows = {"reward": jnp.arange(1.0, 8.0), "done": jnp.array([0, 0, 1, 0, 1, 0, 0], bool)}
+    batch = buffer.peek(buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows), jax.random.key(0), 32)
+    found = {tuple(x) for x in np.asarray(batch.data["reward_to_go"]).tolist()}
+    assert found == {(6.0, 5.0, 3.0, 0.0), (9.0, 5.0, 0.0, 0.0)}
+    np.testing.assert_array_equal(batch.data["all"], batch.data["mask"])
+
+
+def test_replay_and_checked() -> None:
+    example = {"o": np.zeros(2, np.uint8), "reward": 0.0}
+    buffer = fbuf.Buffer(8, on_write=Rename({"o": "obs"}), on_read=(Scale("obs", 1.0), NormalizeReward()))
+    replay = fbuf.Replay(buffer, example)
+    replay.add({"o": np.full(2, 3, np.uint8), "reward": 5})
+    replay.extend({"o": np.full((2, 2), 3, np.uint8), "reward": np.array([5.0, 5.0], np.float32)})
+    batch = replay.sample(4, to="numpy")
+    assert (batch.data["obs"] == 3).all() and batch.data["obs"].dtype == np.float32
+    assert replay.stats()["normalize_reward_mean"] == 5.0
+    with pytest.raises(ValueError, match="Replay.add: leaf 'o' is missing"):
+        replay.add({"obs": np.zeros(2, np.uint8), "reward": 0.0})
+    checked = fbuf.checked(buffer)
+    with pytest.raises(ValueError, match="there is nothing to draw"):
+        checked.sample(checked.init(example), jax.random.key(0), 2)
+    assert checked.on_read is buffer.on_read
+
+
+def test_ragged_rows_are_transformed_after_they_are_read() -> None:
+    buffer = fbuf.Buffer(8, storage=Ragged(), on_read=(Scale("reward", 2.0), NormalizeReward()))
+    state = buffer.init({"text": "", "reward": 0.0})
+    state = buffer.extend(state, [{"text": "a", "reward": 1.0}, {"text": "b", "reward": 3.0}])
+    batch = buffer.sample(state, jax.random.key(0), 4)[1]
+    want = {"a": 2.0, "b": 6.0}
+    assert batch.data["reward"].tolist() == [want[x] for x in batch.lazy["text"]]
+    assert float(buffer.stats(state)["normalize_reward_std"]) == 1.0
+    larger, grown = buffer.grow(state)
+    assert float(larger.stats(grown)["normalize_reward_std"]) == 1.0
+
+
+def test_statistics_of_data_sets_are_taken_when_opened(tmp_path: Path) -> None:
+    rows = pieces.make(tmp_path)
+    buffer, state = fbuf.datasets.open(tmp_path, on_read=NormalizeReward())
+    reward = np.asarray(rows["reward"], np.float64)
+    np.testing.assert_allclose(buffer.stats(state)["normalize_reward_mean"], reward.mean(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(buffer.stats(state)["normalize_reward_std"], reward.std(), rtol=1e-5)
+    with pytest.raises(ValueError, match="on_write is .* are there already.*fbuf.datasets.preprocess"):
+        dataclasses.replace(buffer, on_write=Scale("reward"))
+
+
+def test_files_are_resumed(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(
+        4, storage=Memmap(str(tmp_path / "rows")), on_write=Rename({"r": "reward"}), on_read=NormalizeReward()
+    )
+    state = buffer.extend(buffer.init({"r": 0.0}), {"r": jnp.arange(6.0)})
+    buffer.flush(state)
+    del state
+    state = buffer.resume({"r": 0.0})
+    assert float(buffer.stats(state)["normalize_reward_mean"]) == 3.5  # of the rows that are held
+    state = buffer.extend(state, {"r": jnp.array([9.0])})
+    assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
+
+
+def test_an_inverse_gives_the_stored_rows_of_a_batch() -> None:
+    on_read = Chain((Stack(("a", "b"), "both"), Normalize("both", of="a"), Scale("reward", 0.1, source="float32")))
+    buffer = fbuf.Buffer(8, on_read=on_read)
+    rows = {"a": jnp.arange(5.0), "b": 3 * jnp.arange(5.0), "reward": jnp.arange(5.0)}
+    state = buffer.extend(buffer.init({n: 0.0 for n in rows}), rows)
+    batch = buffer.peek(state, jax.random.key(0), 6)
+    back = transforms.apply(on_read.inverse(), batch.data, memory=state.transforms.read)
+    close(back, buffer.get(state, batch.index).data)
+
+
+@pytest.mark.optimized
+def test_exported_steps_transform_rows() -> None:
+    buffer = make(Device(), VIEWS["Row"])
+    state, rows = buffer.init(EXAMPLE), given_rows(np.random.default_rng(0), 3)
+    made = export.export(jax.jit(buffer.extend))(state, rows)
+    again = export.deserialize(made.serialize())
+    same(again.call(state, rows), jax.jit(buffer.extend)(state, rows))
