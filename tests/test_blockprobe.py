@@ -71,11 +71,6 @@ def test_candidates_can_be_cut_and_are_a_handful(height: int, width: int, pixel:
         assert (down - 1) * rows < height and (across - 1) * pixels < width
 
 
-def test_candidates_of_atari_frames() -> None:
-    assert _blockprobe.candidates(84, 84, 1) == [(7, 12), (6, 12), (12, 28), (28, 28)]
-    assert _blockprobe.candidates(210, 160, 3) == [(7, 4), (6, 4), (12, 12), (27, 12)]
-
-
 def test_curves_pass_through_the_counts() -> None:
     curve = Curve((250, 500, 1000, 2000), (297, 353, 694, 1093))
     seen = math.log2(1093 / 694)

@@ -21,7 +21,6 @@ from tests.support.blocktable import (
     SIZE,
     WORDS,
     Model,
-    check_rebuild,
     check_sequences,
     hashing,
     some_blocks,
@@ -156,19 +155,3 @@ def test_counts_near_2_to_the_32() -> None:
     table, _ = RELEASE(table, fewer)
     np.testing.assert_array_equal(np.asarray(table.count)[:5], [1, MANY - 3, 2**31 - 2, 2**31 - 2, 0])
     assert int(table.live) == 3
-
-
-def test_inserting_leaves_counts_near_2_to_the_32_alone() -> None:
-    model = Model(160, 7)
-    blocks = some_blocks(SIZE, 2**32, 0)
-    model.write(blocks, SIZE, 0)
-    taken = np.asarray(model.table.count) > 0
-    count = np.where(taken & (np.arange(160) > 0), np.uint32(MANY), np.asarray(model.table.count))
-    table = dataclasses.replace(model.table, count=jnp.asarray(count))
-    again, placed, _ = model.calls.insert(table, blocks, np.arange(SIZE, dtype=np.int32), np.int32(SIZE))
-    assert not np.asarray(placed.won).any() and np.asarray(placed.place).all()
-    jax.tree.map(np.testing.assert_array_equal, again, table)
-
-
-def test_rebuilding_keeps_blocks_that_are_referred_to() -> None:
-    check_rebuild("good", 64)

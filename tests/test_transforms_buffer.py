@@ -152,8 +152,8 @@ def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
     close(batch["x"]["rows"], np.where(there[..., None], (before - mean) / std, 0))
 
 
-@pytest.mark.parametrize("width", [2, 4])
-def test_axes_of_values_of_a_window_are_their_own(width: int) -> None:
+def test_axes_of_values_of_a_window_are_their_own() -> None:
+    width = 4
     join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
     stack = Stack(("least", "most"), into="range")
     on_read = (Map(apart), join, stack, Augment("image", 1), join.inverse(), Stack(("sum", "first"), "pair", axis=-1))
@@ -229,17 +229,6 @@ def test_without_transforms_nothing_changes() -> None:
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Clip:
-    """Cuts rewards."""
-
-    largest: float
-
-    def apply(self, data: Any, context: Any) -> Any:
-        return {**data, "reward": jnp.clip(data["reward"], -self.largest, self.largest)}
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
 class Largest:
     """Divides rewards by the largest that came."""
 
@@ -261,13 +250,6 @@ class Largest:
 
 def test_custom_transforms() -> None:
     rows = {"reward": jnp.array([-9.0, 1.0, 4.0])}
-    buffer = fbuf.Buffer(4, on_write=Clip(2.0))
-    assert buffer.rows(buffer.extend(buffer.init({"reward": 0.0}), rows)).data["reward"].tolist() == [
-        -2.0,
-        1.0,
-        2.0,
-        0.0,
-    ]
     for settings in ({"on_read": Largest()}, {"on_write": Largest()}):
         buffer = fbuf.Buffer(4, sampler=Epoch(shuffle=False), **settings)
         state = buffer.extend(buffer.init({"reward": 0.0}), rows, mask=jnp.array([False, True, True]))

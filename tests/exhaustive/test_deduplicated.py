@@ -27,7 +27,6 @@ from tests.support.deduplicated_device import (
     SIZES,
     VIEWS,
     atari,
-    check_batches,
     check_full_table,
     check_masked_draws,
     check_retirement,
@@ -58,12 +57,6 @@ def test_64_bit_leaves_are_exact() -> None:
 @pytest.mark.parametrize("check", [check_masked_draws, check_retirement])
 def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
     check(sampler, view)
-
-
-@pytest.mark.parametrize("view", ["row", "transition", "final", "next step"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_are_those_of_device(sampler: str, view: str) -> None:
-    check_batches(sampler, view)
 
 
 @pytest.mark.parametrize("view", [Row(), Transition()])

@@ -7,13 +7,9 @@ import pytest
 from tests.support.mixture import (
     MODES,
     SAMPLERS,
-    STORAGES,
-    batches,
-    check_flags,
     check_in_place,
     check_sampler,
     check_weights,
-    same,
 )
 
 
@@ -29,12 +25,6 @@ def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
     check_weights(mode, target, None)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("storage", [s for s in STORAGES if s != "Device"])
-def test_storages_give_the_batches_of_device(storage: str, mode: str) -> None:
-    assert same(batches("Device", mode), batches(storage, mode))
-
-
 @pytest.mark.optimized
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
@@ -42,8 +32,3 @@ def test_storages_give_the_batches_of_device(storage: str, mode: str) -> None:
 )
 def test_steps_are_in_place(sampler: str, mode: str) -> None:
     check_in_place(sampler, mode)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_under_strict_flags(mode: str) -> None:
-    check_flags(mode)

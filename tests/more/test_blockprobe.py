@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import pytest
 
 from fbuf import _blockprobe, _blocks
 from fbuf.storages import Deduplicated
-from tests.support.blockprobe import blocks_of, device_bytes, distinct, game, held, noise
+from tests.support.blockprobe import blocks_of, device_bytes, distinct, game, held
 
 
 def test_the_choice_is_the_smallest_of_all_candidates() -> None:
@@ -23,19 +22,6 @@ def test_the_choice_is_the_smallest_of_all_candidates() -> None:
     # Up to the ids of each lane's newest row, which are not weighed, and to what faster reading is worth.
     assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) / _blockprobe.WORTH + 500
     assert max(sizes) > 1.3 * min(sizes)
-
-
-def test_a_given_table_gets_the_smallest_block_that_fits_it() -> None:
-    rows = {"obs": game(400)}
-    chosen = {places: Deduplicated(blocks=places).fit(rows, 4000).block for places in (10_240, 16_384, 24_576)}
-    wanted = {block: Deduplicated(block=block).fit(rows, 4000).blocks for block in _blockprobe.candidates(84, 84, 1)}
-    for places, block in chosen.items():
-        fits = [b for b, number in wanted.items() if 0.83 * number <= 0.94 * places]
-        assert fits and 0.83 * wanted[block] <= 0.96 * places
-        sizes = {b: device_bytes(Deduplicated(block=b, blocks=places), rows, 4000) for b in fits}
-        found = device_bytes(Deduplicated(block=block, blocks=places), rows, 4000)
-        assert found <= min(sizes.values()) / _blockprobe.WORTH + 500
-    assert Deduplicated(blocks=64).fit(rows, 4000).block == min(wanted, key=lambda b: wanted[b])
 
 
 def test_leaves_of_the_same_frames_share_block_and_table() -> None:
@@ -73,20 +59,3 @@ def test_lanes() -> None:
     storage = Deduplicated(keys=("obs",)).fit({"obs": lanes}, 2000, lanes=4)
     stats = held(storage, {"obs": lanes}, 2000, lanes=4)
     assert stats["refused_rows"] == stats["retired_rows"] == 0 and stats["blocks_load"] > 0.6
-
-
-def test_noise_is_given_room_for_all_of_it() -> None:
-    frames = noise(300)
-    storage = Deduplicated(keys=("obs",), on_full="refuse").fit({"obs": frames[:100]}, 300)
-    stats = held(storage, {"obs": frames}, 300)
-    assert stats["refused_rows"] == 0
-    assert stats["blocks_load"] == pytest.approx(0.95, abs=0.02)
-
-
-def test_only_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_blockprobe, "MOST_BYTES", 200 * 7056)
-    quiet = np.concatenate([game(200), noise(400)])
-    storage = Deduplicated(keys=("obs",))
-    assert storage.fit({"obs": quiet}, 2000) == storage.fit({"obs": quiet[:200]}, 2000)
-    monkeypatch.undo()
-    assert storage.fit({"obs": quiet}, 2000).blocks > 2 * storage.fit({"obs": quiet[:200]}, 2000).blocks

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from hypothesis import assume, example, given
 from hypothesis import strategies as some
 
-from fbuf import _blocks
-from tests.support.blocks import check, noise, raw, shapes, use_all, x64
+from tests.support.blocks import check, shapes, x64
 
 
 @given(
@@ -31,23 +28,3 @@ def test_64_bit_dtypes_come_back_to_the_bit() -> None:
     with x64():
         check((9, 11, 3), "int64", None)
         check((9, 7, 4), "float64", (2, 3))
-
-
-def test_eager_and_vmapped_are_the_same() -> None:
-    leaf = jax.ShapeDtypeStruct((9, 11, 3), jnp.uint8)
-    grid = _blocks.grid(leaf, None)
-    values, other = (jnp.asarray(noise((4, 2, *leaf.shape), "uint8", seed)) for seed in (0, 1))
-    at_once = jax.vmap(lambda a, b: use_all(a, b, grid, leaf))(values, other)
-    with jax.disable_jit():
-        one_by_one = [use_all(a, b, grid, leaf) for a, b in zip(values, other, strict=True)]
-    for name, stacked in at_once.items():
-        assert raw(stacked) == raw(jnp.stack([result[name] for result in one_by_one])), name
-
-
-def test_rows_under_strict_flags() -> None:
-    """Finite values: words that look like NaNs are integers, and the way there makes none."""
-    values = np.random.default_rng(0).integers(0, 2, (3, 9, 11, 3)).astype(np.float32)
-    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
-        check((9, 11, 3), "float32", None, values=values)
-    with x64(), jax.numpy_dtype_promotion("strict"):
-        check((9, 11, 3), "float32", None, values=values)

@@ -94,13 +94,6 @@ def test_a_batch_in_torch_still_reads() -> None:
     assert copied.lazy["text"] == ["a", "a"]
 
 
-def test_keys_drawn_by_vmap_read_their_rows() -> None:
-    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
-    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": str(i), "x": float(i)} for i in range(4)])
-    batch = jax.vmap(lambda key: buffer.peek(state, key, 3))(jax.random.split(jax.random.key(0), 2))
-    assert batch.lazy["text"] == [[str(int(x)) for x in xs] for xs in batch.data["x"]]
-
-
 def test_readers_and_writers_in_threads() -> None:
     buffer = fbuf.Buffer(capacity=64, storage=Ragged())
     state = buffer.init({"a": b""})

@@ -111,15 +111,6 @@ def test_a_batch_keeps_its_store_and_objects_go_with_their_rows() -> None:
     assert alive() is None
 
 
-def test_a_batch_outlives_the_donation_of_its_state() -> None:
-    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
-    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": "a", "x": 1.0}])
-    state, batch = buffer.sample(state, jax.random.key(0), 2)
-    state = jax.jit(lambda s, k: buffer.sample(s, k, 2)[0], donate_argnums=0)(state, jax.random.key(0))
-    assert batch.lazy["text"] == ["a", "a"]
-    assert buffer.rows(state).lazy["text"][0] == "a"
-
-
 @pytest.mark.parametrize(
     ("sampler", "view"), [(Prioritized(), Transition(observation="id", n_step=2)), (Staleness(4, unit=3), Row())]
 )
@@ -162,20 +153,6 @@ def test_memory_does_not_grow() -> None:
     assert max(sizes) < 2 * np.mean(sizes[:20])
     stats = store_of(state).stats()
     assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._shelves[1].objects) == stats["objects"]
-
-
-def test_a_storage_is_a_value() -> None:
-    one, two = Ragged(maximum={"obs": 3}), Ragged(maximum=(("obs", (3,)),))
-    assert one == two and hash(one) == hash(two) and "obs" in repr(one)
-    plan = fbuf.Buffer(capacity=4, storage=one).plan({"obs": np.zeros(2, np.float32), "text": ""})
-    assert plan.host > 0 and "maximum" in plan.host_from
-    buffer = fbuf.Buffer(capacity=4, storage=one)
-    state = buffer.init({"obs": np.zeros(2, np.float32), "text": ""})
-    assert buffer.nbytes(state)["host"] == store_of(state).nbytes
-    assert "rows" in repr(fbuf.stores()[-1])
-    state = buffer.clear(buffer.add(state, {"text": "x"}))
-    assert int(buffer.size(state)) == 0
-    assert buffer.peek(state, jax.random.key(0), 2).lazy["text"] == [None, None]
 
 
 def test_a_batch_can_be_cut_joined_and_scanned() -> None:

@@ -11,17 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export, lax
+from jax import lax
 
 import fbuf
-from fbuf import transforms
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Memmap, Ragged
 from fbuf.testing import assert_inplace, measure
-from fbuf.transforms import Augment, Chain, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale, Stack
-from fbuf.views import Episode, Sequence, Transition
+from fbuf.transforms import NormalizeReward, Rename, RewardToGo, Scale
+from fbuf.views import Episode, Transition
 from tests import pieces
-from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, close, given_rows, make, same
+from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, given_rows, make, same
 
 
 @pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
@@ -51,28 +50,6 @@ def test_eager_jitted_scanned_and_donated(storage: Any) -> None:
     else:
         buffer = dataclasses.replace(buffer, storage=Device())
         same(several(jax.jit(one)), jitted)
-
-
-@pytest.mark.parametrize("key", [jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")], ids=["raw", "rbg"])
-def test_any_kind_of_key(key: Any) -> None:
-    buffer = fbuf.Buffer(10, on_read=Augment("x", 1), prefetch=1, batch_size=4)
-    state = buffer.extend(buffer.init({"x": jnp.zeros((3, 3))}), {"x": jnp.arange(45.0).reshape(5, 3, 3)})
-    want = buffer.peek(buffer.sample(state, key(0))[0], key(1)).data
-    state, _ = buffer.sample(buffer.sample(state, key(0))[0], key(1))
-    same(buffer.sample(state, key(2))[1].data, want)
-
-
-def discounted(window: Any) -> Any:
-    """Only of windows of four rows."""
-    return {"sum": (window["reward"] * 0.5 ** jnp.arange(4.0)).sum(), "mask": window["mask"]}
-
-
-def test_a_function_of_windows_sees_their_length() -> None:
-    view = Sequence(4, boundary="mask", episode_end=("done",))
-    buffer = fbuf.Buffer(8, view=view, on_read=(Map(discounted), Scale("sum", 1.0, 1.0)))
-    rows = {"reward": jnp.ones(4), "done": jnp.array([False, True, False, False])}
-    state = buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows)
-    assert set(buffer.peek(state, jax.random.key(0), 16).data["sum"].tolist()) <= {2.0, 2.5, 2.75, 2.875}
 
 
 @pytest.mark.optimized
@@ -122,12 +99,6 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
     assert len(made) == 1 and re.search(own + r"fusion\(", made[0]), made
 
 
-def test_plan_is_exact() -> None:
-    buffer = make(Device(), VIEWS["Row"], prefetch=1, batch_size=4)
-    plan = buffer.plan(EXAMPLE, rows=given_rows(np.random.default_rng(0), 5))
-    assert plan.device == buffer.nbytes(buffer.init(EXAMPLE))["device"]
-
-
 def test_windows_to_the_end_of_episodes() -> None:
     """`Episode` with sums over each."""
     buffer = fbuf.Buffer(
@@ -138,23 +109,6 @@ def test_windows_to_the_end_of_episodes() -> None:
     found = {tuple(x) for x in np.asarray(batch.data["reward_to_go"]).tolist()}
     assert found == {(6.0, 5.0, 3.0, 0.0), (9.0, 5.0, 0.0, 0.0)}
     np.testing.assert_array_equal(batch.data["all"], batch.data["mask"])
-
-
-def test_replay_and_checked() -> None:
-    example = {"o": np.zeros(2, np.uint8), "reward": 0.0}
-    buffer = fbuf.Buffer(8, on_write=Rename({"o": "obs"}), on_read=(Scale("obs", 1.0), NormalizeReward()))
-    replay = fbuf.Replay(buffer, example)
-    replay.add({"o": np.full(2, 3, np.uint8), "reward": 5})
-    replay.extend({"o": np.full((2, 2), 3, np.uint8), "reward": np.array([5.0, 5.0], np.float32)})
-    batch = replay.sample(4, to="numpy")
-    assert (batch.data["obs"] == 3).all() and batch.data["obs"].dtype == np.float32
-    assert replay.stats()["normalize_reward_mean"] == 5.0
-    with pytest.raises(ValueError, match="Replay.add: leaf 'o' is missing"):
-        replay.add({"obs": np.zeros(2, np.uint8), "reward": 0.0})
-    checked = fbuf.checked(buffer)
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        checked.sample(checked.init(example), jax.random.key(0), 2)
-    assert checked.on_read is buffer.on_read
 
 
 def test_ragged_rows_are_transformed_after_they_are_read() -> None:
@@ -190,22 +144,3 @@ def test_files_are_resumed(tmp_path: Path) -> None:
     assert float(buffer.stats(state)["normalize_reward_mean"]) == 3.5  # of the rows that are held
     state = buffer.extend(state, {"r": jnp.array([9.0])})
     assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
-
-
-def test_an_inverse_gives_the_stored_rows_of_a_batch() -> None:
-    on_read = Chain((Stack(("a", "b"), "both"), Normalize("both", of="a"), Scale("reward", 0.1, source="float32")))
-    buffer = fbuf.Buffer(8, on_read=on_read)
-    rows = {"a": jnp.arange(5.0), "b": 3 * jnp.arange(5.0), "reward": jnp.arange(5.0)}
-    state = buffer.extend(buffer.init({n: 0.0 for n in rows}), rows)
-    batch = buffer.peek(state, jax.random.key(0), 6)
-    back = transforms.apply(on_read.inverse(), batch.data, memory=state.transforms.read)
-    close(back, buffer.get(state, batch.index).data)
-
-
-@pytest.mark.optimized
-def test_exported_steps_transform_rows() -> None:
-    buffer = make(Device(), VIEWS["Row"])
-    state, rows = buffer.init(EXAMPLE), given_rows(np.random.default_rng(0), 3)
-    made = export.export(jax.jit(buffer.extend))(state, rows)
-    again = export.deserialize(made.serialize())
-    same(again.call(state, rows), jax.jit(buffer.extend)(state, rows))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import transforms
 from fbuf.storages import Compressed, Device
 from fbuf.transforms import (
     Augment,
@@ -71,18 +70,6 @@ def rows_of(seed: int, count: int = 3) -> dict[str, np.ndarray]:
 
 
 EXAMPLE = jax.tree.map(lambda x: x[0], rows_of(0))
-
-
-def test_every_transform_is_among_them() -> None:
-    def names(chain: Chain) -> set[str]:
-        return {type(t).__name__ for _, t in chain}.union(*(names(t) for _, t in chain if isinstance(t, Chain)))
-
-    members = set(transforms.__all__) - {
-        "apply",
-        "Map",
-        "Denormalize",
-    }  # a function needs the buffer to load; an inverse
-    assert names(EVERY_WRITE) | names(EVERY_READ) == members
 
 
 def steps(buffer: fbuf.Buffer, state: Any, first: int, number: int) -> Any:

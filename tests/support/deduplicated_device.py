@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated, Device
 from fbuf.views import Row, Transition
-from tests.support.deduplicated import KEY, Fields, Trial, check, same, same_bits
+from tests.support.deduplicated import KEY, Fields, Trial, same_bits
 
 
 def numbered(number: np.ndarray) -> np.ndarray:
@@ -165,43 +164,6 @@ def check_retirement(sampler: str, view: str) -> None:
         assert chance["ours"].keys() == chance["theirs"].keys()
         for number, p in chance["theirs"].items():
             assert chance["ours"][number] == pytest.approx(p, rel=1e-5)
-
-
-def check_batches(sampler: str, view: str) -> None:
-    """Twelve steps of writes, draws and updates give the batches of `Device`."""
-    views = {
-        "row": Row(),
-        "transition": TRANSITION,
-        "final": Transition(n_step=3, stack=2, final_observation="final", pad="repeat"),
-        "next step": Transition(n_step=2, stack=3, autoreset="next_step"),
-    }
-    leaves = PLAYED | {"final": ((8, 8), np.uint8)}
-    storage = Deduplicated(keys=("obs", "final"), block=(4, 4), blocks=1024)
-    buffer = fbuf.Buffer(26, lanes=2, storage=storage, sampler=SAMPLERS[sampler], view=views[view])
-    twin = dataclasses.replace(buffer, storage=Device())
-    example = {name: jax.ShapeDtypeStruct(*leaf) for name, leaf in leaves.items()}
-
-    def program(buffer: fbuf.Buffer, state: Any, rows: Any, mask: Any, key: Any) -> Any:
-        state = buffer.extend(state, rows, mask=mask)
-        state, batch = buffer.sample(state, key, 32)
-        if buffer.sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, batch.data["reward"])
-        name = "final" if "final" in batch.data else "reward"
-        state = buffer.update_rows(state, batch.index, {name: batch.data[name][::-1]})
-        return state, batch
-
-    ours, theirs = buffer.init(example), twin.init(example)
-    run, run_twin = (jax.jit(functools.partial(program, b)) for b in (buffer, twin))
-    for turn in range(12):
-        rng = np.random.default_rng(turn)
-        rows = played(rng, 1 + 10 * turn, (5, 2))
-        rows["final"] = rows["obs"][::-1].copy()
-        mask, key = rng.random((5, 2)) < 0.8, jax.random.key(turn)
-        ours, batch = run(ours, rows, mask, key)
-        theirs, want = run_twin(theirs, rows, mask, key)
-        same(batch, want)
-    same(buffer.rows(ours), twin.rows(theirs))
-    check(ours)
 
 
 OBS = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}

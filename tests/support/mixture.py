@@ -5,7 +5,6 @@ The number tells the buffer and when the row came. Chances are compared with a c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,10 +15,7 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
 from fbuf.testing import assert_inplace
-from fbuf.views import Sequence
-from tests.disk import fresh, somewhere
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "id": np.int32(0)}
 B = 16
@@ -33,14 +29,6 @@ SAMPLERS = {
     "Prioritized(on='host')": Prioritized(on="host"),
     "Ranked": Ranked(),
     "Staleness": Staleness(100),
-}
-STORAGES = {
-    "Device": Device(),
-    "Deduplicated": Deduplicated(keys=("obs",), blocks=128),
-    "Compressed": Compressed(keys=("obs",)),
-    "Compressed(path=...)": Compressed(keys=("obs",), path=somewhere("mixture")),
-    "Host": Host(keys=("obs",)),
-    "Memmap": Memmap(keys=("obs",)),
 }
 MODES = {
     "exact": {"fractions": {"a": 0.25, "b": 0.75}},
@@ -148,43 +136,6 @@ def check_sampler(sampler: str, mode: str) -> None:
     assert int(stats["empty_samples"]) == empty and (not empty or sampler == "Consume")
 
 
-def own(storage: str, name: str) -> Any:
-    """A storage of the table for one buffer of several; nothing lies at its path."""
-    one = STORAGES[storage]
-    if isinstance(getattr(one, "path", None), str):
-        one = dataclasses.replace(one, path=f"{one.path}-{name}")
-    return fresh(one)
-
-
-@functools.cache
-def batches(storage: str, mode: str) -> list[Any]:
-    """What a few steps draw while both rings go round and priorities change."""
-
-    views = {"view": Sequence(3, boundary="mask", episode_end=("done",))}
-    mixture = two(
-        fbuf.Buffer(20, storage=own(storage, "a"), sampler=Prioritized(), **views),
-        fbuf.Buffer(30, storage=own(storage, "b"), sampler=Epoch(), **views),
-        **MODES[mode],
-    )
-    example = {**EXAMPLE, "done": np.bool_(False)}
-    state = mixture.init({"a": example, "b": example})
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: Any, rows: Any, key: Any) -> Any:
-        for name in mixture.names:
-            state = mixture.extend(state, name, rows)
-        state, batch = mixture.sample(state, key, size_of(mixture, 8))
-        state = mixture.update_priority(state, batch.index, jnp.arange(8.0))
-        return state, (batch.data, batch.mask, batch.index.source, batch.index.slot, batch.probability, batch.weight)
-
-    rng, out = np.random.default_rng(0), []
-    for i in range(6):
-        rows = {**rows_of(1000 + 5 * i, 5), "done": rng.random(5) < 0.3}
-        state, drawn = step(state, rows, jax.random.key(i))
-        out.append(jax.device_get(drawn))
-    return out
-
-
 def density(mixture: fbuf.Mixture, state: Any, share: dict[str, float]) -> dict[int, float]:
     """Chance of each row by its number, from priorities (alpha = 1, eps = 0)."""
     out = {}
@@ -216,25 +167,6 @@ def check_weights(mode: str, target: str, beta: float | None) -> None:
     number, share = np.where(batch.source == 0, 20, 40), np.where(batch.source == 0, 0.25, 0.75)
     relative = 60 * chance if target == "union" else number * chance / share
     np.testing.assert_allclose(batch.weight, relative ** -(0.7 if beta is None else beta), rtol=1e-5)
-
-
-def check_flags(mode: str) -> None:
-    """64 bits, strict promotion, no NaN and no leak on the way; keys of either kind."""
-    mixture = two(fbuf.prioritized(20), fbuf.Buffer(40, sampler=Epoch()), **MODES[mode])
-    state = filled(mixture, a=0)
-    for enable in (
-        lambda: jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(),
-        lambda: jax.numpy_dtype_promotion("strict"),
-        lambda: jax.debug_nans(True),
-        lambda: jax.debug_key_reuse(True),
-        jax.checking_leaks,
-    ):
-        with enable():
-            batch = mixture.peek(state, jax.random.key(0), size_of(mixture))
-            assert batch.weight.dtype == jnp.float32 and batch.source.dtype == jnp.int32
-    typed = mixture.peek(state, jax.random.key(3), size_of(mixture))
-    raw = mixture.peek(state, jax.random.key_data(jax.random.key(3)), size_of(mixture))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), typed, raw))
 
 
 BIG = 400_000
