@@ -91,7 +91,7 @@ def test_noise_grows_in_proportion_and_nothing_faster() -> None:
 
 
 @given(some.floats(1, 1e10), some.integers(1, 2**32))
-def test_places_are_of_a_legal_number(blocks: float, most: int) -> None:
+def test_numbers_of_places_are_legal(blocks: float, most: int) -> None:
     places = _blockprobe.places_for(blocks, most)
     assert Deduplicated(blocks=places).blocks == places
     if places < _blockprobe.MOST_PLACES:

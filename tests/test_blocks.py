@@ -23,6 +23,8 @@ WITNESSES = [
     ((5, 4, 4), "float32", None),  # too small for frames stacked last: five frames of 4 x 4
     ((31, 33), "uint8", (7, 28)),
     ((), "int16", None),
+    ((2, 1, 3, 7, 3), "float16", (2, 2)),
+    ((4, 9, 11), "uint32", (100, 200)),
 ]
 
 

@@ -114,7 +114,7 @@ def table_of(counts: np.ndarray) -> Table:
 @example([399], [400], 0)
 @example([3] * 133, [0], 0)
 @example([1] * 400, [0], 0)
-def test_how_many_died(gone: list[int], kept: list[int], seed: int) -> None:
+def test_release_counts_blocks_without_references(gone: list[int], kept: list[int], seed: int) -> None:
     """Blocks that lose all references, however many each had, among blocks that keep one."""
     draw = np.random.default_rng(seed)
     counts = np.array([*gone, *(k + 1 for k in kept)], np.uint32)
@@ -127,7 +127,7 @@ def test_how_many_died(gone: list[int], kept: list[int], seed: int) -> None:
     np.testing.assert_array_equal(np.asarray(table.count)[1 : len(lost) + 1], counts - lost)
 
 
-def test_how_many_died_of_the_most_at_once() -> None:
+def test_release_counts_right_for_its_most_items() -> None:
     """`CHUNK_ITEMS` references, `each` to every block: the sum of reciprocals is furthest from whole numbers."""
     for each in (1, 2, 3, 7, 181, 3000, CHUNK_ITEMS - 1, CHUNK_ITEMS):
         blocks = CHUNK_ITEMS // each

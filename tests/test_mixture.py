@@ -110,7 +110,7 @@ def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
         assert len(set(ids.tolist())) == len(ids)
 
 
-def test_all_takes_so_many_of_each() -> None:
+def test_all_takes_the_rows_asked_of_each() -> None:
     mixture = two(quota="all")
     state = filled(mixture, a=0)
     batch = mixture.peek(state, jax.random.key(0), {"b": 3, "a": 2})
@@ -190,7 +190,7 @@ def test_parts_are_not_concatenated() -> None:
     assert joins and not [line for line in joins if "xui8>" in line]
 
 
-def test_it_is_a_value() -> None:
+def test_a_mixture_is_a_value() -> None:
     one, other = (
         fbuf.Mixture({"a": fbuf.uniform(20), "b": fbuf.uniform(40)}, fractions={"b": 0.5, "a": 0.5}) for _ in "12"
     )

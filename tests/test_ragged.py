@@ -137,7 +137,7 @@ def test_old_states_and_batches_read_their_own_rows_or_raise() -> None:
     assert lazy["text"] == [None, None, "2", "3"] and lazy.present.tolist() == [False, False, True, True]
 
 
-def test_growing_an_old_state_leaves_a_larger_future_alone() -> None:
+def test_growing_an_old_state_does_not_change_its_future() -> None:
     buffer = fbuf.Buffer(10, storage=Ragged())
     state = buffer.extend(buffer.init({"text": ""}), [{"text": str(i)} for i in range(10)])
     large, future = buffer.grow(state, capacity=200)

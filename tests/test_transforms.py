@@ -190,7 +190,7 @@ def test_rows_that_are_not_dicts() -> None:
     assert run(Map(lambda row: {"x": row[0]}), pair)["x"].shape == (4, 2)
 
 
-def test_join_and_take_apart() -> None:
+def test_leaves_are_joined_and_split() -> None:
     data = rows(4, 3)
     made = run(Concatenate(("a", "b"), "c"), data, lead=2)
     np.testing.assert_array_equal(made["c"], np.concatenate([data["a"], data["b"]], -1))
@@ -332,7 +332,7 @@ def test_normalize() -> None:
     np.testing.assert_allclose(many["e"][:, 2], (data["e"] - seen.mean(0)) / seen.std(0), rtol=1e-4, atol=1e-5)
 
 
-def test_normalize_of_what_never_varied() -> None:
+def test_normalize_of_constants() -> None:
     """Nothing seen, one row, and rows that are all alike: left at their scale, and never NaN."""
     norm = Normalize("x", center=False)
     for number in (0, 1, 3):

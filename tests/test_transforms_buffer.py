@@ -257,7 +257,7 @@ def test_custom_transforms() -> None:
         assert buffer.sample(state, jax.random.key(0), 2)[1].data["reward"].tolist() == [0.25, 1.0]
 
 
-def test_convert_keeps_what_stages_know_and_others_learn_from_the_rows_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_observing, "BLOCK_BYTES", 4 * 3)  # several blocks
     buffer = fbuf.Buffer(8, on_read=NormalizeReward(), episode_end=("done",))
     example = {"reward": 0.0, "done": False}

@@ -10,15 +10,8 @@ import pytest
 
 from fbuf import _blockprobe, _blocks
 from fbuf.storages import Deduplicated
-from tests.support.blockprobe import check_counts
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "bfloat16", "float32", "int4"])
-@pytest.mark.parametrize("shape", [(12, 12), (7, 9), (10, 8, 3), (9, 8, 4), (2, 6, 11), (17,)])
-def test_counts_are_those_of_the_blocks_that_are_cut(dtype: str, shape: tuple[int, ...]) -> None:
-    check_counts(dtype, shape)
 
 
 def test_ten_games_from_their_first_2000_frames() -> None:

@@ -14,7 +14,6 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
-from fbuf.views import Row, Transition
 from tests.support.deduplicated import (
     LEAVES,
     Trial,
@@ -27,7 +26,6 @@ from tests.support.deduplicated_device import (
     SIZES,
     VIEWS,
     atari,
-    check_full_table,
     check_masked_draws,
     check_retirement,
     play,
@@ -57,12 +55,6 @@ def test_64_bit_leaves_are_exact() -> None:
 @pytest.mark.parametrize("check", [check_masked_draws, check_retirement])
 def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
     check(sampler, view)
-
-
-@pytest.mark.parametrize("view", [Row(), Transition()])
-@pytest.mark.parametrize("number", [5, 60, 150, 300, 700])
-def test_a_table_with_room_for_all_rows_gives_up_none(number: int, view: Any) -> None:
-    check_full_table(number, view)
 
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")

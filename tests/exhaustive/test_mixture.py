@@ -9,7 +9,6 @@ from tests.support.mixture import (
     SAMPLERS,
     check_in_place,
     check_sampler,
-    check_weights,
 )
 
 
@@ -17,12 +16,6 @@ from tests.support.mixture import (
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
     check_sampler(sampler, mode)
-
-
-@pytest.mark.parametrize("target", ["union", "source"])
-@pytest.mark.parametrize("mode", MODES)
-def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
-    check_weights(mode, target, None)
 
 
 @pytest.mark.optimized

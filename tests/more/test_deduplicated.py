@@ -60,7 +60,7 @@ def test_draws_of_refused_rows_are_masked() -> None:
     check_masked_draws("prioritized", "transition")
 
 
-def test_lanes_by_the_dozen() -> None:
+def test_more_lanes_than_a_chunk_holds() -> None:
     lanes = _coded._CHUNK // 4 + 3
     buffer = fbuf.Buffer(3 * lanes, lanes=lanes, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=2**13))
     trial, rng = Trial(buffer, {"obs": ((8, 8), np.uint8)}), np.random.default_rng(0)

@@ -63,7 +63,7 @@ def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
     np.testing.assert_allclose(probability[source == 2], 0.5 / 40, rtol=1e-6)
 
 
-def test_data_sets_mix_like_others(tmp_path: Path) -> None:
+def test_data_sets_are_mixed(tmp_path: Path) -> None:
     """Two data sets, and one beside a buffer that grows."""
     rows = pieces.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition())

@@ -47,7 +47,7 @@ def test_the_example_of_lazy_stack_storage() -> None:
     assert np.array_equal(alike.lazy.stack("a")[0], data0["a"].numpy())
 
 
-def test_rows_may_be_given_in_any_form() -> None:
+def test_rows_are_accepted_in_any_form() -> None:
     torch = pytest.importorskip("torch")
     buffer = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(maximum={"obs": 3}))
     state = buffer.init({"obs": jnp.zeros(0), "x": np.float32(0), "at": {"any": None}})
@@ -75,7 +75,7 @@ def test_rows_may_be_given_in_any_form() -> None:
     assert alone.rows(state).lazy["obs"][0].tolist() == [1]
 
 
-def test_a_batch_in_torch_still_reads() -> None:
+def test_a_batch_in_torch_reads_its_rows() -> None:
     torch = pytest.importorskip("torch")
     from fbuf.torch import to_torch
 
@@ -121,7 +121,7 @@ def test_readers_and_writers_in_threads() -> None:
     assert not wrong and store.stats()["rows_accepted"] == 600
 
 
-def test_windows_come_as_rows_of_their_own() -> None:
+def test_windows_hold_ragged_rows() -> None:
     storage = Ragged(keys=("obs",))
     example = {"obs": np.zeros(0, np.int32), "text": "", "terminated": False, "truncated": False}
     for view, lead in ((Sequence(3), (5, 3)), (Sequence(3, boundary="mask"), (5, 3)), (Episode(4), (5, 4))):
@@ -167,29 +167,19 @@ def padded_rows(rng: np.random.Generator, count: int) -> tuple[dict[str, Any], l
     return rows, [x[: n[0], : n[1]] for x, n in zip(obs, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["eager", "donated", "scan"])
-def test_padded_leaves_in_every_form(form: str) -> None:
+def test_padded_leaves_in_a_scan() -> None:
     buffer = fbuf.Buffer(capacity=7, storage=Ragged(maximum=MAXIMUM))
     rng = np.random.default_rng(0)
     batches = [padded_rows(rng, 3) for _ in range(5)]
     keys = jax.random.split(jax.random.key(1), 5)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *(rows for rows, _ in batches))
 
     def step(state: Any, given: Any) -> Any:
-        state = buffer.extend(state, given[0])
-        return buffer.sample(state, given[1], 6)
+        return buffer.sample(buffer.extend(state, given[0]), given[1], 6)
 
-    run: Any = {"eager": step, "scan": step}.get(form) or jax.jit(
-        step, donate_argnums=(0,) if form == "donated" else ()
-    )
-    state, out = buffer.init(PADDED), []
-    if form == "scan":
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(rows for rows, _ in batches))
-        state, every = jax.jit(lambda state, given: jax.lax.scan(step, state, given))(state, (stacked, keys))
-        out = [jax.tree.map(lambda x, i=i: x[i], every) for i in range(5)]
-    else:
-        for (rows, _), key in zip(batches, keys, strict=True):
-            state, batch = run(state, (rows, key))
-            out.append(batch)
+    run = jax.jit(lambda state, given: jax.lax.scan(step, state, given), donate_argnums=0)
+    state, every = run(buffer.init(PADDED), (stacked, keys))
+    out = [jax.tree.map(lambda x, i=i: x[i], every) for i in range(5)]
     held: list[np.ndarray] = []
     for _, values in batches:
         held = [*held, *values][-7:]

@@ -110,7 +110,7 @@ def test_custom_parts_need_not_report_bytes() -> None:
     assert summary.ages is not None
 
 
-def test_a_replay_and_a_checked_buffer_have_one_too() -> None:
+def test_a_replay_and_a_checked_buffer_have_a_summary() -> None:
     replay = fbuf.Replay(fbuf.prioritized(16), {"x": 0.0})
     replay.extend({"x": np.arange(5.0, dtype=np.float32)})
     assert replay.summary().size == 5 and replay.summary(compare=0).compared == 0

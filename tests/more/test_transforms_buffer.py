@@ -144,3 +144,27 @@ def test_files_are_resumed(tmp_path: Path) -> None:
     assert float(buffer.stats(state)["normalize_reward_mean"]) == 3.5  # of the rows that are held
     state = buffer.extend(state, {"r": jnp.array([9.0])})
     assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
+
+
+@pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
+def test_a_loaded_buffer_continues_with_the_same_batches(storage: Any, tmp_path: Path) -> None:
+    buffer = make(storage, VIEWS["Transition"], prefetch=1, batch_size=BATCH)
+
+    @jax.jit
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, rows), key)
+        return state, (batch.data, batch.index, batch.weight)
+
+    def steps(state: Any, first: int) -> Any:
+        out = []
+        for i in range(first, first + 4):
+            state, batch = step(state, given_rows(np.random.default_rng(i), 5), jax.random.key(i))
+            out.append((batch[0], batch[1].slot, batch[2]))
+        return state, out
+
+    state, _ = steps(buffer.init(EXAMPLE), 0)
+    fbuf.save(tmp_path, buffer, state)
+    loaded, again = fbuf.load(tmp_path)
+    assert loaded == buffer
+    same(again.transforms, state.transforms)
+    same(steps(again, 4)[1], steps(state, 4)[1])
