@@ -54,7 +54,7 @@ def test_one_bucket_pair_is_used_to_its_last_place() -> None:
 
 
 def test_places_are_given_in_order_of_arrival() -> None:
-    """Blocks that came together lie together; the hand passes places that are referred to, and comes round."""
+    """Blocks of one call are adjacent; the hand passes places that are referred to, and comes round."""
     model = Model(64, 8)
     blocks = some_blocks(60, 2**32, 0)
     order = np.arange(60, dtype=np.int32)
@@ -140,7 +140,7 @@ def test_release_counts_right_for_its_most_items() -> None:
 
 
 def test_counts_near_2_to_the_32() -> None:
-    """More references than an int32 counts: added and taken exactly, and nobody dies of it."""
+    """More references than an int32 counts are added and taken exactly."""
     counts = np.array([MANY, 2**31, 2**31 - 1, 3], np.uint32)
     ids = np.repeat(np.arange(5, dtype=np.int32), 8)
     every, none = np.ones((40,), bool) & (ids != 0), np.zeros((40,), bool)

@@ -242,4 +242,4 @@ def test_a_flat_dict_for_loggers() -> None:
         flat["stats/max_priority"] == 4 and flat["nbytes/device"] == 184 and flat["duplicates"] == pytest.approx(1 / 3)
     )
     assert all(isinstance(value, (int, float)) for value in flat.values())
-    assert "draws/mean" not in flat  # nobody counts them
+    assert "draws/mean" not in flat  # not counted by this sampler

@@ -198,7 +198,7 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
         assert [(x.shape, x.dtype) for x in jax.tree.leaves(empty)] == [
             (x.shape, x.dtype) for x in jax.tree.leaves(larger)
         ]
-        same(buffer.peek(state, KEY, 64), batch)  # the old state still is what it was
+        same(buffer.peek(state, KEY, 64), batch)  # the old state has not changed
     trial.buffer, trial.methods, trial.state = grown, methods_of(grown), larger
     trial.compare()
     extend()

@@ -116,7 +116,7 @@ class Model:
         self.refused = 0
 
     def contents(self) -> dict[bytes, int]:
-        """Where each block lies that the table holds, with references or without."""
+        """The place of each block in the table, with references or without."""
         places = np.asarray(self.table.names)
         places = places[places != 0]
         return dict(zip(names(np.asarray(self.table.words)[places]), places.tolist(), strict=True))
@@ -143,12 +143,12 @@ class Model:
             if number:
                 expected[contents[name]] = number
         for place in held:
-            assert expected[place] == 0, "a place that somebody refers to was given away"
+            assert expected[place] == 0, "a place with references was given away"
             expected[place] = 1
         np.testing.assert_array_equal(count, expected)
         assert tally[0] == np.count_nonzero(count) - 1 and tally[1] < len(count)
         mine = slots[:, None] // WAYS == self.buckets(words[named[slots]])
-        assert mine.any(axis=1).all(), "a slot lies outside its block's buckets"
+        assert mine.any(axis=1).all(), "a slot is outside its block's buckets"
 
     def buckets(self, blocks: np.ndarray) -> np.ndarray:
         return np.asarray(self.calls.buckets(blocks, self.table.names.shape[0] // WAYS))
@@ -274,7 +274,7 @@ def _check_rebuild(digest: Digest, places: int) -> None:
     old, new, moved = jax.tree.map(np.asarray, (model.table, made, moved))
     live = np.flatnonzero(old.count[1:]) + 1
     assert new.count.shape == (places,) and new.count[0] == 1 and not new.words[0].any()
-    assert not np.delete(moved, live).any(), "a place that nobody refers to was moved"
+    assert not np.delete(moved, live).any(), "a place without references was moved"
     went = live[moved[live] != 0]
     assert int(lost) == len(live) - len(went)
     np.testing.assert_array_equal(new.words[moved[went]], old.words[went])

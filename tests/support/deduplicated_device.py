@@ -127,7 +127,7 @@ def check_masked_draws(sampler: str, view: str) -> None:
         assert same_bits(a[~masked], b[~masked])
         assert not a[masked].any()
     np.testing.assert_array_equal(got.index.slot, np.where(masked, nowhere, want.index.slot))
-    # What it gave for masked rows is skipped without being anybody's mistake.
+    # Indices of masked rows are skipped and not counted as refused.
     if buffer.sampler.prioritized:
         updated = buffer.update_priority(after, batch.index, np.ones(256, np.float32))
         assert not any(
