@@ -20,11 +20,8 @@ from fbuf.storages import Compressed
 from tests.support.mixture import (
     EXAMPLE,
     MODES,
-    THREE,
     B,
-    check,
-    check_sampler,
-    check_weights,
+    check_empty,
     density,
     filled,
     numbers,
@@ -32,15 +29,10 @@ from tests.support.mixture import (
     rows_of,
     same,
     sampling,
-    three,
     two,
     weighted,
 )
 from tests.test_uniformity import chi_square_z
-
-
-def test_batches_hold_rows_of_each_buffer() -> None:
-    check_sampler("Epoch", "annealed")
 
 
 def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,18 +52,17 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(asked) == [(4, 16), (12, 16)]
 
 
-def test_rows_are_drawn_by_their_probabilities() -> None:
-    mixture, state = weighted(MODES["exact"])
-    ids, probability, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(7), 3000)))
+def test_chances_and_weights_are_those_of_the_closed_form() -> None:
+    mixture, state = weighted(MODES["exact"], target="union", normalize=None, beta=0.7)
+    keys = jax.random.split(jax.random.key(7), 3000)
+    ids, probability, _, weight = map(np.asarray, numbers(mixture)(state, keys))
     wanted = density(mixture, state, {"a": 0.25, "b": 0.75})
-    np.testing.assert_allclose(probability, [wanted[n] for n in ids.tolist()], rtol=1e-5)
+    chance = np.array([wanted[n] for n in ids.tolist()])
+    np.testing.assert_allclose(probability, chance, rtol=1e-5)
+    np.testing.assert_allclose(weight, (60 * chance) ** -0.7, rtol=1e-5)
     # Quotas and strata only make counts more even than independent draws.
     counts = np.array([np.sum(ids == n) for n in sorted(wanted)])
     assert chi_square_z(counts, np.array([wanted[n] for n in sorted(wanted)])) < 4
-
-
-def test_weights_are_those_of_the_mixture() -> None:
-    check_weights("exact", "union", None)
 
 
 def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
@@ -82,32 +73,8 @@ def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
     assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
 
 
-HELD = [
-    ({"a": 40, "b": 40, "c": 40}, [4, 4, 8], 0),
-    ({"a": 0, "b": 40, "c": 40}, [0, 5, 11], 4),
-    ({"a": 0, "b": 40, "c": 0}, [0, 16, 0], 12),
-    ({"a": 0, "b": 0, "c": 0}, [0, 0, 0], 0),
-]
-
-
-@pytest.mark.parametrize("annealed", [False, True])
-def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
-    mixture = three(annealed=annealed)
-    for held, quota, moved in HELD:
-        state, batch = sampling(mixture)(filled(mixture, **held), jax.random.key(0))
-        check(mixture, batch, held)
-        assert np.bincount(batch.source, minlength=4).tolist() == [*quota, 16 - sum(quota)]
-        stats = mixture.stats(state)
-        assert int(stats["moved_rows"]) == moved and int(stats["empty_samples"]) == (not sum(quota))
-        assert not int(stats["a/empty_samples"])
-        assert bool(mixture.can_sample(state)) == bool(sum(quota))
-        for i, (name, number) in enumerate(zip(THREE, quota, strict=True)):
-            left = held[name] - number if number else 0  # rows not returned can still be drawn
-            assert int(stats[f"{name}/epoch_left"]) == left
-            got = np.asarray(batch.probability)[np.asarray(batch.source) == i]
-            np.testing.assert_allclose(got, number / 16 / 40, rtol=1e-6)
-        ids = np.asarray(batch.data["id"])[np.asarray(batch.mask)]
-        assert len(set(ids.tolist())) == len(ids)
+def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
+    check_empty(annealed=True)
 
 
 def test_all_takes_the_rows_asked_of_each() -> None:
@@ -295,8 +262,6 @@ def test_invalid_arguments_are_refused() -> None:
 
 def test_methods_of_buffers_alone_are_named() -> None:
     mixture = two()
-    state = filled(mixture)
-    batch = mixture.peek(state, jax.random.key(0), 4)
     told = {
         "get": r"mixture\['a'\].get\(state\['a'\], mixture.route\(batch.index, 'a'\)\)",
         "last": r"mixture\['a'\].last\(state\['a'\], n\)",
@@ -313,10 +278,6 @@ def test_methods_of_buffers_alone_are_named() -> None:
         )
         assert not hasattr(mixture, name) and name not in dir(mixture)
     refused(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
-    mine = batch.source == 0
-    got = mixture["a"].get(state["a"], mixture.route(batch.index, "a"))
-    np.testing.assert_array_equal(got.mask, mine)
-    np.testing.assert_array_equal(got.data["id"][mine], batch.data["id"][mine])
     refused(
         TypeError,
         "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself",

@@ -59,3 +59,10 @@ def test_lanes() -> None:
     storage = Deduplicated(keys=("obs",)).fit({"obs": lanes}, 2000, lanes=4)
     stats = held(storage, {"obs": lanes}, 2000, lanes=4)
     assert stats["refused_rows"] == stats["retired_rows"] == 0 and stats["blocks_load"] > 0.6
+
+
+def test_a_fitted_storage_holds_the_rows() -> None:
+    rows = {"obs": game(1000), "action": np.arange(1000, dtype=np.int32)}
+    stats = held(Deduplicated().fit({name: x[:400] for name, x in rows.items()}, 1000), rows, 1000)
+    assert stats["refused_rows"] == stats["retired_rows"] == 0
+    assert 0.3 < stats["blocks_load"] < 0.95

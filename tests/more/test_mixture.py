@@ -17,6 +17,7 @@ from fbuf.views import Transition
 from tests import pieces
 from tests.support.mixture import (
     MODES,
+    check_empty,
     check_in_place,
     check_sampler,
     check_weights,
@@ -28,6 +29,7 @@ from tests.support.mixture import (
 from tests.test_uniformity import chi_square_z
 
 CASES = [
+    ("Epoch", "annealed"),
     ("Prioritized(replace=False)", "exact"),
     ("Uniform", "all"),
     ("Consume", "random"),
@@ -53,7 +55,7 @@ def test_weights_are_those_of_the_mixture(mode: str) -> None:
 def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
     mixture = three(quota=quota, if_empty="mask")
     state = filled(mixture, a=0)
-    _, probability, source = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
+    _, probability, source, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
     counts = np.bincount(source, minlength=4)
     if quota == "random":
         assert chi_square_z(counts[[1, 2, 3]], np.array([0.25, 0.5, 0.25])) < 4 and counts[0] == 0
@@ -141,3 +143,7 @@ def test_priorities_go_where_rows_came_from() -> None:
         np.testing.assert_allclose(new[name].sampler.tree[:20], leaves, rtol=1e-6)
         assert int(mixture.stats(new)[f"{name}/refused_nonfinite"]) == (name == "a")
     assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
+
+
+def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
+    check_empty(annealed=False)

@@ -17,10 +17,10 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Memmap, Ragged
 from fbuf.testing import assert_inplace, measure
-from fbuf.transforms import NormalizeReward, Rename, RewardToGo, Scale
+from fbuf.transforms import Augment, Chain, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale
 from fbuf.views import Episode, Transition
 from tests import pieces
-from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, given_rows, make, same
+from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, close, given_rows, make, same
 
 
 @pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
@@ -168,3 +168,54 @@ def test_a_loaded_buffer_continues_with_the_same_batches(storage: Any, tmp_path:
     assert loaded == buffer
     same(again.transforms, state.transforms)
     same(steps(again, 4)[1], steps(state, 4)[1])
+
+
+def collapsed(window: Any) -> Any:
+    """One value a window beside its rows: a number, a vector as wide as rows are, and the state it begins with."""
+    total = {"total": window["reward"].sum(), "wide": window["x"].sum(0), "begins": window["x"][0]}
+    return {**window, **total}
+
+
+def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
+    """Though it is as long as the window, and rows are missing there."""
+    nested, width = True, 4
+    names = ("total", "wide", "begins", "reward")
+    later: Any = (
+        Scale(names, 2.0, 1.0),
+        Rename({"wide": "x/wide", "x": "x/rows"}),
+        Normalize(("x/wide", "x/rows"), of="x"),
+    )
+    on_read = (Map(collapsed), Chain(later)) if nested else (Map(collapsed), *later)
+    view = Sequence(4, boundary="mask", at=1, episode_end=("done",))
+    buffer = fbuf.Buffer(20, view=view, on_read=on_read)
+    rng = np.random.default_rng(width)
+    x, reward = rng.normal(3, 2, (9, width)).astype(np.float32), rng.normal(size=9).astype(np.float32)
+    rows = {"x": x, "reward": reward, "done": np.arange(9) % 3 == 2}
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    batch = buffer.peek(state, jax.random.key(0), 16).data
+    plain_buffer = dataclasses.replace(buffer, on_read=None)
+    plain = plain_buffer.peek(buffer.convert(plain_buffer, state), jax.random.key(0), 16).data
+    there = np.asarray(plain["mask"])
+    assert not there.all()
+    before = np.asarray(plain["x"])
+    close(batch["total"], np.asarray(plain["reward"]).sum(1) * 2 + 1)
+    close(batch["begins"], before[:, 0] * 2 + 1)
+    close(batch["reward"], np.where(there, np.asarray(plain["reward"]) * 2 + 1, 0).astype(np.float32))
+    mean, std = x.mean(0), x.std(0)
+    close(batch["x"]["wide"], (before.sum(1) * 2 + 1 - mean) / std)
+    close(batch["x"]["rows"], np.where(there[..., None], (before - mean) / std, 0))
+
+
+def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
+    """Random shifts and statistics too are those of the draw, whatever was written since."""
+    buffer = fbuf.Buffer(10, on_read=(NormalizeReward(), Augment("x", 1)), prefetch=1, batch_size=4)
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=(5, 3, 3)).astype(np.float32), "reward": rng.normal(size=5).astype(np.float32)}
+    state = buffer.extend(buffer.init({"x": np.zeros((3, 3), np.float32), "reward": 0.0}), rows)
+    state, first = buffer.sample(state, jax.random.key(0))
+    same(first.data, buffer.peek(state, jax.random.fold_in(jax.random.key(0), 1)).data)
+    want = buffer.peek(state, jax.random.key(1))
+    state, _ = buffer.sample(state, jax.random.key(1))
+    state = buffer.extend(state, {**rows, "reward": rows["reward"] * 100})
+    assert not np.array_equal(buffer.peek(state, jax.random.key(1)).data["reward"], want.data["reward"])
+    same(buffer.sample(state, jax.random.key(2))[1].data, want.data)

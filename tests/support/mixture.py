@@ -91,12 +91,12 @@ def check(mixture: fbuf.Mixture, batch: Any, held: dict[str, int]) -> None:
 
 @functools.cache
 def numbers(mixture: fbuf.Mixture, batch_size: int = B) -> Any:
-    """A jitted draw of many batches: numbers, probabilities and sources, flat."""
+    """A jitted draw of many batches: numbers, probabilities, sources and weights, flat."""
 
     @jax.jit
     def run(state: Any, keys: Any) -> Any:
         batch = jax.vmap(lambda key: mixture.peek(state, key, size_of(mixture, batch_size)))(keys)
-        return batch.data["id"].reshape(-1), batch.probability.reshape(-1), batch.source.reshape(-1)
+        return tuple(x.reshape(-1) for x in (batch.data["id"], batch.probability, batch.source, batch.weight))
 
     return run
 
@@ -218,3 +218,31 @@ def played(mixture: fbuf.Mixture, state: Any, first: int, steps: int) -> tuple[A
         state = mixture.extend(state, "b", rows_of(2040 + 3 * i, 3))
         out.append((batch.data, batch.index.source, batch.index.slot, batch.probability, batch.weight, batch.mask))
     return state, out
+
+
+HELD = [
+    ({"a": 40, "b": 40, "c": 40}, [4, 4, 8], 0),
+    ({"a": 0, "b": 40, "c": 40}, [0, 5, 11], 4),
+    ({"a": 0, "b": 40, "c": 0}, [0, 16, 0], 12),
+    ({"a": 0, "b": 0, "c": 0}, [0, 0, 0], 0),
+]
+
+
+def check_empty(annealed: bool) -> None:
+    """Other buffers give the rows of one that is empty, by their quotas."""
+    mixture = three(annealed=annealed)
+    for held, quota, moved in HELD:
+        state, batch = sampling(mixture)(filled(mixture, **held), jax.random.key(0))
+        check(mixture, batch, held)
+        assert np.bincount(batch.source, minlength=4).tolist() == [*quota, 16 - sum(quota)]
+        stats = mixture.stats(state)
+        assert int(stats["moved_rows"]) == moved and int(stats["empty_samples"]) == (not sum(quota))
+        assert not int(stats["a/empty_samples"])
+        assert bool(mixture.can_sample(state)) == bool(sum(quota))
+        for i, (name, number) in enumerate(zip(THREE, quota, strict=True)):
+            left = held[name] - number if number else 0  # rows not returned can still be drawn
+            assert int(stats[f"{name}/epoch_left"]) == left
+            got = np.asarray(batch.probability)[np.asarray(batch.source) == i]
+            np.testing.assert_allclose(got, number / 16 / 40, rtol=1e-6)
+        ids = np.asarray(batch.data["id"])[np.asarray(batch.mask)]
+        assert len(set(ids.tolist())) == len(ids)
