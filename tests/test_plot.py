@@ -19,8 +19,6 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from fbuf.plot._frames import _images  # noqa: E402
 
-THEMES = ("default", "dark_background")
-
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
@@ -82,19 +80,6 @@ def test_ages_are_histograms_of_whole_numbers() -> None:
     assert set(np.diff(edges)) == {5.0} and edges[0] == -0.5
     np.testing.assert_allclose(there, np.histogram(age, edges)[0] / 30)
     np.testing.assert_allclose(drawn, np.histogram(age, edges, weights=p)[0] / p.sum(), rtol=1e-5)
-
-
-def test_whole_numbers_have_whole_ticks() -> None:
-    """Where all are alike, too."""
-    buffer = fbuf.Buffer(8, episode_end=("end",))
-    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
-    one = fbuf.Buffer(8)
-    made = [
-        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
-        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
-    ]
-    for ticks in (drawn.get_xticks() for drawn in made):
-        np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
 def test_uniform_chances_have_one_histogram() -> None:
@@ -171,18 +156,6 @@ def test_frames_are_those_of_the_batch() -> None:
     np.testing.assert_array_equal(pixels(made), pixels(again))
 
 
-def test_stacks_and_the_frames_after_them() -> None:
-    view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action")
-    buffer, state = filled(view=view)
-    batch = buffer.peek(state, jax.random.key(0), 1)
-    made = fbuf.plot.frames(buffer, state, jax.random.key(0), number=1, ax=axes())
-    line = pixels(made)[-5]
-    frames = line[(line != -1) & (line != 128)]
-    both = np.concatenate([np.asarray(batch.data[name])[0, :, 0] for name in ("obs", "next_obs")])
-    np.testing.assert_array_equal(frames, both.repeat(8, -1).reshape(-1))  # eight pixels for each
-    assert made.get_title(loc="left") == "obs | next_obs" and "discount" in made.texts[0].get_text()
-
-
 LAYOUTS = [
     ((6, 6), (1, 6, 6)),
     ((6, 6, 1), (1, 6, 6)),
@@ -214,18 +187,6 @@ def test_other_numbers_are_shown_from_black_to_white() -> None:
     rows = np.full((1, 4, 4), np.nan, np.float32)
     rows[0, 0] = [0, 1, np.inf, -np.inf]
     assert _images(rows)[0, 0, 0, :, 0].tolist() == [0, 1, 1, 0] and np.isfinite(_images(rows)).all()
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_everything_at_once_in_both_themes(theme: str) -> None:
-    with pyplot.style.context(theme):
-        buffer, state = filled()
-        made = fbuf.plot.overview(buffer, state)
-        assert set(made) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
-        figure = made["ages"].get_figure()
-        figure.canvas.draw()
-        page = np.asarray(figure.canvas.buffer_rgba())[..., :3].mean()
-        assert (page < 100) if theme == "dark_background" else (page > 150)
 
 
 def test_an_overview_leaves_out_plots_without_data() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import fbuf
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
 
-from tests.test_plot import THEMES, axes, closed, filled, pixels, stairs  # noqa: E402, F401
+from tests.test_plot import axes, closed, filled, pixels, stairs  # noqa: E402, F401
 
 
 @pytest.mark.parametrize(("item", "number"), [((8, 8), 6), ((84, 84), 60), ((4, 40), 3)])
@@ -71,3 +73,40 @@ def test_without_matplotlib_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("theme", ["default", "dark_background"])
+def test_everything_at_once_in_both_themes(theme: str) -> None:
+    with pyplot.style.context(theme):
+        buffer, state = filled()
+        made = fbuf.plot.overview(buffer, state)
+        assert set(made) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
+        figure = made["ages"].get_figure()
+        figure.canvas.draw()
+        page = np.asarray(figure.canvas.buffer_rgba())[..., :3].mean()
+        assert (page < 100) if theme == "dark_background" else (page > 150)
+
+
+def test_stacks_and_the_frames_after_them() -> None:
+    view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action")
+    buffer, state = filled(view=view)
+    batch = buffer.peek(state, jax.random.key(0), 1)
+    made = fbuf.plot.frames(buffer, state, jax.random.key(0), number=1, ax=axes())
+    line = pixels(made)[-5]
+    frames = line[(line != -1) & (line != 128)]
+    both = np.concatenate([np.asarray(batch.data[name])[0, :, 0] for name in ("obs", "next_obs")])
+    np.testing.assert_array_equal(frames, both.repeat(8, -1).reshape(-1))  # eight pixels for each
+    assert made.get_title(loc="left") == "obs | next_obs" and "discount" in made.texts[0].get_text()
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    """Where all are alike, too."""
+    buffer = fbuf.Buffer(8, episode_end=("end",))
+    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
+    one = fbuf.Buffer(8)
+    made = [
+        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
+        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
+    ]
+    for ticks in (drawn.get_xticks() for drawn in made):
+        np.testing.assert_array_equal(ticks, np.round(ticks))

@@ -18,7 +18,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Memmap, Ragged
 from fbuf.testing import assert_inplace, measure
 from fbuf.transforms import Augment, Chain, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale
-from fbuf.views import Episode, Transition
+from fbuf.views import Episode, Sequence, Transition
 from tests import pieces
 from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, close, given_rows, make, same
 
