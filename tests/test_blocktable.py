@@ -7,7 +7,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
@@ -18,7 +17,6 @@ from tests.support.blocktable import (
     GOOD,
     REFER,
     RELEASE,
-    SIZE,
     WORDS,
     Model,
     check_sequences,
@@ -30,9 +28,9 @@ from tests.support.blocktable import (
 MANY = 2**32 - 10  # references a place may have
 
 
-@pytest.mark.parametrize(("digest", "places", "lot"), [("good", 160, 7), ("3 bits", 64, SIZE)])
-def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
-    check_sequences(digest, places, lot)
+def test_any_sequence_of_calls() -> None:
+    """With hashes of 3 bits, so that different blocks collide."""
+    check_sequences("3 bits", 160, 7)
 
 
 def test_one_bucket_pair_is_used_to_its_last_place() -> None:

@@ -18,17 +18,10 @@ from tests.support.deduplicated import (
     SMALL,
     check_programs,
 )
-from tests.support.deduplicated_device import (
-    check_retirement,
-)
 
 
 def test_rows_and_references_are_right_after_any_calls() -> None:
     check_programs("retire", 63, 39)  # three steps of all lanes at once
-
-
-def test_after_retirement_the_buffer_is_one_of_only_the_newest_rows() -> None:
-    check_retirement("uniform", "transition")
 
 
 PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8)}

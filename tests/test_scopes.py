@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import fbuf
 from fbuf import _verbs
@@ -87,23 +85,3 @@ def test_a_scope_of_the_user_stays_around_them() -> None:
 def test_an_eager_call_is_named_after_its_method() -> None:
     lowered = _verbs.stats._jitted.lower(fbuf.uniform(4), (), fbuf.uniform(4).init(0), ())
     assert "jit_fbuf_stats" in lowered.as_text()
-
-
-def test_scopes_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_scopes = lowered(make())
-    jax.clear_caches()  # else the second would find the traces of the first
-    monkeypatch.setattr(jax, "named_scope", lambda name: _Nothing())
-    for verb in (_verbs.extend, _verbs.sample, _verbs.update_priority, _verbs.update_rows, _verbs.stats):
-        monkeypatch.setattr(verb, "core", verb.core.__wrapped__)
-    without = lowered(make())
-    jax.clear_caches()
-    assert "fbuf.sample" not in without.as_text(debug_info=True)
-    assert with_scopes.as_text() == without.as_text()
-
-
-class _Nothing(contextlib.ContextDecorator):
-    """Not a scope."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...

@@ -21,7 +21,6 @@ from fbuf import _observing
 from fbuf.samplers import Epoch
 from fbuf.storages import Device
 from fbuf.transforms import (
-    Augment,
     Chain,
     Concatenate,
     Drop,
@@ -98,22 +97,6 @@ def test_missing_rows_of_a_window_are_zeros() -> None:
     assert gone.any()
     for name in ("reward", "speed"):
         assert not np.asarray(batch.data[name])[gone].any() and np.asarray(batch.data[name])[~gone].all()
-
-
-def test_axes_of_values_of_a_window_are_their_own() -> None:
-    width = 4
-    join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
-    stack = Stack(("least", "most"), into="range")
-    on_read = (Map(apart), join, stack, Augment("image", 1), join.inverse(), Stack(("sum", "first"), "pair", axis=-1))
-    buffer, state = laned_windows(width, on_read)
-    batch = buffer.peek(state, jax.random.key(0), 16).data
-    plain, same = laned_windows(width)
-    before = plain.peek(same, jax.random.key(0), 16).data
-    assert not np.asarray(before["mask"]).all()
-    x, reward = np.asarray(before["x"]), np.asarray(before["reward"])
-    close(batch["pair"], np.stack([x.sum(1), x[:, 0]], axis=-1))
-    close(batch["range"], np.stack([reward.min(1), reward.max(1)], axis=-1))
-    close(batch["image"], np.tile(reward.sum(1)[:, None, None], (1, 5, 5)))
 
 
 JOINS = [

@@ -28,7 +28,7 @@ from tests.support.blocktable import (
 )
 
 
-@pytest.mark.parametrize(("digest", "places", "lot"), [("constant", 64, SIZE), ("equal", 160, 7)])
+@pytest.mark.parametrize(("digest", "places", "lot"), [("good", 160, 7), ("constant", 64, SIZE), ("equal", 160, 7)])
 def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
     check_sequences(digest, places, lot)
 

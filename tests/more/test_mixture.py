@@ -147,3 +147,11 @@ def test_priorities_go_where_rows_came_from() -> None:
 
 def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
     check_empty(annealed=False)
+
+
+def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
+    """The first rows of a batch drawn in order would all be of the lower half."""
+    mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
+    ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
+    counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
+    assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4

@@ -1,9 +1,10 @@
-"""Plots: words beside their frames, colours on every page, and axes of any values."""
+"""Plots: words beside their frames, themes, and axes of any values."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +111,35 @@ def test_whole_numbers_have_whole_ticks() -> None:
     ]
     for ticks in (drawn.get_xticks() for drawn in made):
         np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
+def test_an_empty_buffer_says_so() -> None:
+    buffer, _ = filled()
+    state = buffer.init({"obs": np.zeros((8, 8), np.uint8), "action": 0, "done": False})
+    for draw, words in {
+        fbuf.plot.ages: "nothing can be drawn yet",
+        fbuf.plot.priorities: "nothing can be drawn yet",
+        fbuf.plot.episode_lengths: "no episode is there as a whole",
+        fbuf.plot.frames: "there is nothing to draw",
+    }.items():
+        assert draw(buffer, state, ax=axes()).texts[0].get_text() == words
+    assert set(fbuf.plot.overview(buffer, state)) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
+    flat = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(alpha=0.0))
+    held = flat.extend(flat.init(0.0), jnp.ones(3))
+    assert fbuf.plot.priorities(flat, held, ax=axes()).texts[0].get_text() == "alpha is 0: all alike"
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs",))])
+def test_memory_has_a_bar_for_each_leaf_and_place(storage: Any) -> None:
+    buffer, state = filled(storage=storage)
+    made = fbuf.plot.memory(buffer, state, ax=axes())
+    total = {
+        container.get_label().split()[0]: sum(bar.get_width() for bar in container) for container in made.containers
+    }
+    assert total == {place: size for place, size in buffer.nbytes(state).items() if size}
+    summary = buffer.summary(state)
+    names = [label.get_text() for label in made.get_yticklabels()]
+    bars = {name: sum(container[i].get_width() for container in made.containers) for i, name in enumerate(names)}
+    for name, leaf in summary.leaves.items():
+        assert leaf.stored is not None and bars[name] == sum(leaf.stored)
+    assert names[0] == "obs" or storage != fbuf.storages.Device()

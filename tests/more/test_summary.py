@@ -32,7 +32,11 @@ def test_comparing_goes_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_priorities_of_ranks_and_of_zero() -> None:
-    for sampler, loose in ((Prioritized(alpha=0.5, largest="held", eps=0.0), 1e-4), (Ranked(), 0.125)):
+    for sampler, loose in (
+        (Prioritized(alpha=0.5, largest="held", eps=0.0), 1e-4),
+        (Prioritized(on="host"), 1e-4),
+        (Ranked(), 0.125),
+    ):
         buffer, given = fbuf.Buffer(32, sampler=sampler), np.arange(1.0, 21.0, dtype=np.float32)
         state = buffer.extend(buffer.init(jnp.zeros(2)), jnp.zeros((20, 2)), priority=given)
         close(buffer.summary(state).priorities, plain_quantiles(given.tolist()), rtol=loose)

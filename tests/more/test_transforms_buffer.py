@@ -17,10 +17,33 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Memmap, Ragged
 from fbuf.testing import assert_inplace, measure
-from fbuf.transforms import Augment, Chain, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale
+from fbuf.transforms import (
+    Augment,
+    Chain,
+    Concatenate,
+    Map,
+    Normalize,
+    NormalizeReward,
+    Rename,
+    RewardToGo,
+    Scale,
+    Stack,
+)
 from fbuf.views import Episode, Sequence, Transition
 from tests import pieces
-from tests.support.transforms import BATCH, EXAMPLE, ON_READ, ON_WRITE, VIEWS, close, given_rows, make, same
+from tests.support.transforms import (
+    BATCH,
+    EXAMPLE,
+    ON_READ,
+    ON_WRITE,
+    VIEWS,
+    apart,
+    close,
+    given_rows,
+    laned_windows,
+    make,
+    same,
+)
 
 
 @pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
@@ -219,3 +242,19 @@ def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
     state = buffer.extend(state, {**rows, "reward": rows["reward"] * 100})
     assert not np.array_equal(buffer.peek(state, jax.random.key(1)).data["reward"], want.data["reward"])
     same(buffer.sample(state, jax.random.key(2))[1].data, want.data)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_axes_of_values_of_a_window_are_their_own(width: int) -> None:
+    join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
+    stack = Stack(("least", "most"), into="range")
+    on_read = (Map(apart), join, stack, Augment("image", 1), join.inverse(), Stack(("sum", "first"), "pair", axis=-1))
+    buffer, state = laned_windows(width, on_read)
+    batch = buffer.peek(state, jax.random.key(0), 16).data
+    plain, same = laned_windows(width)
+    before = plain.peek(same, jax.random.key(0), 16).data
+    assert not np.asarray(before["mask"]).all()
+    x, reward = np.asarray(before["x"]), np.asarray(before["reward"])
+    close(batch["pair"], np.stack([x.sum(1), x[:, 0]], axis=-1))
+    close(batch["range"], np.stack([reward.min(1), reward.max(1)], axis=-1))
+    close(batch["image"], np.tile(reward.sum(1)[:, None, None], (1, 5, 5)))
