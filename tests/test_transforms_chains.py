@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -97,22 +96,17 @@ def test_map_with_random_numbers() -> None:
 
 ROWS: list[tuple[Any, str]] = [
     (Select("c"), r"Select: leaf 'c' is not there \(there are: a, b, e, frame, r\)\. Name one of these"),
-    (Drop("c"), "Drop: leaf 'c' is not there"),
     (Drop(("a", "b", "e", "frame", "r")), "Drop: no leaf is left"),
-    (Rename({"c": "d"}), "Rename: leaf 'c' is not there"),
     (Rename({"a": "b"}), "Rename: there is a leaf 'b' already"),
     (Rename({"a": "b/x"}), "'b' would be a leaf, and hold the leaf 'b/x' too"),
-    (Scale("c"), "Scale: leaf 'c' is not there"),
     (Scale("a", source="uint8"), "Scale: leaf 'a' is float32; expected uint8.*source='float32'"),
     (Cast("a", "int8", source="uint8"), "Cast: leaf 'a' is float32; expected uint8"),
-    (Concatenate(("a", "c"), "x"), "Concatenate: leaf 'c' is not there"),
     (Concatenate(("a", "frame"), "x"), r"leaf 'frame' is uint8, but 'a' is float32.*Cast\('frame', 'float32'\)"),
     (Concatenate(("a", "b"), "x", sizes=(2, 2)), r"leaf 'a' is \[3\] a row; expected 2.*sizes=\(3, 2\)"),
     (Concatenate(("a", "b"), "r"), "there is a leaf 'r' already"),
     (Concatenate(("a", "b"), "x", axis=1), r"leaf 'a' is float32\[3\] a row, and has no axis 1\. Use one of 0"),
     (Concatenate(("r", "r2"), "x"), r"leaf 'r' is float32\[\] a row, and has no axis -1\. Use Stack"),
     (Split("a", ("x", "y"), (2, 2)), r"leaf 'a' is \[3\] a row, but sizes=\(2, 2\) come to 4; expected 3"),
-    (Split("c", ("x", "y"), (2, 2)), "leaf 'c' is not there"),
     (Stack(("a", "b"), "x"), r"leaf 'b' is \[2\] a row, but 'a' is \[3\]; expected one shape.*Concatenate"),
     (Stack(("a", "e"), "x", axis=2), "has no axis 2. Use one of 0, 1"),
     (Unstack("a", ("x", "y")), r"leaf 'a' is \[3\] a row, so axis 0 makes 3 leaves; expected 2"),
@@ -145,33 +139,25 @@ SETTINGS: list[tuple[Any, str]] = [
     (lambda: Normalize("a", clip=1.0).inverse(), "clips, which nothing undoes"),
     (lambda: NormalizeReward(clip=1.0).inverse(), "clips, which nothing undoes"),
     (lambda: Select(()), r"Select: keys is \(\); expected names"),
-    (lambda: Select(3), "Select: keys is 3; expected names"),
-    (lambda: Scale((1, 2)), "Scale: keys is"),
     (lambda: Drop(("a", "a")), "Drop: keys names 'a' twice"),
     (lambda: Rename("a"), "Rename: names is 'a'.*Rename"),
     (lambda: Rename({}), "Rename: names is {}"),
     (lambda: Rename({"a": "c", "b": "c"}), "Rename: 'c' is twice among the new names"),
     (lambda: Rename({"a": 3}), "Rename: 3 is no name"),
     (lambda: Scale("a", 0), "Scale: factor is 0; expected a finite number that is not 0"),
-    (lambda: Scale("a", offset=math.nan), "Scale: offset is nan"),
     (lambda: Scale("a", dtype="floaty"), "Scale: dtype is 'floaty'; expected a dtype"),
     (lambda: Cast("a", 3.5), "Cast: dtype is 3.5; expected a dtype"),
     (lambda: Concatenate(("a", "b"), "c", sizes=(1,)), r"sizes is \(1,\); expected 2 ints"),
     (lambda: Concatenate(("a", "b"), "c", axis="x"), "axis is 'x'; expected an int"),
-    (lambda: Split("a", "b", (1,)), r"into is 'b'; expected names of leaves"),
-    (lambda: Cast("a", None), "Cast: dtype is None; expected a dtype of numbers"),
     (lambda: Cast("a", object), "expected a dtype of numbers"),
     (lambda: Map(3), "Map: fn is 3; expected a function"),
     (lambda: Map(negated, keyed="yes"), "Map: keyed is 'yes'; expected a bool"),
-    (lambda: Map(negated, 3), "Map: inverse_fn is 3"),
     (lambda: RewardToGo(1.5), r"RewardToGo: gamma is 1.5; expected a number in \[0, 1\]"),
     (
         lambda: RewardToGo(episode_end="done"),
         r"episode_end is 'done'; expected a tuple. Write episode_end=\('done',\)",
     ),
     (lambda: Augment("a", 0), "shift is 0 and crop is None: nothing changes"),
-    (lambda: Augment("a", -1), "shift is -1; expected an int >= 0"),
-    (lambda: Augment("a", crop=3), "crop is 3; expected two ints"),
     (lambda: Augment("a", crop=(0, 3)), "crop is .0, 3.; expected ints >= 1"),
     (lambda: Augment("a", axes=(1, 2)), "axes is .1, 2.; expected height and width, counted from the end"),
     (lambda: Normalize("a", clip=0), "Normalize: clip is 0; expected a finite number > 0"),
@@ -180,10 +166,8 @@ SETTINGS: list[tuple[Any, str]] = [
     (lambda: Normalize("a", of=3), "Normalize: 3 is no name of a leaf"),
     (lambda: Normalize("a", center=0), "Normalize: center is 0; expected a bool"),
     (lambda: Chain({"a/b": Cast("a", "int8")}), "a stage has the name 'a/b'; expected printable text without"),
-    (lambda: Chain({"": Cast("a", "int8")}), "a stage has the name ''"),
     (lambda: Chain((Scale,)), r"a stage is the class Scale; expected a value. Write Scale\(...\)"),
     (lambda: Chain((negated,)), r"has no `apply`.*Write Map\(negated\)"),
-    (lambda: Chain((3,)), "a stage is 3, which has no `apply`"),
     (lambda: Chain("scale"), "stages is 'scale'; expected transforms"),
     (lambda: Chain((("x", Cast("a", "int8")), ("x", Drop("a")))), "two stages have the name 'x'"),
 ]

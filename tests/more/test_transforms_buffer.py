@@ -201,14 +201,14 @@ def collapsed(window: Any) -> Any:
 
 def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
     """Though it is as long as the window, and rows are missing there."""
-    nested, width = True, 4
+    width = 4
     names = ("total", "wide", "begins", "reward")
     later: Any = (
         Scale(names, 2.0, 1.0),
         Rename({"wide": "x/wide", "x": "x/rows"}),
         Normalize(("x/wide", "x/rows"), of="x"),
     )
-    on_read = (Map(collapsed), Chain(later)) if nested else (Map(collapsed), *later)
+    on_read = (Map(collapsed), Chain(later))
     view = Sequence(4, boundary="mask", at=1, episode_end=("done",))
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)
     rng = np.random.default_rng(width)
