@@ -19,7 +19,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from fbuf.storages import Compressed, Deduplicated, Device, Ragged
 from fbuf.views import Transition
 from tests import test_combinations as combinations
-from tests.checkpointing import elsewhere, load, same, step, steps
+from tests.support.checkpoint import elsewhere, load, same, step, steps
 from tests.test_scattered import Anywhere, Largest
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
@@ -67,7 +67,7 @@ _OTHER = """
 import sys
 import jax, numpy as np
 import fbuf
-from tests.checkpointing import steps
+from tests.support.checkpoint import steps
 buffer, state = fbuf.load(sys.argv[1])
 out = steps(buffer, state, 100, int(sys.argv[3]))[1]
 np.savez(sys.argv[2], *[np.asarray(x) for x in jax.tree.leaves(out)])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.checkpointing import same
 from tests.golden import buffers as make
+from tests.support.checkpoint import same
 
 FOLDER = Path(__file__).parent / "golden" / "buffers-v1"
 

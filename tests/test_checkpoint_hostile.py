@@ -15,8 +15,8 @@ import pytest
 import fbuf
 from fbuf import _files
 from fbuf._checkpoint import _room
-from tests.checkpointing import same
 from tests.golden import buffers
+from tests.support.checkpoint import same
 
 GOLDEN = Path(__file__).parent / "golden" / "buffers-v1"
 ERRORS = (ValueError, TypeError, fbuf.StoreCorrupted, OSError, RuntimeError)

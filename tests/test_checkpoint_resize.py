@@ -14,7 +14,7 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Deduplicated, Ragged
 from tests import test_combinations as combinations
-from tests.checkpointing import elsewhere, same, steps
+from tests.support.checkpoint import elsewhere, same, steps
 
 LANES, LENGTH = 2, 20
 SAMPLERS = [s for s in combinations.SAMPLERS if s != "Prioritized(on='host')"]

@@ -23,7 +23,7 @@ from fbuf import _files
 from fbuf._checkpoint import _fingerprint, _held, _leaves
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Host, Ragged
-from tests.checkpointing import same
+from tests.support.checkpoint import same
 
 ROOT = Path(fbuf.__file__).parent.parent
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8), "t": jax.ShapeDtypeStruct((), np.float32)}

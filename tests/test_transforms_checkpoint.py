@@ -33,7 +33,7 @@ from fbuf.transforms import (
     Stack,
     Unstack,
 )
-from tests.checkpointing import same
+from tests.support.checkpoint import same
 
 
 def doubled(row: Any) -> Any:

@@ -1,7 +1,6 @@
-"""Fuzzing of the manifest's parser, guided by coverage: `python -m tests.fuzz_files -runs=1000000` (needs atheris).
+"""Coverage-guided fuzzing of the manifest parser: `python -m tests.support.files_fuzz -runs=1000000` (needs atheris).
 
-Any bytes, once as a whole manifest and once as a second line with the right first one: only fbuf's own errors may come of
-them. What is accepted is read, too. Prints libFuzzer's report; any other error ends it with a stack and the input.
+Each input is read as a whole manifest and as a body under a valid first line. Only fbuf's own errors may follow.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ with atheris.instrument_imports(include=["fbuf._files", "json"]):
     from fbuf._files._errors import VersionError
     from fbuf._files._parsing import Damaged, decode
 
-from tests.checkpoints import PATH, Memory, save
-from tests.test_files_hostile import NAME, signed
+from tests.support.files import PATH
+from tests.support.files_hostile import NAME, base, signed
 
-BASE = Memory()
-save(PATH, 3, BASE)
-save(PATH, 4, BASE, keep=1)
+BASE = base()
 BODY = BASE.contents()[NAME].split(b"\n")[1]
 
 
 def one(data: bytes) -> None:
-    """One input."""
+    """Read one input."""
     for text in (data, signed(data)):
         try:
             decode(text, 2)
@@ -44,7 +41,7 @@ def one(data: bytes) -> None:
 
 
 def main() -> None:
-    """Begins with a true manifest."""
+    """Start from a valid manifest."""
     corpus = Path(tempfile.mkdtemp(prefix="fbuf-fuzz-"))
     (corpus / "whole").write_bytes(BASE.contents()[NAME])
     (corpus / "body").write_bytes(BODY)

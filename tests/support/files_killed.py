@@ -1,8 +1,7 @@
-"""Saves in processes that are killed: `python -m tests.saver MODE PATH N SEED`, a program that forks, without JAX.
+"""Saves in processes that are killed: `python -m tests.support.files_killed MODE PATH N SEED`, which forks without JAX.
 
-`random`: N times, a child saves one generation after another and is killed after a random time; what is then loaded is the last
-save that it finished, or the one after. `calls`: for every call to the disk that a save makes, a child that is killed there.
-Prints a line of JSON with what was seen.
+`random`: N children save one generation after another and are killed at a random time; the last finished save, or the
+one after, must load. `calls`: one child is killed at every disk call of a save. Prints counts as a line of JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pathlib import Path
 
 if __name__ == "__main__":  # without JAX, which `fbuf` imports: forks are light, and it has threads
     sys.modules["fbuf"] = types.ModuleType("fbuf")
-    sys.modules["fbuf"].__path__ = [str(Path(__file__).resolve().parent.parent / "fbuf")]
+    sys.modules["fbuf"].__path__ = [str(Path(__file__).resolve().parents[2] / "fbuf")]
 
 from fbuf import _files
-from tests.checkpoints import Faulty, load, save
+from tests.support.files import Faulty, load, save
 
 
 def forked(work: object) -> int:
-    """A child that does `work`."""
+    """Run `work` in a child process."""
     child = os.fork()
     if child:
         return child
@@ -46,7 +45,7 @@ def found(path: str) -> int | None:
 
 
 def at_random(path: str, count: int, seed: int) -> dict[str, int]:
-    """Kills at random times, first saves of a folder among them; nothing between the last save that ended and the next."""
+    """Kill at random times, some of them in the first save of a folder."""
     chance = random.Random(seed)
     seen = {"kills": 0, "old": 0, "new": 0, "none": 0, "left behind": 0}
     last: int | None = None
@@ -67,13 +66,13 @@ def at_random(path: str, count: int, seed: int) -> dict[str, int]:
         time.sleep(chance.random() * 0.03)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), "it failed before it was killed"
+        assert os.WIFSIGNALED(status), f"seed {seed}, kill {trial}: the child failed before it was killed"
         done = os.read(read, 1000)
         os.close(read)
         ended = done[-1] if done else last
         now = found(path)
         following = 0 if ended is None else ended + 1
-        assert now in (ended, following), f"{now} was loaded; expected {ended} or {following}"
+        assert now in (ended, following), f"seed {seed}, kill {trial}: loaded {now}; expected {ended} or {following}"
         seen["kills"] += 1
         seen["none" if now is None else "old" if now == ended else "new"] += 1
         names = set(os.listdir(path)) if os.path.isdir(path) else set()
@@ -81,7 +80,7 @@ def at_random(path: str, count: int, seed: int) -> dict[str, int]:
             n.endswith(".new") or n > f"data-{(now or -1) + 1:012d}" for n in names if n[0] in "dm"
         )
         last = now
-        if trial % 5 == 4:  # a save after the kill works, and cleans up
+        if trial % 5 == 4:  # the next save works and cleans up
             last = 0 if now is None else now + 1
             save(path, last, keep=1, sync=False)
             assert load(path) == last and not [n for n in os.listdir(path) if n.endswith(".new")]
@@ -89,7 +88,7 @@ def at_random(path: str, count: int, seed: int) -> dict[str, int]:
 
 
 def at_calls(path: str) -> dict[str, int]:
-    """A kill at every call of a first save, and of a third, which removes files."""
+    """Kill at every call of a first save, and of a third, which removes files."""
     seen = {"kills": 0, "old": 0, "new": 0, "none": 0}
     for before in (None, 2):
         base = f"{path}-base"

@@ -1,0 +1,49 @@
+"""Checkpoints survive faults: many seeds of random kills, power failures, damage and sequences."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.files_faults import (
+    SHM,
+    any_sequence,
+    cuts,
+    damaged_outcomes,
+    flips,
+    flips_of_a_large_file,
+    kills,
+    power_failures,
+)
+
+
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_kills_at_random_times_leave_the_old_or_the_new_save(seed: int) -> None:
+    with tempfile.TemporaryDirectory(dir=SHM) as folder:
+        assert kills("random", folder, 100, seed)["kills"] == 100
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_power_failures_leave_the_old_or_the_new_save(seed: int) -> None:
+    assert power_failures(each=12, seed=seed) > 800
+
+
+@pytest.mark.parametrize("change", [flips, cuts])
+def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change: object) -> None:
+    """Damage of a file that only the older save needs leaves the newest."""
+    seen = damaged_outcomes(2, change)
+    assert {k for k, _ in seen} == {0, 1, None} and len(seen) > 1500
+    assert {k for k, data in seen if not data} == {0, 1}  # manifests are not shared
+
+
+@pytest.mark.parametrize("verify", ["full", "lazy"])
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_flipped_bits_of_a_large_file_are_errors(verify: str, seed: int, tmp_path: Path) -> None:
+    flips_of_a_large_file(tmp_path, 4 << 20, 200, verify, seed)
+
+
+@pytest.mark.parametrize("examples", [1000])
+def test_any_sequence_of_saves_kills_and_damage(examples: int) -> None:
+    any_sequence(examples)

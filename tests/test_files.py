@@ -1,0 +1,349 @@
+"""Checkpoint folders: arrays of every kind return bit for bit, and a second save writes only what changed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf import _files
+from fbuf._files._dtypes import NAMES, dtype_named
+from fbuf._files._layout import MOST_BLOCKS, Layout, block_rows
+from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
+
+
+def back(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with _files.read(str(path)) as saved:
+        same(saved, arrays)
+
+
+def loaded(disk: Memory, name: str = "a") -> np.ndarray:
+    return np.asarray(_files.read(PATH, disk=disk).arrays[name])
+
+
+# ------------------------------------------------------------------------------------------------------------ arrays
+
+
+def test_every_dtype_and_shape_returns(tmp_path: Path) -> None:
+    shapes, rng = [(), (0,), (0, 3), (3, 0), (1,), (1000, 3), (2, 1, 3)], np.random.default_rng(0)
+    names = [name for name in NAMES if hasattr(ml_dtypes, name) or hasattr(np, name)]  # of this ml_dtypes
+    assert len(names) > 20
+    arrays = {f"{n}{list(s)}": rng.integers(0, 2, s).astype(dtype_named(n)) for n in names for s in shapes}
+    written = _files.write(str(tmp_path), arrays, {}, sync=False)
+    assert (written.generation, written.bytes_total) == (1, sum(a.nbytes for a in arrays.values()))
+    back(tmp_path, arrays)
+    _files.write(str(tmp_path), {}, {}, sync=False)
+    back(tmp_path, {})
+
+
+def test_every_dtype_of_jax_has_a_name() -> None:
+    kinds = [getattr(jnp, n) for n in dir(jnp) if n.startswith(("int", "uint", "float", "bfloat", "complex"))]
+    names = {np.dtype(kind.dtype).name for kind in kinds if isinstance(getattr(kind, "dtype", None), np.dtype)}
+    assert len(names) > 15 and names <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.arange(600.0).reshape(20, 30).T, id="transposed"),
+        pytest.param(np.arange(600.0).reshape(20, 30)[::-2, ::3], id="strided"),
+        pytest.param(np.broadcast_to(np.float32(3), (50, 4)), id="broadcast"),
+        pytest.param(np.asfortranarray(np.arange(24).reshape(2, 3, 4)), id="fortran"),
+        pytest.param(np.arange(7, dtype=">i4"), id="big endian"),
+        pytest.param(np.arange(7, dtype=">c16"), id="big endian complex"),
+        pytest.param(np.array(5, ">f8"), id="big endian scalar"),
+    ],
+)
+def test_arrays_of_any_memory_layout_return(array: np.ndarray) -> None:
+    if array.flags.writeable:
+        array.flags.writeable = False
+    disk = Memory()
+    _files.write(PATH, {"a": array}, {}, disk=disk)
+    got = loaded(disk)
+    assert np.array_equal(got, array) and got.shape == array.shape and got.dtype == array.dtype.newbyteorder("=")
+
+
+def test_meta_returns() -> None:
+    disk = Memory()
+    meta = {
+        "text": 'ä\ud800\n"#[{',
+        "number": -(2**70),
+        "half": 0.1,
+        "list": [None, True, {"": []}],
+        "deep": {"a": {"b": {}}},
+    }
+    _files.write(PATH, {"α/β#\\": np.zeros(3)}, meta, disk=disk)
+    saved = _files.read(PATH, disk=disk)
+    assert saved.meta == meta and list(saved.arrays) == ["α/β#\\"]
+
+
+@given(st.data())
+def test_slices_are_those_of_the_array(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(0, 40))
+    array = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
+    if data.draw(st.booleans()):
+        source: object = Blocks(array, data.draw(st.integers(1, 50)))
+    else:
+        cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=6)))
+        array = array[:, 0].astype(np.uint8)
+        pieces = zip([0, *cuts], [*cuts, rows], strict=True)
+        source = Keyed({f"k{i}": array[a:b] for i, (a, b) in enumerate(pieces)}, data.draw(st.booleans()))
+    disk = Memory()
+    _files.write(PATH, {"a": source}, {}, disk=disk)  # type: ignore[dict-item]
+    found = _files.read(PATH, disk=disk, verify="lazy").arrays["a"]
+    a, b = (data.draw(st.none() | st.integers(-50, 50)) for _ in range(2))
+    assert np.array_equal(found[a:b], array[a:b]) and found[a:b].shape == array[a:b].shape
+    assert np.array_equal(np.concatenate([array[:0], *(part for _, part in found.blocks())]), array)
+    if isinstance(source, Keyed):
+        assert [start for start, _ in found.blocks()] == list(source.cuts[: len(found.checked)])
+    if rows:
+        row = data.draw(st.integers(-rows, rows - 1))
+        assert np.array_equal(found[row], array[row])
+    assert len(found) == rows and np.array_equal(found[...], array)
+    for wrong in (slice(None, None, 2), rows):
+        with pytest.raises(IndexError):
+            found[wrong]
+
+
+def test_loaded_arrays_are_sources(tmp_path: Path) -> None:
+    save(str(tmp_path / "a"), 3)
+    with _files.read(str(tmp_path / "a")) as saved:
+        _files.write(str(tmp_path / "b"), saved.arrays, saved.meta)
+        again = _files.write(str(tmp_path / "a"), saved.arrays, saved.meta)
+    assert load(str(tmp_path / "b")) == load(str(tmp_path / "a")) == 3
+    assert again.bytes_written < 3000
+
+
+def test_block_sizes_and_layouts() -> None:
+    for rows in (0, 1, 1000, 10**6, 10**9, 10**13):
+        for size in (0, 1, 3, 4096, 7056, 10**6):
+            block = block_rows(rows, size)
+            assert block >= 1 and (not size or block & (block - 1) == 0)
+            assert -(-rows // block) <= MOST_BLOCKS
+    assert block_rows(10**4, 7056) == 32
+    layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
+    assert [layout.first(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
+    assert layout.sizes.tolist() == [16, 0, 24]
+
+
+# ------------------------------------------------------------------------------------------------- saves build on saves
+
+
+def test_a_second_save_writes_and_reads_what_is_new() -> None:
+    disk = Memory()
+    save(PATH, 9, disk)
+    later = sources(10)
+    written = _files.write(PATH, later, {"k": 10}, disk=disk)
+    assert load(PATH, disk) == 10
+    assert later["log"].reads == 1 and later["table"].reads == 1 and later["priority"].reads == 4
+    fresh = 50 + 80 + 120 + 8
+    header = len(disk.contents()["data-000000000002.safetensors"]) - fresh
+    assert 0 < header < 1500
+    assert written.bytes_written == fresh + header + len(disk.contents()["manifest-000000000002.json"])
+    save(PATH, 10, disk)  # the same again: no data file
+    assert load(PATH, disk) == 10 and sum(name.startswith("data") for name in disk.contents()) == 2
+
+
+@given(st.data())
+def test_a_save_writes_what_changed_and_nothing_else(data: st.DataObject) -> None:
+    """Any blocks of arrays and of other sources change, small and large, in files of any order."""
+    disk, rows = Memory(), data.draw(st.sampled_from([1, 9, 700, 40_000]))
+    array = np.random.default_rng(0).integers(0, 256, (rows, 24), np.uint8)
+    block = data.draw(st.sampled_from([1 + rows // 40, 1 + rows // 3, rows]))
+    blocks = -(-rows // block)
+
+    class Near(Blocks):
+        near = True
+
+    kind = data.draw(st.sampled_from([Near, Blocks]))
+    _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk)
+    for turn in range(data.draw(st.integers(1, 3))):
+        changed = data.draw(st.sets(st.integers(0, blocks - 1), max_size=6))
+        array = array.copy()
+        for number in changed:
+            array[data.draw(st.integers(number * block, min((number + 1) * block, rows) - 1)), 3] ^= 1
+        written = _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk, keep=data.draw(st.integers(1, 2)))
+        size = sum(24 * len(array[n * block : (n + 1) * block]) for n in changed)
+        moves = turn > 0 or 2 * size > array.nbytes  # a file of which less than half is in use is written again
+        assert size <= written.bytes_written <= (array.nbytes if moves else size) + 300 * blocks + 2000
+        with _files.read(PATH, disk=disk) as saved:
+            same(saved, {"a": array})
+
+
+def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing() -> None:
+    array = np.arange(8)
+    for marks, second in ((["a", "b"], 0), (["a", None], 4), ([None, None], 8), (["x", "b"], 4), (None, 8)):
+        disk = Memory()
+        _files.write(PATH, {"a": Blocks(array, 4, ["a", "b"])}, {}, disk=disk)
+        _files.write(PATH, {"a": Blocks(array + 100, 4, marks)}, {}, disk=disk)
+        assert (loaded(disk) >= 100).sum() == second, marks
+    disk = Memory()
+    for size in (5, 7, 3):  # the same mark, another length
+        _files.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
+        assert loaded(disk, "log").tolist() == [size] * size
+
+
+def test_keyed_pieces_are_reordered_and_removed_without_reading() -> None:
+    disk, rng = Memory(), np.random.default_rng(0)
+    pieces = {f"p{i}": rng.integers(0, 256, 5 + i, np.uint8) for i in range(20)}
+    _files.write(PATH, {"log": Keyed(pieces)}, {}, disk=disk)
+    del pieces["p0"], pieces["p7"]
+    pieces = {"new": np.zeros(0, np.uint8)} | dict(reversed(pieces.items())) | {"last": np.ones(3, np.uint8)}
+    source = Keyed(pieces)
+    _files.write(PATH, {"log": source}, {}, disk=disk)
+    assert source.reads == 2
+    assert bits(loaded(disk, "log")) == bits(source.array)
+
+
+def test_another_shape_dtype_or_block_is_written_again() -> None:
+    disk, marks = Memory(), ["m"] * 5
+    array = np.arange(40, dtype=np.int32)
+    for source in (
+        Blocks(array, 8, marks),
+        Blocks(array.astype(np.uint32) + 1, 8, marks),
+        Blocks(array.reshape(20, 2)[::-1], 4, marks),
+        Blocks(array.reshape(40, 1) * 2, 8, marks),
+        Blocks(array * 3, 9, marks),
+    ):
+        _files.write(PATH, {"a": source}, {}, disk=disk)
+        assert np.array_equal(loaded(disk), source.array)
+
+
+def test_generations_and_their_files_are_kept_and_removed() -> None:
+    for keep in (1, 2, 3):
+        disk = Memory()
+        for k in range(30):
+            save(PATH, k, disk, keep=keep)
+            names = sorted(n for n in disk.contents() if n.startswith("manifest"))
+            assert len(names) == min(keep, k + 1)
+        with _files.read(PATH, disk=disk) as saved:
+            assert saved.generation == 30
+        size = sum(len(data) for name, data in disk.contents().items() if name.startswith("data"))
+        assert size < 2 * keep * sum(a.nbytes for a in state(29).values()) + 30 * 1200
+        for name in names[1:]:
+            del disk.names[name]
+        assert load(PATH, disk) == 30 - keep
+
+
+def test_the_number_of_files_is_bounded() -> None:
+    disk, rows, most = Memory(), np.zeros((140, 16), np.uint8), 0
+    for k in range(140):
+        rows[k] = k + 1
+        _files.write(PATH, {"a": Blocks(rows, 1)}, {}, disk=disk, sync=False, keep=1)
+        most = max(most, len(disk.contents()))
+    assert 40 < most <= 66
+    assert np.array_equal(loaded(disk), rows)
+
+
+def test_compaction_reads_the_source_only_where_the_file_is_damaged() -> None:
+    disk = Memory()
+    array = np.arange(100, dtype=np.uint8)
+    _files.write(PATH, {"a": Blocks(array, 10, [f"0-{i}" for i in range(10)])}, {}, disk=disk)
+    for i in range(7):
+        array = array.copy()
+        array[10 * i : 10 * i + 10] += 100
+        if i == 4:  # before compaction: damage a block that the source can replace
+            disk.names["data-000000000001.safetensors"].data[-1] ^= 1
+        source = Blocks(array, 10, [f"{int(j <= i)}-{j}" for j in range(10)])
+        _files.write(PATH, {"a": source}, {}, disk=disk, keep=1)
+        assert source.reads in (1, 2)
+    assert "data-000000000001.safetensors" not in disk.contents()
+    assert np.array_equal(loaded(disk), array)
+
+
+def test_a_damaged_block_without_a_mark_is_written_again() -> None:
+    disk, array = Memory(), np.arange(100, dtype=np.uint8)
+    _files.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
+    disk.names["data-000000000001.safetensors"].data[-5] ^= 1
+    _files.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
+    assert np.array_equal(loaded(disk), array)
+
+
+def test_a_save_believes_its_memory_of_the_last_manifest_only_if_that_is_in_the_folder() -> None:
+    mine, other = Memory(), Memory()
+    save(PATH, 1, mine)
+    save(PATH, 1, other)  # the same path: this one is remembered
+    assert save(PATH, 2, mine).bytes_written < 4000
+    mine.names["manifest-000000000002.json"].data[300] ^= 1
+    save(PATH, 3, mine)
+    assert load(PATH, mine) == 3
+
+
+def test_a_synced_save_syncs_the_files_of_earlier_saves() -> None:
+    disk = Memory()
+    save(PATH, 4, disk, sync=False)
+    assert disk.pending
+    save(PATH, 4, disk)
+    name = "data-000000000001.safetensors"
+    assert disk.durable[name].durable == disk.contents()[name]
+
+
+def test_restore_reads_each_byte_once_and_falls_back() -> None:
+    disk = Memory()
+    save(PATH, 1, disk)
+    save(PATH, 2, disk)
+    counter, tried = Faulty(disk), []
+
+    def build(saved: _files.Saved) -> int:
+        tried.append(saved.generation)
+        same(saved, state(saved.meta["k"]))
+        return saved.meta["k"]
+
+    assert _files.restore(PATH, build, disk=counter) == 2
+    once = counter.count
+    counter = Faulty(disk)
+    _files.read(PATH, disk=counter).close()
+    assert once == counter.count and tried == [2]
+    assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk) == 2
+    disk.names["data-000000000002.safetensors"].data[-3] ^= 4
+    for use in (build, lambda saved: saved.meta["k"]):
+        with pytest.warns(RuntimeWarning, match="is loaded, not the newest"):
+            assert _files.restore(PATH, use, disk=disk) == 1
+    assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk, verify="lazy") == 2
+    assert tried == [2, 2, 1]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_large_files_are_flushed_while_they_are_written(sync: bool, tmp_path: Path) -> None:
+    begun: list[tuple[int, int]] = []
+
+    class Watched(_files.Disk):
+        def begin(self, fd: int, at: int, size: int) -> None:
+            begun.append((at, size))
+            super().begin(fd, at, size)
+
+    arrays = {"a": np.arange(20 << 18, dtype=np.int32)}
+    _files.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
+    with _files.read(str(tmp_path)) as saved:
+        same(saved, arrays)
+    assert len(begun) == (2 if sync else 0)
+    assert all(at + size == after for (at, size), (after, _) in zip(begun, begun[1:], strict=False))
+
+
+class Generated:
+    """64 MiB that are never in memory as a whole."""
+
+    shape, dtype = (1 << 26,), np.dtype(np.uint8)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.arange(rows.start, rows.stop, dtype=np.int64).astype(np.uint8)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """A first save, one that compares, and a verified read."""
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            _files.write(tmp_path, {"a": Generated()}, {}, sync=False)
+        with _files.read(tmp_path) as saved:
+            for _ in saved.arrays["a"].blocks():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
