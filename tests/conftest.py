@@ -60,7 +60,9 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on")
+    parser.addoption(
+        "--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

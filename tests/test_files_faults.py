@@ -10,7 +10,6 @@ import errno
 import os
 import random
 import resource
-import subprocess
 import tempfile
 import warnings
 from pathlib import Path
@@ -35,11 +34,10 @@ from tests.support.files_faults import (
 
 
 def test_a_kill_at_every_call_leaves_the_old_or_the_new_save() -> None:
-    """Before every system call of a first save, and of one that removes old files; and at a few random times."""
+    """Before every system call of a first save, and of one that removes old files."""
     with tempfile.TemporaryDirectory(dir=SHM) as folder:
-        seen = kills("calls", folder)
-        assert seen["kills"] > 60 and min(seen["old"], seen["new"], seen["none"]) > 0
-        assert kills("random", folder, 20)["kills"] == 20
+        seen = kills(folder)
+    assert seen["kills"] > 60 and min(seen["old"], seen["new"], seen["none"]) > 0
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
@@ -252,31 +250,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG and sorted(os.listdir(tmp_path)) == before
     with _files.read(str(tmp_path)) as saved:
         same(saved, {"a": array})
-
-
-def test_a_full_tmpfs(tmp_path: Path) -> None:
-    """On a file system of one megabyte, where one may be mounted."""
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True).returncode
-    ):
-        pytest.skip("a tmpfs cannot be mounted here")
-    try:
-        path, rng = str(tmp_path / "c"), np.random.default_rng(0)
-        array = rng.integers(0, 256, 400_000, np.uint8)
-        _files.write(path, {"a": array}, {})
-        with pytest.raises(OSError, match="No space left.*Make room in .*, or save to another path") as caught:
-            _files.write(path, {"a": rng.integers(0, 256, 900_000, np.uint8)}, {})
-        assert caught.value.errno == errno.ENOSPC
-        with _files.read(path) as saved:
-            same(saved, {"a": array})
-        assert len(os.listdir(path)) == 3
-        (tmp_path / "c" / "data-000000000009.safetensors").write_bytes(bytes(500_000))  # left by a killed save
-        _files.write(path, {"a": array[::-1].copy()}, {}, keep=1)
-        with _files.read(path) as saved:
-            same(saved, {"a": array[::-1]})
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 # ---------------------------------------------------------------------------------------------------- damaged bytes

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.files_faults import (
-    SHM,
     any_sequence,
     cuts,
     damaged_outcomes,
     flips,
     flips_of_a_large_file,
-    kills,
     power_failures,
 )
-
-
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_kills_at_random_times_leave_the_old_or_the_new_save(seed: int) -> None:
-    with tempfile.TemporaryDirectory(dir=SHM) as folder:
-        assert kills("random", folder, 100, seed)["kills"] == 100
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
