@@ -206,9 +206,7 @@ class Model:
 
     def update_priority(self, indices: Iterable[tuple[int, int]], errors: np.ndarray) -> None:
         """Indices are (slot, ticket)."""
-        drawable, updated = {row.name for row in self.anchors()}, []
-        self._decay()
-        leaf, magnitude, keep = dict(self.leaf), dict(self.magnitude), self.numbers.get("keep", 0.0)
+        drawable = {row.name for row in self.anchors()}
         for (slot, ticket), error in zip(indices, errors, strict=True):
             row = self.row_at(slot, ticket)
             if (slot, ticket) == (self.capacity, 0):
@@ -223,38 +221,9 @@ class Model:
                 self.counters["refused_closed"] += 1
             else:
                 self.leaf[row.name] = self._leaf(abs(float(error)))
-                self.magnitude[row.name] = max(abs(float(error)), keep * magnitude[row.name])
-                if "keep" in self.numbers:
-                    least = keep ** self.numbers["alpha"] * leaf[row.name]
-                    self.leaf[row.name] = max(self.leaf[row.name], least)
+                self.magnitude[row.name] = abs(float(error))
                 self.max_priority = max(self.max_priority, abs(float(error)))
-                updated.append(row)
-        self._spread(updated, drawable)
         self._hold()
-
-    def _decay(self) -> None:
-        """Every priority loses a factor."""
-        if "decay" in self.numbers:
-            decay, alpha = self.numbers["decay"], self.numbers["alpha"]
-            self.leaf = {name: leaf * decay**alpha for name, leaf in self.leaf.items()}
-            self.magnitude = {name: p * decay for name, p in self.magnitude.items()}
-            self.max_priority *= decay
-
-    def _spread(self, updated: list[Row], drawable: set[int]) -> None:
-        """Rows before those updated have at least a part of their priorities."""
-        leaf, magnitude = dict(self.leaf), dict(self.magnitude)
-        for row in updated:
-            here, oldest = row, self.held(row.lane)[0].number
-            for k in range(1, getattr(self.sampler, "spread", 0) + 1):
-                behind = None if here.start else self._after(here, -1)
-                if behind is None or behind.number < oldest:
-                    break
-                here, fall = behind, self.numbers["rho"] ** k
-                if here.name in drawable:
-                    p = magnitude[row.name] * fall
-                    least = self._leaf(p) if self.ranked else leaf[row.name] * fall ** self.numbers["alpha"]
-                    self.leaf[here.name] = max(self.leaf[here.name], least)
-                    self.magnitude[here.name] = max(self.magnitude[here.name], p)
 
     def rebuild(self) -> None:
         """Leaves of all priorities by the numbers of now."""

@@ -42,10 +42,8 @@ SAMPLERS = {
     "prioritized": fbuf.samplers.Prioritized(),
     "minimum": fbuf.samplers.Prioritized(normalize="buffer", stratified=False),
     "distinct": fbuf.samplers.Prioritized(replace=False, normalize="buffer"),
-    "everything": fbuf.samplers.Prioritized(
-        normalize="buffer", largest="held", uniform=0.1, decay=0.9, keep=0.7, spread=3
-    ),
-    "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1, spread=2),
+    "everything": fbuf.samplers.Prioritized(normalize="buffer", largest="held", uniform=0.1),
+    "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1),
 }
 VIEWS = {
     "row": fbuf.views.Row(),
@@ -68,14 +66,12 @@ def buffer_of(
     sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, storage: Any = None
 ) -> fbuf.Buffer:
     storage = storage or fbuf.storages.Device()
-    ends = ("terminated", "truncated") if SAMPLERS[sampler].by_episode else ()
     return fbuf.Buffer(
         capacity=capacity,
         storage=storage,
         sampler=SAMPLERS[sampler],
         view=VIEWS[view],
         lanes=lanes,
-        episode_end=ends,
     )
 
 
