@@ -18,7 +18,7 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from fbuf.storages import Compressed, Deduplicated, Device, Ragged
 from fbuf.views import Transition
-from tests import test_combinations as combinations
+from tests.support import combinations
 from tests.support.checkpoint import elsewhere, load, same, step, steps
 from tests.test_scattered import Anywhere, Largest
 
@@ -424,7 +424,7 @@ def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
     buffer = combinations.make("Device", "Uniform", "Hindsight")
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"the function tests.test_combinations:missed, which no file can hold"):
+    with pytest.raises(fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which no file can hold"):
         fbuf.load(tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(steps(loaded, again, 100, 3)[1], steps(buffer, state, 100, 3)[1])

@@ -13,7 +13,7 @@ import pytest
 
 import fbuf
 from fbuf.storages import Compressed, Deduplicated, Ragged
-from tests import test_combinations as combinations
+from tests.support import combinations
 from tests.support.checkpoint import elsewhere, same, steps
 
 LANES, LENGTH = 2, 20

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from tests import test_combinations as combinations
+from tests.support import combinations
 
 
 def same(one: Any, two: Any) -> None:
