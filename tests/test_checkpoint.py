@@ -424,7 +424,9 @@ def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
     buffer = combinations.make("Device", "Uniform", "Hindsight")
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which no file can hold"):
+    with pytest.raises(
+        fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which no file can hold"
+    ):
         fbuf.load(tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(steps(loaded, again, 100, 3)[1], steps(buffer, state, 100, 3)[1])
