@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.files_faults import (
@@ -11,7 +9,6 @@ from tests.support.files_faults import (
     cuts,
     damaged_outcomes,
     flips,
-    flips_of_a_large_file,
     power_failures,
 )
 
@@ -27,12 +24,6 @@ def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change: obj
     seen = damaged_outcomes(2, change)
     assert {k for k, _ in seen} == {0, 1, None} and len(seen) > 1500
     assert {k for k, data in seen if not data} == {0, 1}  # manifests are not shared
-
-
-@pytest.mark.parametrize("verify", ["full", "lazy"])
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_flipped_bits_of_a_large_file_are_errors(verify: str, seed: int, tmp_path: Path) -> None:
-    flips_of_a_large_file(tmp_path, 4 << 20, 200, verify, seed)
 
 
 @pytest.mark.parametrize("examples", [1000])

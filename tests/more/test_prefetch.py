@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export, lax
+from jax import export
 
 from tests.support.prefetch import (
     BATCH,
@@ -21,14 +19,12 @@ from tests.support.prefetch import (
     EXAMPLE,
     check_batches,
     check_in_place,
-    check_memory,
     make,
     rows_at,
     same,
     settle,
     store_of,
 )
-from tests.support.threads import Thread
 
 
 @pytest.mark.parametrize(
@@ -200,30 +196,3 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         jax.clear_caches()
-
-
-def test_threads_with_pending_donated_steps_do_not_deadlock() -> None:
-    """Each with a buffer of its own, behind a slow computation."""
-    buffer = make("compressed")
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: Any, rows: Any, key: Any, slow: jax.Array) -> Any:
-        slow = lax.fori_loop(0, 50, lambda i, a: jnp.tanh(a @ a), slow)
-        key = key + (slow[0, 0] > jnp.float32(2)).astype(jnp.uint32)
-        state = buffer.extend(state, rows)
-        return buffer.sample(state, key)
-
-    def work(name: int) -> None:
-        state = buffer.init(EXAMPLE)
-        for i in range(12):
-            key = np.array([name, i], np.uint32)
-            state, batch = step(state, rows_at(i), key, np.full((128, 128), 0.01, np.float32))
-        t, obs = np.asarray(batch.data["t"]), np.asarray(batch.data["obs"])
-        np.testing.assert_array_equal(obs[:, 0, 0], t % 251)
-
-    for worker in [Thread(work, i) for i in range(3)]:
-        worker.ends()
-
-
-def test_many_steps_leave_memory_and_threads_constant() -> None:
-    check_memory("compressed")

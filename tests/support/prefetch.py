@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
-import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -332,32 +330,3 @@ def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
 
     assert_inplace(step, state, shaped())
     assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(3))
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def check_memory(storage: str) -> None:
-    """Memory and threads are constant over 1,000 steps."""
-    buffer = make(storage)
-    step = jax.jit(lambda s, r, k: buffer.sample(buffer.extend(s, r), k), donate_argnums=0)
-    state = buffer.init(EXAMPLE)
-    rows = [rows_at(i) for i in range(8)]
-    keys = [np.array([0, i], np.uint32) for i in range(8)]
-    before, others = 0, len(threads())
-    for i in range(1000):
-        state, batch = step(state, rows[i % 8], keys[i % 8])
-        if i == 300:
-            jax.block_until_ready(batch)
-            gc.collect()
-            before = resident()
-    assert len(threads()) <= others + 1
-    jax.block_until_ready(batch)
-    assert len(store_of(state)._ahead._requests) == 2
-    gc.collect()
-    assert resident() - before < 4 << 20
-    del state, batch
-    gc.collect()
-    assert fbuf.stores() == [] and soon(lambda: len(threads()) <= others) is None
