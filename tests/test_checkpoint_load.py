@@ -19,7 +19,6 @@ from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
     GOLDEN,
-    check_grown,
     check_other_buffer,
     check_resize,
     elsewhere,
@@ -149,11 +148,7 @@ def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None
 
 
 def test_the_newest_rows_stay(tmp_path: Path) -> None:
-    check_resize(("Device", "Prioritized", "Transition", 16, 9), tmp_path)
-
-
-def test_a_grown_buffer_draws_the_batches_of_a_larger_one(tmp_path: Path) -> None:
-    check_grown("Consume", "Row", tmp_path)
+    check_resize(("Device", "Prioritized", "Row", 16, 9), tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])
@@ -168,16 +163,3 @@ def test_earlier_indices_are_stale(capacity: int, tmp_path: Path) -> None:
         assert not np.asarray(loaded.get(again, index).mask).any()
         again = loaded.extend(again, {"t": jnp.arange(10 * i, 10 * i + 10)})
     assert np.asarray(loaded.last(again, 5).data["t"]).tolist() == [35, 36, 37, 38, 39]
-
-
-def test_text_moves(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(10, storage=Ragged())
-    rows = [{"text": "x" * n, "n": n} for n in range(14)] + [{"n": 14}]
-    state = buffer.extend(buffer.init({"text": "", "n": 0}), rows)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    for capacity in (4, 25):
-        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
-        again = loaded.extend(again, [{"text": "new", "n": 15}])
-        last = loaded.last(again, 4)
-        assert last.lazy.get("text") == ["x" * 12, "x" * 13, None, "new"]
-        assert np.asarray(last.data["n"]).tolist() == [12, 13, 14, 15]

@@ -138,28 +138,26 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_files, "write", fail)
 
 
-def test_an_error_in_the_background_is_raised_by_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = filled(BUFFER, 5)
+def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, path = filled(BUFFER, 5), tmp_path / "saved"
     with monkeypatch.context() as broken:
         failing(broken)
-        saving = fbuf.save(tmp_path / "saved", BUFFER, state, wait=False)
+        saving = fbuf.save(path, BUFFER, state, wait=False)
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
                 saving.result()
         assert saving.done() and "failed" in repr(saving)
-    fbuf.save(tmp_path / "saved", BUFFER, state)  # the error was raised: the next save works
-
-
-def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = filled(BUFFER, 5)
+    fbuf.save(path, BUFFER, state)  # the error was raised: the next save works
     with monkeypatch.context() as broken:
         failing(broken)
-        fbuf.save(tmp_path / "saved", BUFFER, state, wait=False)
+        fbuf.save(path, BUFFER, state, wait=False)
     with pytest.raises(OSError, match="No space left") as caught:
-        fbuf.save(tmp_path / "saved" / ".", BUFFER, state)
+        fbuf.save(path / ".", BUFFER, state)
     assert "how the save before, wait=False" in "".join(caught.value.__notes__)
     fbuf.save(tmp_path / "other", BUFFER, state)
-    fbuf.save(tmp_path / "saved", BUFFER, state)
+    fbuf.save(path, BUFFER, state)
 
 
 def test_a_save_waits_for_the_one_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 import fbuf
 from fbuf._host.store import Store
-from fbuf.samplers import Prioritized
 from fbuf.storages import Host
 from tests.support.prefetch import (
     BATCH,
@@ -48,7 +47,6 @@ def gate() -> Iterator[Gate]:
     ("storage", "sampler", "view", "form"),
     [
         ("compressed", "prioritized", "transition", "donated"),
-        ("device", "prioritized", "transition", "scan"),
         ("host", "epoch", "row", "jit"),
     ],
 )
@@ -68,37 +66,6 @@ def test_without_prefetch_nothing_changes() -> None:
     assert states[0].ahead is None and "stale_draws" not in plain.stats(states[0])
     same(plain.sample(states[0], jax.random.key(0), 4)[1], sized.sample(states[1], jax.random.key(0))[1])
     assert sized.sample(states[1], jax.random.key(0), 7)[1].mask.shape == (7,)
-
-
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_an_eager_sample_copies_no_rows(sampler: str) -> None:
-    buffer = make("device", sampler)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-    after, _ = buffer.sample(state, jax.random.key(0))
-    kept = jax.tree.map(
-        lambda a, b: a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer(),
-        (state.rows, state.ring, state.sampler),
-        (after.rows, after.ring, after.sampler),
-    )
-    assert all(jax.tree.leaves(kept))
-
-
-def test_convert_to_and_from_prefetch() -> None:
-    buffer = make("compressed", "uniform")
-    other = dataclasses.replace(buffer, sampler=Prioritized(), batch_size=3)
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
-    converted = buffer.convert(other, state)
-    now = other.peek(converted, jax.random.fold_in(jax.random.key(1), 1))
-    converted, batch = other.sample(converted, jax.random.key(1))
-    same(batch, now)
-    plain = dataclasses.replace(other, prefetch=0)
-    assert other.convert(plain, converted).ahead is None
-    with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
-        plain.sample(converted, jax.random.key(0))
-    with pytest.raises(ValueError, match="made by another buffer"):
-        buffer.sample(converted, jax.random.key(0))
-    with pytest.raises(ValueError, match="made by another buffer"):
-        dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))
 
 
 def test_a_replay_counts_stale_draws() -> None:

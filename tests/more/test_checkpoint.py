@@ -15,7 +15,8 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
-from fbuf.storages import Compressed, Deduplicated, Host
+from fbuf.storages import Compressed, Deduplicated, Host, Ragged
+from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
     OTHERS,
@@ -25,6 +26,7 @@ from tests.support.checkpoint import (
     check_every_number_of_rows,
     check_goes_on,
     check_golden,
+    check_grown,
     check_other_buffer,
     check_resize,
     newest_rows,
@@ -35,13 +37,17 @@ from tests.support.checkpoint import (
 )
 from tests.support.checkpoint_kills import killed
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
-from tests.test_scattered import Anywhere
+from tests.test_scattered import Anywhere, Largest
 
 
 @pytest.mark.parametrize(
     "pair",
     [
         ("Compressed(path=...)", "Consume", "Row", 0),
+        ("Deduplicated", "Uniform", "Row", 0),
+        ("Host", "Consume", "Row", 0),
+        ("Ragged", "Epoch", "Row", 0),
+        ("Compressed", "Uniform", "Transition", 1),
         ("Device", "Staleness", "Sequence('mask')", 1),
         ("Host", "Uniform(over='episodes')", "Episode", 0),
         ("Deduplicated", "Prioritized(replace=False)", "Hindsight", 0),
@@ -57,17 +63,13 @@ def test_a_kill_leaves_the_old_or_the_new_save(name: str, tmp_path: Path) -> Non
     killed(name, 1, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["compressed", "deduplicated", "host", "ragged"])
+@pytest.mark.parametrize("name", ["device", "compressed", "deduplicated", "host", "ragged"])
 def test_golden_checkpoints_go_on(name: str) -> None:
     check_golden(name, draw=True)
 
 
 def test_every_number_of_rows(tmp_path: Path) -> None:
     check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
-
-
-def test_a_custom_writer_is_named(tmp_path: Path) -> None:
-    check_custom_writer(Anywhere(3), "Compressed", tmp_path)
 
 
 @pytest.mark.parametrize("what", [name for name in OTHERS if name != "Compressed"])
@@ -78,6 +80,7 @@ def test_another_buffer(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "case",
     [
+        ("Device", "Prioritized", "Transition", 16, 9),
         ("Compressed", "Uniform", "Row", 60, 9),
         ("Deduplicated", "Ranked", "Sequence('mask')", 16, 9),
         ("Memmap", "Prioritized(replace=False)", "Hindsight", 16, 5),
@@ -228,3 +231,57 @@ def test_arrays_spread_over_devices(tmp_path: Path) -> None:
 def test_mangled_metadata_is_refused(tmp_path: Path) -> None:
     check_mangled_meta("device", 1, tmp_path / "device")
     check_mangled_meta("compressed", 1, tmp_path / "compressed")
+
+
+def test_only_written_rows_are_stored(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(100_000, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition())
+    example = {"obs": jnp.zeros(25), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    state = buffer.init(example)
+    rows = {n: np.ones((1000, *jnp.shape(x)), jnp.asarray(x).dtype) for n, x in example.items()}
+    rows["terminated"][:] = rows["truncated"][:] = False
+    state = buffer.extend(state, rows)
+    written = fbuf.save(tmp_path / "saved", buffer, state).result()
+    assert written.bytes_total < 1000 * (100 + 4 + 4 + 2 + 3 * 4 + 1) + 2000
+    again = fbuf.load(tmp_path / "saved")[1]
+    same(again, state)
+
+
+def test_replay_goes_on(tmp_path: Path) -> None:
+    buffer = fbuf.prioritized(40, storage=Compressed(keys=("t",)), prefetch=1, batch_size=4)
+    replay = fbuf.Replay(buffer, {"t": 0.0}, seed=3, strict=False)
+    replay.extend({"t": np.arange(30, dtype=np.float32)})
+    replay.update_priority(replay.sample().index, np.array([1.0, np.nan, 2.0, 3.0]))
+    replay.save(tmp_path / "saved", extra={"step": 9})
+    again, extra = fbuf.Replay.load(tmp_path / "saved", extra=True)
+    assert extra == {"step": 9} and not again.strict and again.stats() == replay.stats()
+    for i in range(20):
+        got, want = again.sample(to="numpy"), replay.sample(to="numpy")
+        same(got, want)
+        for one, batch in ((again, got), (replay, want)):
+            one.update_priority(batch.index, np.arange(4.0))
+            one.extend({"t": np.full(3, i, np.float32)})
+    fbuf.save(tmp_path / "plain", buffer, replay.state)
+    with pytest.raises(fbuf.SchemaError, match=r"saved by fbuf.save, without a key; .* fbuf.load\(path\)"):
+        fbuf.Replay.load(tmp_path / "plain")
+
+
+def test_a_grown_buffer_draws_the_batches_of_a_larger_one(tmp_path: Path) -> None:
+    check_grown("Consume", "Row", tmp_path)
+
+
+def test_text_moves(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    rows = [{"text": "x" * n, "n": n} for n in range(14)] + [{"n": 14}]
+    state = buffer.extend(buffer.init({"text": "", "n": 0}), rows)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity in (4, 25):
+        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+        again = loaded.extend(again, [{"text": "new", "n": 15}])
+        last = loaded.last(again, 4)
+        assert last.lazy.get("text") == ["x" * 12, "x" * 13, None, "new"]
+        assert np.asarray(last.data["n"]).tolist() == [12, 13, 14, 15]
+
+
+def test_custom_writers_are_named(tmp_path: Path) -> None:
+    check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
+    check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")

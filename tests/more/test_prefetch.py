@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from fbuf.samplers import Prioritized
 from tests.support.prefetch import (
     BATCH,
     CHECKS,
@@ -30,6 +32,7 @@ from tests.support.prefetch import (
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "form"),
     [
+        ("device", "prioritized", "transition", "scan"),
         ("deduplicated", "epoch", "row", "donated"),
         ("host", "consume", "sequence", "eager"),
         ("compressed", "uniform", "hindsight", "scan"),
@@ -196,3 +199,34 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         jax.clear_caches()
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_an_eager_sample_copies_no_rows(sampler: str) -> None:
+    buffer = make("device", sampler)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    after, _ = buffer.sample(state, jax.random.key(0))
+    kept = jax.tree.map(
+        lambda a, b: a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer(),
+        (state.rows, state.ring, state.sampler),
+        (after.rows, after.ring, after.sampler),
+    )
+    assert all(jax.tree.leaves(kept))
+
+
+def test_convert_to_and_from_prefetch() -> None:
+    buffer = make("compressed", "uniform")
+    other = dataclasses.replace(buffer, sampler=Prioritized(), batch_size=3)
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    converted = buffer.convert(other, state)
+    now = other.peek(converted, jax.random.fold_in(jax.random.key(1), 1))
+    converted, batch = other.sample(converted, jax.random.key(1))
+    same(batch, now)
+    plain = dataclasses.replace(other, prefetch=0)
+    assert other.convert(plain, converted).ahead is None
+    with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
+        plain.sample(converted, jax.random.key(0))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        buffer.sample(converted, jax.random.key(0))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
-from fbuf.storages import Deduplicated, Host
-from tests.support.replay import BUFFERS, ROOT, at_exit, same_batches_as_the_buffer, soak
+from fbuf.storages import Compressed, Deduplicated, Host
+from tests.support.replay import BUFFERS, ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
 
 
 @pytest.mark.parametrize("name", [name for name in BUFFERS if name != "consumed"])
@@ -18,12 +20,27 @@ def test_actors_and_learners_share_a_replay(name: str) -> None:
     soak(name, batches=60)
 
 
-@pytest.mark.parametrize("storage", [Host(keys=("obs",)), Deduplicated(keys=("obs",), blocks=256)])
+@pytest.mark.parametrize(
+    "storage", [Compressed(keys=("obs",)), Host(keys=("obs",)), Deduplicated(keys=("obs",), blocks=256)]
+)
 def test_batches_are_those_of_the_buffer(storage: Any) -> None:
     same_batches_as_the_buffer(storage)
 
 
-@pytest.mark.parametrize("how", ["room", "error"])
+def test_rows_and_batches_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_frames()
+    replay.extend({name: torch.from_numpy(leaf) for name, leaf in frame_rows(0).items()})
+    assert np.asarray(replay.rows().data["reward"])[:8].tolist() == list(range(8))
+    batch = replay.sample(4, to="torch")
+    with replay.batches(4, to="torch", device="cpu") as batches:
+        for each in (batch, next(batches)):
+            assert all(isinstance(leaf, torch.Tensor) for leaf in jax.tree.leaves(each))
+            replay.update_priority(each.index, each.data["reward"])
+    assert replay.stats()["max_priority"] >= 1.0
+
+
+@pytest.mark.parametrize("how", ["actor", "room", "error"])
 def test_the_interpreter_exits(how: str) -> None:
     at_exit(how)
 
