@@ -1,8 +1,7 @@
-"""Disks that fail for tests of checkpoints: in memory, failing at the n-th call, dead from there on, losing power.
+"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call.
 
-`Memory` is a file system in a dictionary, some 20 times faster than a real one, whose files tests can read and damage.
-`Faulty` passes calls on to another disk and makes one of them fail. `Memory.crashes` gives what may be left after a failure of
-power: what was waited for, and of the rest any part, in any order.
+`Memory` keeps files in a dictionary that tests can damage; `Memory.crashes` yields what a power failure may leave.
+`Faulty` passes calls on to another disk and makes one of them fail.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def bits(array: np.ndarray) -> bytes:
 
 
 def same(saved: _files.Saved, arrays: Mapping[str, np.ndarray]) -> None:
-    """Every array of a checkpoint, bit for bit."""
+    """Compare every array of a checkpoint bit for bit."""
     assert list(saved.arrays) == list(arrays)
     for name, array in arrays.items():
         got = np.asarray(saved.arrays[name])
@@ -38,7 +37,7 @@ def same(saved: _files.Saved, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class Blocks:
-    """A source: an array in blocks of so many rows, marked or not, that counts the blocks that are read."""
+    """A source in blocks of `block` rows, with or without marks, that counts the blocks read."""
 
     def __init__(self, array: np.ndarray, block: int, marks: list[str | None] | None = None) -> None:
         self.array, self.block, self.marks, self.reads = array, block, marks, 0
@@ -50,7 +49,7 @@ class Blocks:
 
 
 class Keyed:
-    """A source: pieces of uneven length with names, that counts the pieces that are read."""
+    """A source in named pieces of uneven length that counts the pieces read."""
 
     def __init__(self, pieces: Mapping[str, np.ndarray], marked: bool = True) -> None:
         self.array = np.concatenate([*pieces.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
@@ -65,7 +64,7 @@ class Keyed:
 
 
 class File:
-    """A file in memory: its bytes, those that are on the disk for sure, and what was written since."""
+    """A file in memory: its bytes, its durable bytes, and the writes since the last sync."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -74,32 +73,32 @@ class File:
 
 
 class Memory(Disk):
-    """A disk in memory, with one folder, and what a failure of power would leave of it."""
+    """A disk in memory with one folder; it knows what is durable."""
 
     def __init__(self, path: str = PATH) -> None:
         self.path = path
         self.names: dict[str, File] = {}
         self.durable: dict[str, File] = {}
-        self.pending: list[tuple[str, File | None]] = []  # entries made and removed since; None: removed
+        self.pending: list[tuple[str, File | None]] = []  # entries created and (None) removed since
         self._open: dict[int, File | None] = {}
         self._next = 1 << 40
 
     def copy(self) -> Memory:
-        """The same files, all of them on the disk."""
+        """The same files, all durable."""
         other = Memory(self.path)
         for name, file in self.names.items():
             other.put(name, bytes(file.data))
         return other
 
     def put(self, name: str, data: bytes) -> None:
-        """A file as it is, on the disk."""
+        """Store a durable file."""
         file = File()
         file.data[:] = data
         file.durable = data
         self.names[name] = self.durable[name] = file
 
     def contents(self) -> dict[str, bytes]:
-        """All files but the lock."""
+        """Return the bytes of all files but the lock."""
         return {name: bytes(file.data) for name, file in self.names.items() if name != "lock"}
 
     def open(self, path: str, flags: int) -> int:
@@ -180,7 +179,7 @@ class Memory(Disk):
         return list(self.names)
 
     def crashes(self, chance: random.Random, count: int) -> Iterator[Memory]:
-        """What a failure of power now may leave: nothing, all, or any part of what was not waited for."""
+        """Yield disks that a power failure may leave: none, all, or any part of what was not synced."""
         for trial in range(count):
             share = (0.0, 1.0, 0.5, 0.9, 0.1)[trial % 5]
             left = Memory(self.path)
@@ -196,7 +195,7 @@ class Memory(Disk):
                 for at, new in file.pending:
                     if chance.random() < share:
                         write_at(data, new, at)
-                    elif chance.random() < 0.5:  # its length is known, its bytes are not
+                    elif chance.random() < 0.5:  # the length was written, the bytes were not
                         write_at(data, b"", at + len(new))
                 left.put(name, bytes(data))
             yield left
@@ -208,19 +207,19 @@ def write_at(data: bytearray, new: bytes, at: int) -> None:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process ended."""
 
 
 class Faulty(Disk):
-    """Another disk whose n-th call of some kinds fails.
+    """Another disk whose n-th call fails.
 
     Args:
-      at: Which call, from 0 on; None: only count.
+      at: Number of the call that fails, from 0; None: only count calls.
       error: Number of the OSError; None: the process is killed.
       kinds: Calls that count.
       dead: Whether all later calls fail too, so that nothing can be cleaned up.
-      short: A write that fails writes half first.
-      act: Done in place of raising.
+      short: Whether a failing write writes half and reports so, in place of raising.
+      act: Called before the error is raised.
     """
 
     def __init__(
@@ -269,7 +268,7 @@ class Faulty(Disk):
 
 
 def state(k: int, rows: int = 40) -> dict[str, Any]:
-    """Arrays of save `k`: some rows change from one to the next, some arrays grow, some stay."""
+    """Return the arrays of save `k`: some rows change from save to save, some arrays grow, some stay."""
     rng = np.random.default_rng(k)
     log = np.concatenate([np.random.default_rng(i).integers(0, 256, 50, np.uint8) for i in range(k + 1)])
     table = np.zeros((rows, 5), np.float32)
@@ -285,7 +284,7 @@ def state(k: int, rows: int = 40) -> dict[str, Any]:
 
 
 def sources(k: int, rows: int = 40) -> dict[str, Any]:
-    """The same as sources: blocks by key with marks, by place with marks, by place without."""
+    """Return the same as sources: keyed with marks, blocks with marks, blocks without."""
     arrays = state(k, rows)
     pieces = {f"piece-{i}": arrays["log"][50 * i : 50 * i + 50] for i in range(k + 1)}
     last = [max((i for i in range(k + 1) if i % rows // 4 == b), default=-1) for b in range(-(-rows // 4))]
@@ -297,12 +296,12 @@ def sources(k: int, rows: int = 40) -> dict[str, Any]:
 
 
 def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> _files.Written:
-    """Save number `k`."""
+    """Write save number `k`."""
     return _files.write(path, sources(k), {"k": k}, disk=disk, **how)
 
 
 def load(path: str, disk: Disk = DISK, **how: Any) -> int:
-    """Which save is there, all of it."""
+    """Return the number of the save found, after comparing all of its arrays."""
     with _files.read(path, disk=disk, **how) as saved:
         k = saved.meta["k"]
         same(saved, state(k))
