@@ -32,7 +32,6 @@ from fbuf.datasets import (
     _atari_names,
     _atari_plan,
     _atari_volumes,
-    _bars,
     _boot,
     _worker,
     _workers,
@@ -566,24 +565,6 @@ def test_errors_cross_processes(error):
     assert type(back) is type(error) and str(back) == str(error)
     assert getattr(back, "errno", 0) == getattr(error, "errno", 0)
     assert getattr(back, "at", 0) == getattr(error, "at", 0)
-
-
-def test_bars(capsys, monkeypatch):
-    bars = _bars.Bars(True, "Pong/1", 1000)
-    bars({"bytes": 1000, "rows": 50})
-    bars.close()
-    assert "1.00k/1.00k" in (said := capsys.readouterr().err) and "50.0 rows" in said
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    bars = _bars.Bars(True, "Pong/1", 2_000_000)
-    bars({"bytes": 1_000_000, "rows": 50})
-    bars.close()
-    assert "Pong/1: 1 of 2 MB" in capsys.readouterr().err
-    bars = _bars.Bars(True, "Pong/1", 0)  # no size is listed
-    bars({"bytes": 1_000_000, "rows": 50})
-    bars.close()
-    assert "Pong/1: 1 MB" in capsys.readouterr().err
-    _bars.Bars(False, "Pong/1", 0)({"bytes": 1})
-    assert capsys.readouterr().err == ""
 
 
 def _cause(job: dict[str, Any]) -> BaseException | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import load
 from fbuf._state import BufferState
@@ -25,7 +26,6 @@ from fbuf.datasets._sliced import write_columns
 from fbuf.datasets._streamed import write_blocks, write_once
 from fbuf.datasets._writing import check_free, check_workers, path_of
 from fbuf.interop import _h5, _npz, _sink
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import Column, refused
 
 

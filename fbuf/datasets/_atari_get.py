@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.arrays import StoreCorrupted
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_job import by_piece, job_of
 from fbuf.datasets._atari_piece import Damaged, schema
 from fbuf.datasets._atari_told import spans, told
-from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
 from fbuf.datasets._source import Entry, FileCorrupted, Folder, Source, SourceError, connect
 from fbuf.datasets._workers import work
@@ -211,9 +211,9 @@ def _bring(
     for number in missing:
         plan.discard(path, number)  # what a killed process left of it, or what is to be made anew
     jobs = [_job(origin, path, number, files, rows, workers) for number, files in missing.items()]
-    bars = Bars(progress, dataset_id, sum(e.size or 0 for files in missing.values() for e in files.values()))
+    bar = Bar(progress, dataset_id, sum(e.size or 0 for files in missing.values() for e in files.values()))
     skipped: dict[int, str] = {}
-    outcomes = work(jobs, workers, bars, [lock])
+    outcomes = work(jobs, workers, lambda report: bar(report.get("bytes", 0)), [lock])
     try:
         for job, error, _ in outcomes:
             if error is None:
@@ -226,7 +226,7 @@ def _bring(
             raise told(call, dataset_id, path, number, error)
     finally:
         outcomes.close()  # type: ignore[attr-defined]
-        bars.close()
+        bar.close()
     return sorted(listing), wanted, skipped, _named(origin)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._core.progress import Bar, Progress
 from fbuf.datasets._lock import held
 from fbuf.datasets._writing import Block, check_free, length_of
-from fbuf.interop._progress import Progress
 
 
 def write_stream(
@@ -44,32 +43,20 @@ def _write_stream(
     progress: Progress,
 ) -> None:
     used: list[_pieces.Used] = []
-    total = 0
-    report = _counter(progress, call)
+    bar = Bar(progress, call, 0, " rows")
     while rest.more():
         with _pieces.PieceWriter(path, len(used), schema) as piece:
             rows = 0
             for block in rest.take(piece_rows):
                 piece.append(block)
-                rows, total = rows + length_of(block), total + length_of(block)
-                report(total, False)
+                rows += length_of(block)
+                bar(length_of(block))
             piece.commit(meta={"mark": "stream"})
         used.append(_pieces.Used(len(used), 0, rows))
-    report(total, True)
+    bar.total = bar.done
+    bar(0)
+    bar.close()
     _pieces.finish(path, pieces=used, meta=dict(meta()))
-
-
-def _counter(progress: Progress, what: str) -> Callable[[int, bool], None]:
-    """A function of how many rows are done, and whether that was all, which nobody knows before."""
-    if callable(progress):
-        return lambda done, last: progress(done, done if last else 0)
-    if not progress:
-        return lambda done, last: None
-
-    def line(done: int, last: bool) -> None:
-        print(f"\r{what}: {done} rows", end="\n" if last else "", file=sys.stderr, flush=True)
-
-    return line
 
 
 class _Cut:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf import _pieces
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import NAME
 from fbuf._state import BufferState
@@ -28,7 +29,6 @@ from fbuf.datasets._origin import Origin, origin_of
 from fbuf.datasets._program import Program
 from fbuf.datasets._writing import Block, Work, check_free, check_workers, path_of, rows_a_piece, write
 from fbuf.interop._fill import BLOCK_BYTES
-from fbuf.interop._progress import Progress
 from fbuf.views import Row
 
 _CALL = "preprocess"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.progress import Progress
 from fbuf._files._data import bytes_of
 from fbuf.datasets._flat import CALL, Found, Settings, check_rows, length_of, planned, warn_of_cuts
 from fbuf.datasets._names import named
 from fbuf.datasets._writing import Block, Work, rows_a_piece, write
 from fbuf.interop._columns import block_of
-from fbuf.interop._progress import Progress
 
 
 def write_columns(

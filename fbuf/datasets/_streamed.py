@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.progress import Progress
 from fbuf.datasets._flat import CALL, Found, Plan, Settings, columns_of, length_of, planned, warn_of_cuts
 from fbuf.datasets._names import named
 from fbuf.datasets._once import write_stream
 from fbuf.datasets._writing import Block, rows_a_piece
 from fbuf.interop._columns import block_of
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import Column
 
 

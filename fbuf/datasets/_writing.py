@@ -8,6 +8,7 @@ and what a user's function closes over need not be pickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from fbuf import _pieces
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.together import together
 from fbuf._pieces._manifest import NAME
 from fbuf._pieces._writer import MOST_ROWS
 from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import held
-from fbuf.interop._progress import Progress, reporter
 
 Block = Mapping[str, np.ndarray]
 _PIECE_BYTES = 512 * 2**20  # before compression
@@ -117,12 +118,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
 
 def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
     done = _committed(call, path, work)
-    report, written = reporter(progress, sum(work.rows), call), 0
-
-    def advance(rows: int) -> None:
-        nonlocal written
-        written += rows
-        report(written)
+    bar = Bar(progress, call, sum(work.rows), " rows")
 
     def one(number: int, step: Callable[[int], None]) -> None:
         with _pieces.PieceWriter(path, number, work.schema) as piece:
@@ -131,8 +127,9 @@ def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) 
                 step(length_of(block))
             piece.commit(meta={"mark": work.mark(number)})
 
-    advance(sum(work.rows[number] for number in done))
-    together([number for number in range(len(work.rows)) if number not in done], one, advance, workers)
+    with contextlib.closing(bar):
+        bar(sum(work.rows[number] for number in done))
+        together([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
     used = [_pieces.Used(number, 0, rows) for number, rows in enumerate(work.rows)]
     _pieces.finish(path, pieces=used, meta=dict(work.meta()))
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from fbuf import _verbs
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.folder import undone
 from fbuf._sample import Index
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import nested
 from fbuf._typing import Growable
 from fbuf.interop._columns import Fields, block_of, cast, chosen
-from fbuf.interop._progress import Progress, reporter
 from fbuf.interop._source import Column, Source
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
@@ -89,7 +89,7 @@ def _filled(
     if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
         write = _write
     came = np.zeros(buffer.geometry.lanes, np.int64)
-    report = reporter(progress, steps, call)
+    bar = Bar(progress, call, steps, " rows")
     for start in range(first, source.steps, block):
         stop = min(start + block, source.steps)
         leaves = {name: _padded(block_of(call, name, c, start, stop, lanes), block) for name, c in columns.items()}
@@ -101,7 +101,8 @@ def _filled(
         came += mask.reshape(stop - start, -1).sum(axis=0)
         state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
         jax.block_until_ready(state.token)  # else blocks queue up faster than they are written
-        report(stop - first)
+        bar(stop - start)
+    bar.close()
     held = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
     if buffer.geometry.streams and held < came.sum():
         raise ValueError(

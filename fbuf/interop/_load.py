@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf.interop import _h5, _npz, _sink
 from fbuf.interop._columns import Fields
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import DTYPES, Column, Source, check_count, refused
 
 _CALL = "from_file"

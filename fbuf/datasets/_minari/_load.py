@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import NAME, load
 from fbuf._state import BufferState
@@ -21,7 +22,6 @@ from fbuf.datasets._minari._convert import work_of
 from fbuf.datasets._minari._source import Source
 from fbuf.datasets._root import root_of
 from fbuf.datasets._writing import check_workers, write
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import check_name, read_json
 
 _CALL = "minari"
