@@ -106,7 +106,7 @@ def to_file(
             ids, episodes = _episodes(reader, buffer.ends)
             sink.column(episode, (steps, *lanes), np.dtype(np.int64), [ids.reshape(steps, *lanes)])
         if number != steps * len(reader.sizes):
-            sink.column("__mask__", (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
+            sink.column(_sink.MASK, (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "rows", "lanes": reader.lanes, "steps": steps})
     return Exported(path, number, episodes, 0, path.stat().st_size)
 
