@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import fbuf
 import fbuf.datasets
 from fbuf import _pieces
-from fbuf.datasets import _atari_download, _atari_names, _atari_plan, _atari_volumes, _atari_workers, _bars
+from fbuf.datasets import _atari_download, _atari_names, _atari_plan, _atari_volumes, _atari_workers
 from fbuf.datasets._atari_volumes import BEFORE
 from fbuf.datasets._source import FileCorrupted, SourceError, SpaceError
 from fbuf.datasets._source import files as source_files
@@ -297,24 +296,6 @@ def test_a_codec_stays_that_of_the_pieces(files, run, tmp_path):
     assert _pieces.committed(tmp_path / "Pong/1")[1].schema["obs"].codec == quick
     with pytest.raises(ValueError, match="download='force'"):
         get(tmp_path, files, codec=fbuf.storages.Zstd())
-
-
-def test_bars(capsys, monkeypatch):
-    bars = _bars.Bars(True, "Pong/1", 1000)
-    bars({"bytes": 1000, "rows": 50})
-    bars.close()
-    assert "1.00k/1.00k" in (said := capsys.readouterr().err) and "50.0 rows" in said
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    bars = _bars.Bars(True, "Pong/1", 2_000_000)
-    bars({"bytes": 1_000_000, "rows": 50})
-    bars.close()
-    assert "Pong/1: 1 of 2 MB" in capsys.readouterr().err
-    bars = _bars.Bars(True, "Pong/1", 0)  # no size is listed
-    bars({"bytes": 1_000_000, "rows": 50})
-    bars.close()
-    assert "Pong/1: 1 MB" in capsys.readouterr().err
-    _bars.Bars(False, "Pong/1", 0)({"bytes": 1})
-    assert capsys.readouterr().err == ""
 
 
 def test_the_disk_is_asked_first(files, tmp_path, monkeypatch):
