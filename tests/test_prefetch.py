@@ -196,13 +196,3 @@ def test_a_closed_store_is_an_error() -> None:
     fbuf.stores()[-1].close()
     with pytest.raises((RuntimeError, ValueError), match="not open in this process"):
         jax.block_until_ready(buffer.sample(state, jax.random.key(1))[1])
-
-
-def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
-    s = store(slack=0)
-    tickets = write(s, 0, 16)
-    number = ask(s, tickets[:3])
-    write(s, 100, 1)
-    requests = wanted(tickets[:3])
-    check(requests, s.collect(number, requests), 0)

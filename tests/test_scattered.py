@@ -128,4 +128,3 @@ def test_a_state_of_another_writer_is_refused() -> None:
     state = one.init(EXAMPLE)
     with pytest.raises(ValueError, match="this state was made by another buffer"):
         other.extend(state, rows_of(0, 3))
-
