@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests import test_combinations as parts
+from tests.support import combinations as parts
 from tests.support.summary import check_all, check_unordered
 
 COMBINATIONS = [
@@ -20,6 +20,6 @@ def test_every_number_is_that_of_plain_python(storage: str, sampler: str, view: 
 
 
 @pytest.mark.parametrize("writer", [w for w in parts.WRITERS if not parts.WRITERS[w].streams])
-@pytest.mark.parametrize("storage", parts.ANY_ORDER)
+@pytest.mark.parametrize("storage", parts.UNORDERED_STORAGES)
 def test_rows_in_no_order(storage: str, writer: str) -> None:
     check_unordered(storage, writer)
