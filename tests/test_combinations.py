@@ -214,7 +214,7 @@ def test_the_readme_shows_what_goes_together() -> None:
 
 
 READ_ONLY = ("DataSet", "Frozen")  # these two go together only: tests/test_frozen.py
-CODECS = ("BitPack", "Blocks", "Codec", "Raw", "Zstd")
+CODECS = ("BitPack", "Codec", "Raw", "Zstd")
 
 
 def test_nobody_is_missing() -> None:

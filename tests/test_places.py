@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import arena, blocks
+from fbuf._host import arena
 from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.blocks import Blocked, Blocks
+from fbuf._host.bits import BitPack
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Codec, Zstd
 from fbuf._host.places import Places
@@ -25,8 +25,8 @@ from fbuf._host.ring import Ring
 from fbuf._host.store import PATCH, Column, Store
 from tests.test_store import DTYPES, Deflate, Plain, fetch, frames, same
 
-CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1), Blocks(), Blocks(chunk=8, block=(1, 2))]
-KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1), Blocks()], ids=["raw", "zstd", "own", "blocks"])
+CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
+KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1)], ids=["raw", "zstd", "own"])
 
 
 def make(*codecs: Codec | None, shape=(5,), dtype="uint8", lanes=1, length=16, slack=4, first_seq=0) -> Store:
@@ -332,21 +332,6 @@ def test_noise_becomes_raw_and_stays_where_it_was() -> None:
     model.check(rng)
 
 
-def test_blocks_are_given_up_with_their_rows() -> None:
-    store, rng = make(Blocks(), shape=(24, 24), length=300, slack=10), np.random.default_rng(0)
-    with mock.patch.object(blocks, "_PROBE_ROWS", 1 << 60):
-        for _ in range(40):
-            slots = rng.permutation(300)[:60].astype(np.int32)[:, None]
-            store.write([frames(60, seed=int(rng.integers(1000)))[:, None]], None, slots)
-    part = store._parts[0]
-    assert isinstance(part, Blocked)
-    count = np.arange(int(store._count[0]))
-    places, damaged = part._rows(np.zeros(len(count), np.int64), count, store._count)
-    counted = np.bincount(places.reshape(-1), minlength=part.table.places)
-    counted[0] = 0
-    assert not damaged.any() and (part.table.count == counted).all()
-
-
 def test_empty_slots_and_slots_nobody_wrote_cost_little() -> None:
     store = make(Zstd(), None, shape=(84, 84), length=1_000_000, slack=10)
     store.write([np.zeros((1, 1, 84, 84), np.uint8)] * 2, None, np.array([[999_999]], np.int32))
@@ -371,7 +356,7 @@ class Moody(Plain):
 @pytest.mark.parametrize("nth", range(5))
 def test_a_codec_that_fails_at_any_row_leaves_the_store_as_it_was(nth: int) -> None:
     rng = np.random.default_rng(0)
-    store = make(None, Zstd(), Blocks(), Moody(1), length=8, slack=2)
+    store = make(None, Zstd(), Moody(1), length=8, slack=2)
     model = Model(store)
     model.write([rng.integers(0, 9, (8, 1, 5), np.uint8)] * 4, None, rng.permutation(8).astype(np.int32)[:, None])
     before = store.to_arrays()
@@ -433,7 +418,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(own: Codec) -> None:
         fetch(store, tickets[1])
 
 
-@pytest.mark.parametrize("codec", [None, Zstd(), Blocks()], ids=["raw", "zstd", "blocks"])
+@pytest.mark.parametrize("codec", [None, Zstd()], ids=["raw", "zstd"])
 def test_a_thread_reads_while_one_replaces(codec: Codec | None) -> None:
     """Rows tell their own slot and how often it was written: readers see them or zeros, never a mixture."""
     store = make(codec, shape=(300,), dtype="uint64", length=40, slack=3)
@@ -537,7 +522,7 @@ def test_wrong_slots_are_named_and_change_nothing() -> None:
 
 
 def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
-    store = make(Zstd(chunk=8), Blocks(chunk=8), Zstd(level=3, chunk=1))
+    store = make(Zstd(chunk=8), BitPack(chunk=8), Zstd(level=3, chunk=1))
     assert [c.codec.chunk for c in store.columns] == [1, 1, 1] and store.columns[2].codec == Zstd(
         level=3, chunk=1, repack=False
     )

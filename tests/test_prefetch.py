@@ -34,7 +34,7 @@ from fbuf import _ahead
 from fbuf._host import ahead, owner
 from fbuf._host.store import Column, Store, StoreClosed
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
-from fbuf.storages import Blocks, Compressed, Deduplicated, Device, Host, Zstd
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Zstd
 from fbuf.testing import assert_inplace
 from fbuf.views import Hindsight, Row, Sequence, Transition
 
@@ -44,9 +44,8 @@ STORAGES = {
     "deduplicated": Deduplicated(keys=("obs",), blocks=512),
     "host": Host(keys=("obs",)),
     "compressed": Compressed(keys=("obs", "t")),
-    "blocks": Compressed(keys=("obs",), codec=Blocks()),
 }
-HOSTED = ("host", "compressed", "blocks")
+HOSTED = ("host", "compressed")
 SAMPLERS = {"uniform": Uniform(), "prioritized": Prioritized(), "epoch": Epoch(), "consume": Consume(2)}
 VIEWS = {
     "row": Row(),
@@ -197,7 +196,6 @@ DEFAULT = [  # of two oracles: what costs time is compiling
     ("compressed", "prioritized", "transition", "donated"),
     ("deduplicated", "epoch", "row", "donated"),
     ("host", "epoch", "row", "jit"),
-    ("blocks", "epoch", "row", "eager"),
 ]
 
 
@@ -682,7 +680,7 @@ def test_a_write_does_not_wait_for_what_it_leaves_alone() -> None:
     check(requests, s.collect(number, requests), 0)
 
 
-@pytest.mark.parametrize("codec", [None, Zstd(chunk=2), Blocks(chunk=2)])
+@pytest.mark.parametrize("codec", [None, Zstd(chunk=2)])
 def test_a_write_waits_for_what_it_would_overwrite(codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the thread has begun or not."""
     s = store(codec, slack=0)
@@ -853,7 +851,7 @@ print("done")
 PROGRAM = st.lists(st.tuples(st.sampled_from("wwrrcpd"), st.integers(0, 2**16)), min_size=1, max_size=25)
 
 
-@pytest.mark.parametrize("codec", [Zstd(chunk=4), Blocks(chunk=1), Gated()])
+@pytest.mark.parametrize("codec", [Zstd(chunk=4), Gated()])
 @example(program=[("w", 0), ("r", 0), ("c", 0), ("w", 0), ("c", 0)])  # asked for again when the rows are gone
 @given(program=PROGRAM)
 def test_what_is_collected_is_what_was_there_when_it_was_asked_for(codec: Any, program: list[tuple[str, int]]) -> None:

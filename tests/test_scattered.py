@@ -20,7 +20,7 @@ from jax import lax
 import fbuf
 from fbuf import _typing
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
-from fbuf.storages import Blocks, Compressed, Deduplicated, Device, Host, Zstd
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Zstd
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.inplace import assert_draw_write_draw
 
@@ -78,7 +78,6 @@ STORAGES = {
     "Host": Host(keys=("obs",)),
     "Compressed": Compressed(keys=("obs",)),
     "Compressed, small": Compressed(keys=("obs", "score"), codec=Zstd(chunk=1, dictionary=0), slack=3),
-    "Blocks": Compressed(keys=("obs",), codec=Blocks()),
 }
 HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
 WRITERS = {
@@ -410,7 +409,7 @@ def test_a_buffer_on_the_device_vmaps() -> None:
 # --------------------------------------------------------------------------------------------- kept, measured, converted
 
 
-@pytest.mark.parametrize("storage", ["Device", "Compressed", "Blocks"])
+@pytest.mark.parametrize("storage", ["Device", "Compressed"])
 def test_rows_go_through_arrays_and_on(storage: str) -> None:
     buffer = make(storage, "Anywhere")
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))

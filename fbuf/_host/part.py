@@ -1,4 +1,4 @@
-"""What a store asks of a column's rows, however they are kept: as they are, encoded, or as blocks.
+"""What a store asks of a column's rows, as they are or encoded.
 
 Writing is in three steps, so that an exception leaves the store as it was: `stage` is slow and shows readers nothing,
 `reserve` allocates, `commit` cannot fail; `cancel` undoes the first two. Reading is in two: `fetch` says how, under the
@@ -21,7 +21,7 @@ class Census(NamedTuple):
     """What `Store.stats` adds up."""
 
     chunks: int = 0  # encoded, live
-    payload: int = 0  # their bytes, and those of what they refer to
+    payload: int = 0  # their bytes
     dictionaries: int = 0
 
 

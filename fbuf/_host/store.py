@@ -669,8 +669,8 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, tables of blocks (with their empty places),
-        rings (as far as written), changes, rows read ahead.
+        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, rings (as far as
+        written), changes, rows read ahead.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """
