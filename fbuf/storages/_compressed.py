@@ -30,10 +30,10 @@ class Compressed(Hosted):
     Attributes:
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more. With a `path` None puts all
         into files, those of 1 KiB or more compressed and the others as they are, so that `Buffer.resume` finds whole rows.
-      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for what does
-        not compress; or any value with `chunk`, `encode`, `decode` (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
-        With a writer that replaces any row, rows are encoded one by one (some 35 bytes a row beside what they compress to),
-        and a codec of your own must have `chunk` 1.
+      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for what
+        does not compress; or any value with `chunk`, `encode`, `decode` (`Codec`). Or one for each leaf that is to have another
+        than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one
+        by one (some 35 bytes a row beside what they compress to), and a codec of your own must have `chunk` 1.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       cache: Bytes of decoded chunks kept for each leaf, for draws that come back to the same rows: priorities that a few rows
