@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 TIERS = ("more", "exhaustive")
+pytest.register_assert_rewrite("tests.support")
 _TESTS = itertools.count()
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
@@ -59,7 +60,9 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on")
+    parser.addoption(
+        "--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

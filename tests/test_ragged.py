@@ -571,7 +571,7 @@ def grown_cases() -> list[Any]:
     samplers = [Uniform(), Prioritized(), Prioritized(normalize="buffer"), Epoch(), Consume(2), Staleness(4, unit=3)]
     views = [Row(), Transition(observation="id", n_step=2), Sequence(3), Sequence(3, boundary="mask"), Episode(4)]
     cases = [(s, v) for s in samplers for v in views] + [(Uniform(over="episodes"), v) for v in views]
-    kit = [Prioritized(largest="held", uniform=0.2, decay=0.5, spread=2, normalize="buffer"), Ranked(uniform=0.2)]
+    kit = [Prioritized(largest="held", uniform=0.2, normalize="buffer"), Ranked(uniform=0.2)]
     cases += [(s, v) for s in kit for v in views]
     return [pytest.param(s, v, marks=() if i in (0, 8, 30) else pytest.mark.slow) for i, (s, v) in enumerate(cases)]
 

@@ -91,7 +91,7 @@ SAMPLERS = {
     "Prioritized": Prioritized(),
     "Consume": Consume(2),
     "Ranked": Ranked(uniform=0.2),
-    "kit": Prioritized(uniform=0.2, keep=0.5, decay=0.9, largest="held"),
+    "kit": Prioritized(uniform=0.2, largest="held"),
     "distinct": Prioritized(replace=False),
 }
 EXAMPLE = {
