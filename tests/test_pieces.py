@@ -22,7 +22,7 @@ from fbuf import _files, _pieces
 from fbuf._host.store import StoreClosed
 from fbuf._pieces import _chunked, _manifest
 from fbuf.storages import BitPack, Raw, Zstd
-from tests import pieces
+from tests import disk, pieces
 
 Used = _pieces.Used
 
@@ -276,7 +276,7 @@ def test_what_a_piece_refuses(tmp_path: Path) -> None:
         ({"x": ((-1,), "int32")}, {}, "has shape"),
         ({"x#": ((), "int32")}, {}, "without '#'"),
         ({"x": ((), "int32")}, {"codec": {"y": Zstd()}}, "codec names 'y'"),
-        ({"x": ((), "int32")}, {"codec": {"x": fbuf.storages.Blocks()}}, "which every reader knows"),
+        ({"x": ((), "int32")}, {"codec": {"x": disk.Deflate()}}, "which every reader knows"),
         ({"x": ((), "int32")}, {"structure": {"dict": [["x", 1]]}}, "each of 1 leaves once"),
         ({"x": ((), "int32")}, {"structure": {"own": "os:system"}}, "dicts, lists and tuples"),
     ],
