@@ -39,6 +39,6 @@ SAMPLERS = [
 VIEWS = [Row(), Transition(observation="id", n_step=2), Sequence(3), Sequence(3, boundary="mask"), Episode(4)]
 
 
-@pytest.mark.parametrize(("sampler", "view"), itertools.product(SAMPLERS, VIEWS))
+@pytest.mark.parametrize(("sampler", "view"), list(itertools.product(SAMPLERS, VIEWS)))
 def test_a_grown_buffer_is_one_that_was_larger_from_the_start(sampler: Any, view: Any) -> None:
     check_growth(sampler, view)
