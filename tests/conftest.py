@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 TIERS = ("more", "exhaustive")
+pytest.register_assert_rewrite("tests.support")
 _TESTS = itertools.count()
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].

@@ -363,3 +363,20 @@ def test_strict_promotion_and_x64(x64: bool) -> None:
         assert bool(limit.can_add(pace, 2, size=jnp.int32(8))) and not limit.can_sample(pace, 4)
         assert pace.added.dtype == pace.surplus.dtype == jnp.uint32
         assert float(limit.stats(pace)["surplus"]) == 1
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_bounds_between_two_steps_of_the_surplus_are_kept(host: bool) -> None:
+    """With half a draw a row the surplus moves by halves: 0.3 and -0.3 allow 0 alone."""
+    limit = Limit(Fraction(1, 2), min_diff=-0.3, max_diff=0.3)
+    assert limit.can_add(limit.init(added=1, drawn=1, host=host), 1)  # to 0
+    assert not limit.can_add(limit.init(added=1, drawn=1, host=host), 2)  # to 0.5
+    assert limit.can_sample(limit.init(added=2, host=host), 1)  # to 0
+    assert not limit.can_sample(limit.init(added=3, drawn=1, host=host), 1)  # to -0.5
+    assert limit.stats(limit.init(added=1, drawn=1, host=host))["surplus"] == -0.5
+
+
+def test_counts_beyond_63_bits_are_more_than_min_size() -> None:
+    limit = Limit(1, min_size=3, min_diff=-1, max_diff=1)
+    pace = limit.init(added=2**63 + 7, drawn=2**63 + 6)
+    assert limit.can_sample(pace, 1) and not limit.can_add(pace, 1)

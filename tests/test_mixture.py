@@ -30,7 +30,7 @@ from tests.support.mixture import (
     two,
     weighted,
 )
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 
 def test_chances_and_weights_are_those_of_the_closed_form() -> None:

@@ -696,6 +696,16 @@ def test_a_write_waits_for_what_it_would_overwrite(codec: Any, monkeypatch: pyte
         check(requests, s.collect(number, requests), 0)
 
 
+def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+    s = store(slack=0)
+    tickets = write(s, 0, 16)
+    number = ask(s, tickets[:3])
+    write(s, 100, 1)
+    requests = wanted(tickets[:3])
+    check(requests, s.collect(number, requests), 0)
+
+
 def test_only_the_last_requests_are_kept_and_their_arrays_are_used_again() -> None:
     s = store()
     tickets = write(s, 0, 12)

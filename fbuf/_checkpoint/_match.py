@@ -47,8 +47,9 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
 
     Raises:
       SchemaError: they do not go together; or what is saved names something of a user's own, and no buffer is given.
+      VersionError: the buffer that was saved used a setting that was removed.
     """
-    config = {"on_write": None, "on_read": None, **meta["buffer"]}  # earlier releases had none
+    config = {"on_write": None, "on_read": None, **_current(call, path, meta["buffer"])}  # earlier releases had none
     if buffer is None:
         lacking = _describe.missing(config)
         if lacking is not None:
@@ -80,6 +81,17 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     ahead["on_read"] = _same_stages(config["on_read"], target)
     reader = dataclasses.replace(target, capacity=config["capacity"], storage=storage, **ahead)
     return Match(reader, target, keeps)
+
+
+def _current(call: str, path: str, config: Any) -> Any:
+    """The configuration without settings that were removed and did nothing."""
+    try:
+        return _describe.without_removed(config)
+    except ValueError as error:
+        raise _files.VersionError(
+            f"{call}: {path} was saved with {error}. Load it with the version that saved it, and convert it there to a buffer "
+            f"without."
+        ) from None
 
 
 def build(call: str, path: str, config: Any) -> Any:

@@ -28,7 +28,7 @@ from tests.support.mixture import (
     three,
     two,
 )
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 CASES = [
     ("Epoch", "annealed"),
