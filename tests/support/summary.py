@@ -17,7 +17,7 @@ import fbuf
 from fbuf._summary import _look
 from fbuf._tree import item_bytes
 from fbuf.samplers import Consume, Epoch
-from tests import test_combinations as parts
+from tests.support import combinations as parts
 
 LANES, BATCH = parts.LANES, parts.BATCH
 MANY = 1 << 14  # rows compared by default
