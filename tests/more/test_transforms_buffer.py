@@ -100,7 +100,7 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
     """The compiled program has one float array of the batch's size, its result; what it reads stays uint8."""
     batch = 64
     (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
-    plain = measure(*plain_fn, *plain_args)
+    plain = measure(plain_fn, *plain_args)
     memory = measure(fn, *args)
     pixels = batch * 84 * 84
     assert memory.made - plain.made <= 4 * pixels
