@@ -17,10 +17,8 @@ from tests.support.blocktable import (
     GOOD,
     REFER,
     RELEASE,
-    WORDS,
     Model,
     check_sequences,
-    hashing,
     some_blocks,
     sprites,
 )
@@ -31,24 +29,6 @@ MANY = 2**32 - 10  # references a place may have
 def test_any_sequence_of_calls() -> None:
     """With hashes of 3 bits, so that different blocks collide."""
     check_sequences("3 bits", 160, 7)
-
-
-def test_one_bucket_pair_is_used_to_its_last_place() -> None:
-    """All blocks want the same 64 slots: they get every one and no other, and again when nothing refers to their blocks."""
-    with hashing("constant"):
-        model = Model(320, 16)
-        room = WAYS * 2 - (0 in model.buckets(np.zeros((1, WORDS), np.uint32)))
-        placed = model.write(some_blocks(100, 2**32, 0), 100, 0)
-        assert np.asarray(placed.won).sum() == room and model.refused == 100 - room
-        model = Model(320, 16)
-        for seed in range(9):
-            refused = model.refused
-            model.write(some_blocks(100, 2**32, seed), 16, seed)
-            if refused:  # the lot before found few slots free; now there is none
-                assert model.refused == refused
-            for _ in range(3):
-                model.release(1.0, seed, 100)
-        assert model.live == 0 and len(model.contents()) < 65 and model.refused < 16
 
 
 def test_places_are_given_in_order_of_arrival() -> None:

@@ -14,6 +14,7 @@ import pytest
 import fbuf
 from fbuf import _files
 from fbuf._checkpoint import _room
+from tests.golden import buffers
 from tests.support.checkpoint import ROOT
 from tests.support.checkpoint_saving import check_mangled_meta, golden_parts
 
@@ -75,8 +76,8 @@ def test_a_component_of_a_later_release_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_a_removed_codec_is_refused(tmp_path: Path) -> None:
-    with _files.read(str(GOLDEN / "compressed")) as saved:
-        arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, copy.deepcopy(saved.meta)
+    arrays, meta = golden_parts("compressed")
+    meta = copy.deepcopy(meta)
     meta["buffer"]["storage"]["codec"] = {"type": "fbuf.storages.Blocks", "block": None, "chunk": 1}
     _files.write(str(tmp_path / "saved"), arrays, meta)
     for given in ((), (buffers.BUFFERS["compressed"],)):

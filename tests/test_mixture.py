@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.store import Store
 from fbuf.samplers import Epoch
-from fbuf.storages import Compressed
 from tests.support.mixture import (
     EXAMPLE,
     MODES,
@@ -33,23 +31,6 @@ from tests.support.mixture import (
     weighted,
 )
 from tests.support.uniformity import chi_square_z
-
-
-def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    real = Store.read
-
-    def read(self: Store, requests: Any) -> Any:
-        asked.extend((np.count_nonzero(tickets), len(tickets)) for _, tickets, *_ in requests)
-        return real(self, requests)
-
-    monkeypatch.setattr(Store, "read", read)
-    buffers = {name: fbuf.Buffer(20, storage=Compressed(keys=("obs",))) for name in "ab"}
-    mixture = fbuf.Mixture(buffers, annealed=True)
-    batch = mixture.peek(filled(mixture), jax.random.key(0), 16, fractions={"a": 0.25})
-    assert batch.source.tolist() == [0] * 4 + [1] * 12
-    jax.block_until_ready(batch)
-    assert sorted(asked) == [(4, 16), (12, 16)]
 
 
 def test_chances_and_weights_are_those_of_the_closed_form() -> None:

@@ -72,25 +72,6 @@ def test_leaves_in_all_forms() -> None:
     assert (text["obs"][0] == np.arange(3)).all()
 
 
-def test_eager_and_jitted_rows_mix() -> None:
-    buffer = fbuf.Buffer(capacity=8, storage=Ragged(maximum={"obs": 4}))
-    state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
-    state = buffer.extend(state, [{"text": "none", "reward": 0.0}, {"obs": np.ones(3, np.float32), "reward": 1.0}])
-    whole = jax.jit(buffer.extend)(state, {"obs": jnp.full((2, 2), 5.0), "reward": jnp.ones(2)})
-    lacking = jax.jit(buffer.extend)(whole, {"reward": jnp.ones(1)})
-    got = buffer.rows(lacking)
-    assert got.data["obs_length"][:5, 0].tolist() == [-1, 3, 2, 2, -1]
-    assert got.data["obs"][:5].tolist() == [[0] * 4, [1, 1, 1, 0], [5, 5, 0, 0], [5, 5, 0, 0], [0] * 4]
-    assert got.lazy.missing == {"obs": [0, 4], "text": [1, 2, 3, 4]}
-    again = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
-    again = buffer.extend(again, got.data, mask=got.mask)  # what a batch shows can be added again
-    assert [None if x is None else x.tolist() for x in buffer.rows(again).lazy.get("obs")[:5]] == [
-        None if x is None else x.tolist() for x in got.lazy.get("obs")[:5]
-    ]
-    single = jax.jit(buffer.add)(lacking, {"obs": jnp.arange(4.0), "reward": jnp.float32(3)})
-    assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
-
-
 def test_rows_beyond_their_maximum_are_refused_and_nothing_is_stored() -> None:
     buffer = fbuf.Buffer(capacity=8, storage=Ragged(maximum={"obs": 4}))
     state = buffer.init({"obs": np.zeros(0, np.float32), "reward": 0.0})

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _observing
-from fbuf.samplers import Epoch
 from fbuf.storages import Device
 from fbuf.transforms import (
     Chain,
@@ -156,36 +155,6 @@ def test_without_transforms_nothing_changes() -> None:
     assert state.transforms is None and state.ahead.reading is None
     scaled = dataclasses.replace(buffer, on_read=Scale("x"))
     assert jax.tree.structure(scaled.init({"x": 0.0})) == jax.tree.structure(state)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Largest:
-    """Divides rewards by the largest that came."""
-
-    def watches(self, spec: Any) -> tuple[str, ...]:
-        return ("reward",)
-
-    def init(self, spec: Any) -> Any:
-        return jnp.float32(0)
-
-    def observe(self, memory: Any, leaves: Any, mask: Any) -> Any:
-        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves["reward"]), jnp.float32(0))))
-
-    def stats(self, memory: Any) -> dict[str, jax.Array]:
-        return {"is": memory}
-
-    def apply(self, data: Any, context: Any) -> Any:
-        return {**data, "reward": data["reward"] / context.memory}
-
-
-def test_custom_transforms() -> None:
-    rows = {"reward": jnp.array([-9.0, 1.0, 4.0])}
-    for settings in ({"on_read": Largest()}, {"on_write": Largest()}):
-        buffer = fbuf.Buffer(4, sampler=Epoch(shuffle=False), **settings)
-        state = buffer.extend(buffer.init({"reward": 0.0}), rows, mask=jnp.array([False, True, True]))
-        assert float(buffer.stats(state)["largest_is"]) == 4.0
-        assert buffer.sample(state, jax.random.key(0), 2)[1].data["reward"].tolist() == [0.25, 1.0]
 
 
 def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:

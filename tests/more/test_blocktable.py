@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from fbuf import _blocktable
+from fbuf._blocktable import WAYS
 from tests.support.blocktable import (
     CONTENTS,
     SIZE,
@@ -23,6 +24,7 @@ from tests.support.blocktable import (
     check_sequences,
     check_turnover,
     cycle,
+    hashing,
     some_blocks,
     start,
 )
@@ -101,3 +103,21 @@ def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing() -> None:
     made, moved, lost = _blocktable.rebuild(model.table, 1056)
     assert int(lost) == 0 and int(made.live) == 1023
     np.testing.assert_array_equal(np.asarray(made.words)[np.asarray(moved)[1:]], np.asarray(model.table.words)[1:])
+
+
+def test_one_bucket_pair_is_used_to_its_last_place() -> None:
+    """All blocks want the same 64 slots: they get every one and no other, and again when nothing refers to their blocks."""
+    with hashing("constant"):
+        model = Model(320, 16)
+        room = WAYS * 2 - (0 in model.buckets(np.zeros((1, WORDS), np.uint32)))
+        placed = model.write(some_blocks(100, 2**32, 0), 100, 0)
+        assert np.asarray(placed.won).sum() == room and model.refused == 100 - room
+        model = Model(320, 16)
+        for seed in range(9):
+            refused = model.refused
+            model.write(some_blocks(100, 2**32, seed), 16, seed)
+            if refused:  # the lot before found few slots free; now there is none
+                assert model.refused == refused
+            for _ in range(3):
+                model.release(1.0, seed, 100)
+        assert model.live == 0 and len(model.contents()) < 65 and model.refused < 16

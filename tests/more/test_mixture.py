@@ -12,7 +12,9 @@ import pytest
 from jax import lax
 
 import fbuf
+from fbuf._host.store import Store
 from fbuf.samplers import Consume, Prioritized
+from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests import pieces
 from tests.support.mixture import (
@@ -155,3 +157,20 @@ def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
     ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
     counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
     assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
+
+
+def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    real = Store.read
+
+    def read(self: Store, requests: Any) -> Any:
+        asked.extend((np.count_nonzero(tickets), len(tickets)) for _, tickets, *_ in requests)
+        return real(self, requests)
+
+    monkeypatch.setattr(Store, "read", read)
+    buffers = {name: fbuf.Buffer(20, storage=Compressed(keys=("obs",))) for name in "ab"}
+    mixture = fbuf.Mixture(buffers, annealed=True)
+    batch = mixture.peek(filled(mixture), jax.random.key(0), 16, fractions={"a": 0.25})
+    assert batch.source.tolist() == [0] * 4 + [1] * 12
+    jax.block_until_ready(batch)
+    assert sorted(asked) == [(4, 16), (12, 16)]

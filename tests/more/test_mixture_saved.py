@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.samplers import Epoch, Prioritized
@@ -18,7 +17,6 @@ from fbuf.transforms import Normalize, NormalizeReward, Scale
 from tests.support.mixture import EXAMPLE, MODES, filled, played, same, two
 
 
-@pytest.mark.slow
 def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path: Path) -> None:
     one = fbuf.Buffer(20, sampler=Prioritized(normalize="buffer"))
     other = fbuf.Buffer(40, storage=Compressed(keys=("obs",)), sampler=Epoch())
