@@ -19,13 +19,13 @@ from tests.support.checkpoint import (
     check_every_number_of_rows,
     check_goes_on,
     check_golden,
+    check_killed,
     check_old_state,
     golden,
     same,
     step,
     steps,
 )
-from tests.support.checkpoint_kills import killed
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_rows_of_further_storages_return(storage: str, tmp_path: Path) -> No
 
 
 def test_a_kill_leaves_the_old_or_the_new_save(tmp_path: Path) -> None:
-    killed("Compressed", 0, tmp_path)
+    check_killed("Compressed", 0, tmp_path)
 
 
 def test_golden_checkpoints_load() -> None:
