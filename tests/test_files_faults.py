@@ -219,20 +219,6 @@ def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
         assert load(PATH, left) == 1
 
 
-def test_a_save_without_sync_is_lost_or_whole() -> None:
-    chance = random.Random(0)
-    base = Memory()
-    save(PATH, 1, base)
-    disk = base.copy()
-    save(PATH, 2, disk, sync=False)
-    seen = set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for left in disk.crashes(chance, 60):
-            seen.add(load(PATH, left))
-    assert seen == {1, 2}
-
-
 def test_a_full_disk(tmp_path: Path) -> None:
     """The limit on the size of files stands in for a full disk."""
     array = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import combinations
-from tests.support.checkpoint import check_goes_on, check_grown, check_old_state, check_resize
-from tests.support.checkpoint_kills import STORAGES, killed
+from tests.support.checkpoint import check_goes_on, check_grown, check_killed, check_old_state, check_resize
 from tests.support.checkpoint_saving import check_mangled_meta
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
@@ -50,9 +49,9 @@ def test_an_old_state_is_saved_as_it_was(storage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2, 22))
-@pytest.mark.parametrize("name", STORAGES)
-def test_a_kill_leaves_the_old_or_the_new_save(name: str, seed: int, tmp_path: Path) -> None:
-    killed(name, seed, tmp_path)
+@pytest.mark.parametrize("storage", combinations.STORAGES)
+def test_a_kill_leaves_the_old_or_the_new_save(storage: str, seed: int, tmp_path: Path) -> None:
+    check_killed(storage, seed, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(2, 20))

@@ -27,6 +27,7 @@ from tests.support.checkpoint import (
     check_goes_on,
     check_golden,
     check_grown,
+    check_killed,
     check_other_buffer,
     check_resize,
     newest_rows,
@@ -35,7 +36,6 @@ from tests.support.checkpoint import (
     saved_transitions,
     steps,
 )
-from tests.support.checkpoint_kills import killed
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
 from tests.support.scattered import Anywhere, Largest
 
@@ -58,9 +58,9 @@ def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Pa
     check_goes_on(pair, 8, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["Device", "Memmap", "Ragged"])
-def test_a_kill_leaves_the_old_or_the_new_save(name: str, tmp_path: Path) -> None:
-    killed(name, 1, tmp_path)
+@pytest.mark.parametrize("storage", ["Device", "Compressed(path=...)", "Ragged"])
+def test_a_kill_leaves_the_old_or_the_new_save(storage: str, tmp_path: Path) -> None:
+    check_killed(storage, 1, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["device", "compressed", "deduplicated", "host", "ragged"])

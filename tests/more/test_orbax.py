@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.support.orbax import ROW, check_manager, finalized, manager, replay, restore, rows, save
+from tests.test_orbax import ROW, check_manager, finalized, manager, replay, restore, rows, save
 
 __all__ = ["finalized", "manager"]  # fixtures
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +28,16 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
 
 
-def same(one: Any, two: Any) -> None:
+def same(one: Any, two: Any, case: str = "") -> None:
     """Compare the structure, dtypes, shapes and bits of two pytrees of arrays."""
     pairs = jax.tree_util.tree_flatten_with_path(one)[0]
     others = jax.tree_util.tree_flatten_with_path(two)[0]
     assert [path for path, _ in pairs] == [path for path, _ in others]
     for (path, a), (_, b) in zip(pairs, others, strict=True):
         a, b = np.asarray(a), np.asarray(b)
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), jax.tree_util.keystr(path)
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), case + jax.tree_util.keystr(
+            path
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -86,6 +93,48 @@ def check_goes_on(pair: tuple[str, str, str, int], number: int, tmp_path: Path) 
         same(steps(loaded, again, 100, number)[1], steps(buffer, state, 100, number)[1])
         if elsewhere(buffer, tmp_path) is not buffer:
             break  # its path is in use
+
+
+def placed(storage: str, folder: str) -> fbuf.Buffer:
+    """Make a buffer with priorities whose files, if any, are in a folder."""
+    return elsewhere(combinations.make(storage, "Prioritized", "Row"), Path(folder))
+
+
+_CHILD = """
+import sys
+import fbuf
+from tests.support import combinations
+from tests.support.checkpoint import placed, steps
+storage, folder, path = sys.argv[1:]
+buffer = placed(storage, folder)
+state = buffer.init(combinations.EXAMPLE)
+for number in range(1, 10**9):
+    state = steps(buffer, state, number, 1)[0]
+    print(number, flush=True)
+    fbuf.save(path, buffer, state, wait=number % 2 == 1, sync=False, extra=number)
+"""
+
+
+def check_killed(storage: str, seed: int, tmp_path: Path) -> int:
+    """Kill a process at a random moment of its saves: a whole save loads and goes on. Return its number."""
+    child, path, loading, repeated = (str(tmp_path / name) for name in ("child", "saved", "loaded", "repeated"))
+    command = [sys.executable, "-c", _CHILD, storage, child, path]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for number in ("1\n", "2\n"):  # the first save has ended
+        assert process.stdout.readline() == number
+    time.sleep(random.Random(seed).uniform(0, 0.4))
+    process.send_signal(signal.SIGKILL)
+    begun = [2, *map(int, process.communicate()[0].split())]
+    buffer = placed(storage, repeated)
+    loaded, again, number = fbuf.load(path, placed(storage, loading), extra=True)
+    # Every save but the last has ended, and one in the background, which the next save waits for.
+    case = f"{storage}, seed {seed}: began save {begun[-1]}, loaded {number}"
+    assert max(begun[-1] - 2, 1) <= number <= begun[-1], case
+    state = steps(buffer, buffer.init(combinations.EXAMPLE), 1, number)[0]
+    same(steps(loaded, again, 10**6, 6)[1], steps(buffer, state, 10**6, 6)[1], case)
+    fbuf.save(path, loaded, again)
+    return int(number)
 
 
 def numbered(buffer: fbuf.Buffer, state: Any, first: int, count: int) -> Any:
