@@ -22,7 +22,7 @@ from fbuf import _pieces
 from fbuf.datasets._flat import Settings
 from fbuf.datasets._sliced import write_columns
 from fbuf.interop._source import Column
-from tests import datasets_oracle as oracle
+from tests.support import datasets_oracle as oracle
 
 OBS = {"obs": ((3,), np.float32)}
 ACTION = {"action": ((2,), np.float32)}

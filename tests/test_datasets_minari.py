@@ -16,7 +16,7 @@ import pytest
 
 import fbuf
 from fbuf import _pieces
-from tests import datasets_oracle as oracle
+from tests.support import datasets_oracle as oracle
 
 SPACES: dict[str, dict[str, Any]] = {
     "plain": {

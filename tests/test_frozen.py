@@ -26,7 +26,7 @@ from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet, Device
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
-from tests import pieces
+from tests.support import pieces
 from tests.test_combinations import REFUSED, SAMPLERS, VIEWS
 
 BATCH = 6

@@ -25,7 +25,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Unifor
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence, Transition
-from tests import pieces
+from tests.support import pieces
 from tests.disk import fresh, somewhere
 from tests.test_uniformity import chi_square_z
 

@@ -22,7 +22,7 @@ from fbuf import _files, _pieces
 from fbuf._host.store import StoreClosed
 from fbuf._pieces import _chunked, _manifest
 from fbuf.storages import BitPack, Raw, Zstd
-from tests import pieces
+from tests.support import pieces
 
 Used = _pieces.Used
 
@@ -359,7 +359,7 @@ def test_killed_between_and_within_pieces(tmp_path: Path, at: int) -> None:
         import os, sys
         import numpy as np
         from fbuf import _files
-        from tests import pieces
+        from tests.support import pieces
         path, at = sys.argv[1], int(sys.argv[2])
         calls = 0
         class Dying(_files.Disk):

@@ -41,7 +41,7 @@ from fbuf.transforms import (
     Stack,
 )
 from fbuf.views import Episode, Sequence, Transition
-from tests import pieces
+from tests.support import pieces
 from tests import test_combinations as combinations
 
 ON_WRITE = Chain(
