@@ -19,8 +19,8 @@ from fbuf.datasets._atari_volumes import BEFORE
 from fbuf.datasets._source import FileCorrupted, SourceError, SpaceError
 from fbuf.datasets._source import files as source_files
 from fbuf.views import Row, Transition
-from tests import _atari_pieces as made
-from tests._fault_server import LISTING, Cut, FaultServer, Status
+from tests.support import atari_pieces as made
+from tests.support.fault_server import LISTING, Cut, FaultServer, Status
 
 GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a piece
 RUN = "dqn/Pong/1/replay_logs/"

@@ -20,7 +20,7 @@ from fbuf.datasets._atari_ring import ring
 from fbuf.datasets._atari_volumes import BEFORE, RUNS
 from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
 from fbuf.datasets._source import FileCorrupted
-from tests import _atari_pieces as made
+from tests.support import atari_pieces as made
 
 BLOCK = 64
 

@@ -22,7 +22,7 @@ from fbuf import _pieces
 from fbuf.datasets._source import SourceError
 from fbuf.samplers import Epoch
 from fbuf.views import Episode, Row, Sequence, Transition
-from tests import _atari_pieces as made
+from tests.support import atari_pieces as made
 
 ENDS = [64, 150, 260]  # the last rows of three episodes: terminal steps
 

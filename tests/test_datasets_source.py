@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fbuf.datasets._source import File, FileCorrupted, SourceError, SpaceError, address_of, fetch, files, list_files
-from tests._fault_server import LISTING, Cut, Damage, FaultServer, Status
+from tests.support.fault_server import LISTING, Cut, Damage, FaultServer, Status
 
 FOLDER = "dqn/Pong/1/replay_logs/"
 NAME = FOLDER + "$store$_observation_ckpt.0.gz"
@@ -89,7 +89,7 @@ def test_the_public_bucket_is_asked_where_it_is() -> None:
 
 @pytest.mark.parametrize("text", [b"<html>log in</html>", b"[]", b'{"files": 3}', b'{"files": [{"size": 3}]}'])
 def test_an_index_that_is_none(server: FaultServer, text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests._fault_server._Handler._index", lambda *_: text)
+    monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_: text)
     with pytest.raises(SourceError, match=r"index.json: is not an index of files; expected \{\"files\""):
         listed(server.base)
 

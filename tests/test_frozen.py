@@ -23,7 +23,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Unifor
 from fbuf.storages import DataSet, Device
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 from fbuf.writers import Frozen
-from tests import pieces
+from tests.support import pieces
 
 BATCH = 6
 STACKS = Transition(stack=3, n_step=2)

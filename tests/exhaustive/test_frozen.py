@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import pieces
+from tests.support import pieces
 from tests.test_frozen import SAMPLERS, VIEWS, check_batches, made, small_blocks
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) != ("Uniform(over='episodes')", "Sequence('cross')")]

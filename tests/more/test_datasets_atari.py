@@ -18,8 +18,8 @@ from fbuf import _pieces
 from fbuf.datasets import _atari_workers
 from fbuf.datasets._atari_piece import schema
 from fbuf.datasets._source import list_files
-from tests import _atari_pieces as made
-from tests._fault_server import FaultServer, Stall
+from tests.support import atari_pieces as made
+from tests.support.fault_server import FaultServer, Stall
 from tests.test_datasets_atari import FRAMES, RUN, get, same
 
 PROGRAM = """

@@ -21,7 +21,7 @@ from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
-from tests import pieces
+from tests.support import pieces
 from tests.test_frozen import BATCH, STACKS, check_batches, device, made, opened, same, small_blocks, stepping
 
 CASES = [

@@ -16,7 +16,7 @@ from fbuf._host.store import Store
 from fbuf.samplers import Consume, Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition
-from tests import pieces
+from tests.support import pieces
 from tests.support.mixture import (
     MODES,
     check_empty,

@@ -30,7 +30,7 @@ from fbuf.transforms import (
     Stack,
 )
 from fbuf.views import Episode, Sequence, Transition
-from tests import pieces
+from tests.support import pieces
 from tests.support.transforms import (
     BATCH,
     EXAMPLE,

@@ -1,6 +1,6 @@
 """Measures what crosses between JAX and torch, and how: the tables of fbuf/TORCH.md.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m tests.torch_table --write
+    XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m tests.support.torch_table --write
 
 A cell is what happened: "shared" (the same memory), "copied" (other memory, same values), "crosses" (no bytes), or
 "refused" with the error's type.

@@ -74,3 +74,20 @@ def make(path: Path, *, seed: int = 0, schema: _pieces.Schema = SCHEMA) -> Rows:
         write(path, number, schema, rows)
     _pieces.finish(path, USED, {"name": "made"}, sync=False)
     return used_of(pieces, USED)
+
+
+def same(got: Rows, want: Rows) -> None:
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].dtype == array.dtype and got[name].shape == array.shape, name
+        assert got[name].tobytes() == array.tobytes(), name
+
+
+def check(path: Path, want: Rows, **settings: Any) -> None:
+    """Every leaf of all rows in order, and of some in no order."""
+    with _pieces.DataSet.open(path, **settings) as dataset:
+        number = len(next(iter(want.values())))
+        assert dataset.rows == number
+        same(dataset.read_rows(0, number), want)
+        at = np.random.default_rng(0).integers(0, number, (5, 3))
+        same(dataset.read(dict.fromkeys(want, at)), {name: array[at] for name, array in want.items()})
