@@ -13,7 +13,7 @@ from pathlib import Path
 from fbuf import __version__
 from fbuf._files import _show
 from fbuf.datasets import _command as _datasets
-from fbuf.demo import _command, _torchcommand
+from fbuf.demo import _command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,14 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)
-    torch = demo.add_subparsers(title="another demo", metavar="torch").add_parser(
-        "torch",
-        help="a DQN in plain torch learns CartPole on fbuf's replay",
-        description="Double DQN in plain torch on fbuf's prioritized replay; gymnasium's CartPole. Two minutes at most on 2 "
-        "CPU cores.",
-    )
-    _torchcommand.add_arguments(torch)
-    torch.set_defaults(run=_torchcommand.main)
     _show.add_commands(commands)
     _datasets.add_commands(commands)
     options = parser.parse_args(arguments)

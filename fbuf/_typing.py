@@ -542,20 +542,6 @@ class Bounded(Protocol):
 
 
 @runtime_checkable
-class Spreading(Protocol):
-    """What a sampler has besides if an update may reach the rows before in the same episode. It is then `by_episode`."""
-
-    @property
-    def reach(self) -> int:
-        """W, how many rows before; 0: none."""
-
-    def spread_update(
-        self, sampler: Any, slot: jax.Array, error: jax.Array, before: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> Any:
-        """`update`, with slots int32[B, W] of the anchors before each row, nearest first; C where there is none."""
-
-
-@runtime_checkable
 class Rebuilding(Protocol):
     """What a sampler has besides if it keeps what numbers made of priorities, and can make it anew."""
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _anchors, _neighbours, _ring, _scatter, _transforming
+from fbuf import _anchors, _ring, _scatter, _transforming
 from fbuf._dispatch import Verb, scoped
 from fbuf._duplicates import keep_last
 from fbuf._given import Given
@@ -32,7 +32,6 @@ from fbuf._typing import (
     Reporting,
     Ring,
     Scattering,
-    Spreading,
     Streaming,
     Window,
     host_kept,
@@ -401,13 +400,7 @@ def _update_priority_core(
         refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
         refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
     )
-    if isinstance(buffer.sampler, Spreading) and buffer.sampler.reach:
-        assert state.anchors is not None
-        spreading: Spreading = buffer.sampler
-        before, token = _neighbours.before(state.anchors, state.ring, geometry, slot, spreading.reach, token)
-        sampler = scoped("update", spreading.spread_update)(state.sampler, slot, error, before, geometry, token)
-    else:
-        sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
+    sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
     return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 

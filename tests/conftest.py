@@ -1,9 +1,10 @@
-"""What every test stands on: strict JAX, a fixed share of the slow tests, stores freed after each.
+"""Test configuration: strict JAX, quick compilation, three tiers of tests, stores closed after each test.
 
-An eightieth of the slow tests (those marked so, and those listed in slow.txt) runs by default, chosen by a hash of the
-test's id, so that the same ones run on every machine and in every process of pytest-xdist; sharing by file or by time was
-rejected because a new test would then move others in or out. `FBUF_EXHAUSTIVE=1` or `--slow all` runs all of them; a slow
-test named on the command line always runs.
+`tests/` is the quick tier and what `pytest` runs. `tests/more/` is what CI runs besides, `tests/exhaustive/` the rest;
+both run when named, and with FBUF_EXHAUSTIVE=1. `--share 7/40` keeps every fortieth case from the seventh on.
+
+Tests compile without XLA's expensive optimisations. Those marked `optimized` (in-place, memory, bit-exact and export
+tests) compile as users do. Programs are kept in an ignored folder, so that a second run compiles nothing.
 """
 
 from __future__ import annotations
@@ -13,24 +14,32 @@ import itertools
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-import pytest
-from hypothesis import HealthCheck, settings
+ROOT = Path(__file__).resolve().parent.parent
+OPTIMIZE = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+
+# JAX and the subprocesses of tests read these when they start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault(OPTIMIZE, "1")
+UNOPTIMIZED = os.environ[OPTIMIZE]  # what applies to tests that are not marked `optimized`
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
+TIERS = ("more", "exhaustive")
+pytest.register_assert_rewrite("tests.support")
 _TESTS = itertools.count()
-SLOW_SHARE = 80  # one slow test in this many runs by default
-SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# A JIT compilation inside an example may take seconds and says nothing about the property: no
-# deadline.
+# Compiling inside an example may take seconds and says nothing about the property: no deadline.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 settings.register_profile("default", deadline=None, max_examples=30, derandomize=True, suppress_health_check=_QUIET)
 settings.register_profile("exhaustive", deadline=None, max_examples=300, print_blob=True, suppress_health_check=_QUIET)
@@ -43,65 +52,56 @@ def _exhaustive() -> bool:
 settings.load_profile("exhaustive" if _exhaustive() else "default")
 
 
+def _share(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(parts) > 0):
+        raise pytest.UsageError(f"--share is {text!r}; expected two numbers, such as 7/40.")
+    return int(part) % int(parts), int(parts)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--slow",
-        choices=("none", "share", "all"),
-        default="all" if _exhaustive() else "share",
-        help=f"which tests marked slow run: none, a fixed 1/{SLOW_SHARE} (default), or all",
+        "--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on"
     )
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    share = {"none": "none", "share": f"a fixed 1/{SLOW_SHARE}", "all": "all"}
-    return f"slow tests: {share[config.getoption('--slow')]} (all: FBUF_EXHAUSTIVE=1)"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    share = config.getoption("--share")
+    lines = [f"compilation cache: {os.environ['JAX_COMPILATION_CACHE_DIR']}"]
+    return lines + ([f"share: cases {share[0]}, {share[0] + share[1]}, ... of those collected"] if share else [])
 
 
-def runs(nodeid: str, slow: str) -> bool:
-    """Whether the slow test `nodeid` runs under `--slow slow`; the same on every machine."""
-    if slow == "share":
-        return zlib.crc32(nodeid.encode()) % SLOW_SHARE == 0
-    return slow == "all"
-
-
-def _named(item: pytest.Item) -> bool:
-    """Whether the command line asks for this very test (`file.py::test`), not just its file."""
-    config = item.config
-    ids = [os.path.relpath(a, config.rootpath) for a in config.args if "::" in a]
-    return any(item.nodeid == i or item.nodeid.startswith((i + "[", i + "::")) for i in ids)
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the further tiers, which run when named (pytest then does not ask) or with FBUF_EXHAUSTIVE=1."""
+    further = collection_path.name in TIERS and collection_path.parent == ROOT / "tests"
+    return True if further and not _exhaustive() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slow = config.getoption("--slow")
-    kept, dropped = [], []
-    for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker("slow")
-        wanted = item.get_closest_marker("slow") is None or _named(item) or runs(item.nodeid, slow)
-        (kept if wanted else dropped).append(item)
-    if dropped:
+    share = config.getoption("--share")
+    if share:
+        part, parts = share
+        kept = items[part::parts]
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part])
         items[:] = kept
-        config.hook.pytest_deselected(items=dropped)
+    items.sort(key=_optimized)  # one change of level a process: each forgets what is compiled
 
 
-def pytest_runtest_teardown() -> None:
-    """Lets go of compiled programs before there are too many: each takes memory maps, and XLA aborts when the system's
-    65,530 are used up."""
-    if next(_TESTS) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+def _optimized(item: pytest.Item) -> bool:
+    return item.get_closest_marker("optimized") is not None
+
+
+def _set_level(disabled: str) -> None:
+    """Compile with XLA's optimisations, or without: here and in subprocesses."""
+    if os.environ[OPTIMIZE] != disabled:
+        os.environ[OPTIMIZE] = disabled
+        jax.config.update("jax_disable_most_optimizations", disabled not in ("", "0"))
         jax.clear_caches()
-        gc.unfreeze()  # what the caches held may be garbage now
-
-
-def pytest_sessionfinish() -> None:
-    """Removes the folders of storages that stand in tables (`tests.disk.somewhere`)."""
-    disk = sys.modules.get("tests.disk")
-    if disk is not None:
-        shutil.rmtree(disk.FOLDER, ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # What was there before is not looked at again by every collection: compiled programs and what JAX remembers of them soon
-    # are so much that collecting would take most of the time.
+    _set_level("0" if _optimized(item) else UNOPTIMIZED)
+    # Collections skip what earlier tests left: compiled programs soon are so much that collecting would take most of the time.
     gc.collect()
     gc.freeze()
     # Asked here and not at collection: it starts a backend, which collecting must not do.
@@ -109,11 +109,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an accelerator")
 
 
-@pytest.fixture(autouse=True)
-def free_stores() -> Iterator[None]:
-    """Closes the host stores that a test opened and left, so that tests cannot run out of memory.
+def pytest_runtest_teardown() -> None:
+    """Free compiled programs before there are too many: XLA aborts when the system's 65,530 memory maps are used up."""
+    if next(_TESTS) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.unfreeze()  # what the caches held may be garbage now
 
-    Stores opened by fixtures of a wider scope were there before and stay open.
+
+def pytest_sessionfinish() -> None:
+    """Remove the folders of storages in tables of cases (`tests.disk.somewhere`)."""
+    disk = sys.modules.get("tests.disk")
+    if disk is not None:
+        shutil.rmtree(disk.FOLDER, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def close_stores() -> Iterator[None]:
+    """Close the host stores that a test opened and left, so that tests cannot run out of memory.
+
+    Stores opened by fixtures of a wider scope stay open.
     """
     before = {store.id for store in _stores()}
     yield
@@ -123,6 +137,6 @@ def free_stores() -> Iterator[None]:
 
 
 def _stores() -> tuple:
-    # Looked up, not imported: a test that never touches fbuf should not pay for (or depend on) it.
+    # Looked up, not imported: a test that never touches fbuf should not pay for it.
     stores = getattr(sys.modules.get("fbuf"), "stores", None)
     return tuple(stores()) if stores is not None else ()

@@ -21,7 +21,7 @@ import fbuf
 from fbuf import _pieces
 from fbuf.datasets._rows import Settings, write_columns
 from fbuf.interop._source import Column
-from tests import datasets_oracle as oracle
+from tests.support import datasets_oracle as oracle
 
 OBS = {"obs": ((3,), np.float32)}
 ACTION = {"action": ((2,), np.float32)}

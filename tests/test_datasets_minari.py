@@ -15,7 +15,7 @@ import pytest
 
 import fbuf
 from fbuf import _pieces
-from tests import datasets_oracle as oracle
+from tests.support import datasets_oracle as oracle
 
 package = pytest.importorskip("minari")
 pytest.importorskip("h5py")

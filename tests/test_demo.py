@@ -1,4 +1,4 @@
-"""The demo: every storage trains alike, torch sees the same memory, and what a beginner gets wrong is said clearly."""
+"""The demo: every storage trains alike, and what a beginner gets wrong is said clearly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("tqdm")
 import fbuf  # noqa: E402
 import fbuf.testing  # noqa: E402
 from fbuf.__main__ import main  # noqa: E402
-from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _storages, _torch  # noqa: E402
+from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _storages  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -235,7 +235,7 @@ def test_figures_of_a_run(runs):
         assert result.rows == 240  # 52 steps of 8 lanes were played: the ring came round
         assert result.raw_bytes == 240 * 8 * 7056
         assert result.memory[0][:2] == (24 * 8, 24 * 8) and result.memory[-1][:2] == (52 * 8, 240)
-        assert set(result.seconds) == {"acting and emulators", "training steps", "batches in torch"}
+        assert set(result.seconds) == {"acting and emulators", "training steps"}
         assert result.steps_per_second > 0
         assert (result.host_bytes > 0) == (name in ("host", "compressed"))
         assert (result.blocks is not None) == (name == "deduplicated")
@@ -341,51 +341,6 @@ def test_the_target_network_follows_every_period(runs):
     assert not np.array_equal(learner.params["conv1"]["kernel"], first["conv1"]["kernel"])
     learner, _, _ = _dqn.learn(config, learner, batch)
     jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
-
-
-# ------------------------------------------------------------------------------------------------ torch
-
-
-def test_batches_cross_to_torch_without_a_copy(runs):
-    pytest.importorskip("torch")
-    checks = runs["compressed"].torch
-    assert len(checks) == 8
-    assert all(c.leaves == 12 and c.nbytes > 2 * 32 * 4 * 7056 and c.difference < 1e-4 for c in checks)
-
-
-def test_another_output_in_torch_is_an_error(runs):
-    torch = pytest.importorskip("torch")
-    batch = jax.tree.map(jnp.asarray, runs["device"].batch)
-    params = _dqn.init_params(jax.random.key(0), 3)
-    q = _dqn.q_values(params, batch.data["obs"])
-    threads = torch.get_num_threads()
-    assert _torch.check(batch, q, params).difference < 1e-4
-    for wrong in (q + 0.01, q * jnp.float32(jnp.nan)):
-        with pytest.raises(RuntimeError, match="differ by (0.01|nan)"):
-            _torch.check(batch, wrong, params)
-    assert torch.get_num_threads() == threads
-
-
-def test_a_copy_on_the_way_to_torch_is_an_error(runs, monkeypatch):
-    pytest.importorskip("torch")
-    import fbuf.torch
-
-    batch = jax.tree.map(jnp.asarray, runs["device"].batch)
-    params = _dqn.init_params(jax.random.key(0), 3)
-    cross = fbuf.torch.to_torch
-    monkeypatch.setattr(fbuf.torch, "to_torch", lambda tree, copy=None: cross(tree, copy=True))
-    with pytest.raises(RuntimeError, match="leaf 'data/action' was copied"):
-        _torch.check(batch, _dqn.q_values(params, batch.data["obs"]), params)
-
-
-def test_without_torch_the_demo_says_what_it_left_out(runs, small, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    result = _run.run("device", _run.Settings("blocks", seed=3, steps=8), Blocks)
-    assert result.torch is None
-    text = _report.table([result])
-    assert "left out" in text and 'pip install "fbuf[torch]"' in text
-    # And trains as it does with torch.
-    assert _report.identical(runs["device"], result)
 
 
 # --------------------------------------------------------------------------------------------- what is shown

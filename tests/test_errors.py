@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device
 from fbuf.views import Row, Transition
 
@@ -594,24 +594,17 @@ def counts(buffer: fbuf.Buffer, state: Any) -> dict[str, int]:
     return {name: int(buffer.stats(state)[name]) for name in names if int(buffer.stats(state)[name])}
 
 
-@pytest.mark.parametrize("view", [Row(), Transition(n_step=2, stack=2)])
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        Uniform(),
-        Prioritized(),
-        Prioritized(normalize=None, stratified=False),
-        *(
-            pytest.param(sampler, marks=pytest.mark.slow)
-            for sampler in (
-                Prioritized(replace=False),
-                Prioritized(replace=False, normalize="buffer"),
-                Prioritized(uniform=0.5, largest="held", decay=0.5, keep=0.5),
-                Ranked(uniform=0.5, normalize="buffer"),
-            )
-        ),
-    ],
-)
+@pytest.fixture(params=[Uniform(), Prioritized()], ids=str)
+def sampler(request: pytest.FixtureRequest) -> Any:
+    """The other samplers are in tests/exhaustive."""
+    return request.param
+
+
+@pytest.fixture(params=[Transition(n_step=2, stack=2)], ids=str)
+def view(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 def test_an_empty_sample_is_masked_and_counted(sampler: Any, view: Any) -> None:
     buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=view)
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)

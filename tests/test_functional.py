@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -22,136 +22,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export, lax
+from jax import lax
 
 import fbuf
 from fbuf._config import from_config, to_config
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged, Zstd
 from fbuf.views import Row, Transition
-
-ROOT = Path(__file__).resolve().parent.parent
-LANES, CAPACITY, BATCH = 2, 24, 6
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((3,), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
-BUFFERS = {
-    "uniform-row": fbuf.Buffer(capacity=CAPACITY, lanes=LANES),
-    "prioritized-transition": fbuf.Buffer(
-        capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES
-    ),
-    "deduplicated": fbuf.Buffer(
-        capacity=CAPACITY,
-        storage=Deduplicated(keys=("obs",), blocks=64),
-        sampler=Prioritized(),
-        view=Transition(n_step=2, stack=2),
-        lanes=LANES,
-    ),
-}
-RICH = BUFFERS["prioritized-transition"]
-KEY = jax.random.key(7)
-
-
-def rows(steps: int, seed: int = 0) -> dict[str, jax.Array]:
-    draw, axes = np.random.default_rng(seed), (steps, LANES)
-    return {
-        "obs": jnp.asarray(draw.integers(0, 255, (*axes, 3)), jnp.uint8),
-        "action": jnp.asarray(draw.integers(0, 4, axes), jnp.int32),
-        "reward": jnp.asarray(draw.normal(size=axes), jnp.float32),
-        "terminated": jnp.asarray(draw.random(axes) < 0.1),
-        "truncated": jnp.asarray(draw.random(axes) < 0.05),
-    }
-
-
-@functools.cache
-def filled(name: str = "prioritized-transition") -> fbuf.BufferState:
-    """A state on its third round, so that every part of it is in use. Shared: nobody may donate it."""
-    buffer = BUFFERS[name]
-    state = buffer.init(EXAMPLE)
-    for seed in range(4):
-        state = buffer.extend(state, rows(7, seed))
-    return state
-
-
-def host(tree: Any) -> Any:
-    """A copy in numpy; keys as their data."""
-    return jax.tree.map(
-        lambda x: np.array(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x), tree
-    )
-
-
-def same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, host(a), host(b))
-
-
-def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any) -> Any:
-    """Every verb that changes a state but `clear`."""
-    state = buffer.extend(state, new)
-    state, batch = buffer.sample(state, key, BATCH)
-    if buffer.sampler.prioritized:
-        state = buffer.update_priority(state, batch.index, batch.data["reward"])
-    state = buffer.update_rows(state, batch.index, {"reward": batch.weight})
-    return state, batch
-
-
-def verbs(buffer: fbuf.Buffer) -> dict[str, Any]:
-    index = fbuf.Index(jnp.arange(4, dtype=jnp.int32), jnp.full((4,), 3, jnp.uint32))
-    error = jnp.arange(4, dtype=jnp.float32)
-    one = jax.tree.map(lambda x: x[0], rows(1))
-    calls = {
-        "add": lambda s: buffer.add(s, one),
-        "extend": lambda s: buffer.extend(s, rows(3, 9)),
-        "extend masked": lambda s: buffer.extend(s, rows(3, 9), mask=rows(3, 9)["terminated"]),
-        "sample": lambda s: buffer.sample(s, KEY, BATCH),
-        "peek": lambda s: buffer.peek(s, KEY, BATCH),
-        "update_rows": lambda s: buffer.update_rows(s, index, {"reward": error}),
-        "clear": buffer.clear,
-        "get": lambda s: buffer.get(s, index),
-        "rows": buffer.rows,
-        "last": lambda s: buffer.last(s, 3),
-        "can_sample": buffer.can_sample,
-        "stats": buffer.stats,
-        "convert": lambda s: buffer.convert(dataclasses.replace(buffer, sampler=Uniform()), s),
-    }
-    if buffer.sampler.prioritized:
-        calls["update_priority"] = lambda s: buffer.update_priority(s, index, error)
-        calls["set"] = lambda s: buffer.set(s, alpha=0.9)
-        calls["extend priority"] = lambda s: buffer.extend(s, rows(3, 9), priority=rows(3, 9)["reward"])
-    return calls
-
+from tests.support.functional import (
+    BATCH,
+    BUFFERS,
+    CAPACITY,
+    EXAMPLE,
+    KEY,
+    LANES,
+    RICH,
+    build,
+    check_arguments_unchanged,
+    check_eager_equals_jitted,
+    check_laps,
+    filled,
+    host,
+    laps,
+    rows,
+    same,
+    step,
+)
+from tests.support.paths import ROOT
 
 # ------------------------------------------------------------------------------------------------- pure functions
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
-)
-def test_no_verb_changes_what_it_is_given(name: str) -> None:
-    buffer, state = BUFFERS[name], filled(name)
-    before = host(state)
-    for verb, call in verbs(buffer).items():
-        first = host(call(state))
-        same(state, before)
-        jax.tree.map(np.testing.assert_array_equal, host(call(state)), first)  # and gives the same again
-        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
+def test_no_method_changes_its_arguments() -> None:
+    check_arguments_unchanged("prioritized-transition")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
-)
-def test_verbs_give_the_same_eager_and_jitted(name: str) -> None:
-    buffer, state = BUFFERS[name], filled(name)
-    eager, batch = step(buffer, state, KEY, rows(3, 5))
-    jitted, batch_jitted = jax.jit(functools.partial(step, buffer))(state, KEY, rows(3, 5))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((eager, batch)), host((jitted, batch_jitted))
-    )
-    same(batch.index, batch_jitted.index)
+def test_methods_give_the_same_eager_and_jitted() -> None:
+    check_eager_equals_jitted("prioritized-transition")
 
 
 def test_old_states_stay_usable() -> None:
@@ -172,16 +79,6 @@ def test_a_donated_state_is_gone_and_says_so() -> None:
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(state.rows["obs"])
     assert int(RICH.size(new)) == CAPACITY
-
-
-def test_scan_gives_what_a_loop_gives() -> None:
-    keys, many = jax.random.split(KEY, 5), jax.tree.map(lambda *x: jnp.stack(x), *(rows(2, s) for s in range(5)))
-    scanned, batches = jax.jit(lambda s: lax.scan(lambda s, x: step(RICH, s, *x), s, (keys, many)))(filled())
-    state, jitted = filled(), jax.jit(functools.partial(step, RICH))
-    for i in range(5):
-        state, batch = jitted(state, keys[i], rows(2, i))
-        same(jax.tree.map(lambda x, i=i: x[i], batches).index, batch.index)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), host(scanned), host(state))
 
 
 # --------------------------------------------------------------------------------------------------------- traces
@@ -261,10 +158,6 @@ class Compilations:
     def take(self) -> int:
         number, self.number = self.number, 0
         return number
-
-
-def build() -> fbuf.Buffer:
-    return fbuf.Buffer(capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES)
 
 
 @pytest.mark.parametrize("how", ["static", "argument", "closure"])
@@ -392,70 +285,6 @@ def test_a_configuration_builds_only_what_is_ours() -> None:
         to_config(print)
 
 
-# -------------------------------------------------------------------------------------------------- transformations
-
-
-def test_vmap_over_keys() -> None:
-    keys = jax.random.split(KEY, 3)
-    many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
-    for i in range(3):
-        one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
-        same(one.index, alone.index)
-        same(one.data["obs"], alone.data["obs"])
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "deduplicated" else n for n in BUFFERS]
-)
-def test_vmap_over_states(name: str) -> None:
-    buffer, number = BUFFERS[name], 3
-    new = [rows(3, 30 + i) for i in range(number)]
-    keys = jax.random.split(KEY, number)
-    single = jax.jit(functools.partial(step, buffer))
-    states = [buffer.extend(filled(name), rows(1 + i % 2, i)) for i in range(number)]
-    stacked, many_rows = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (states, new))
-    after, batches = jax.jit(jax.vmap(functools.partial(step, buffer)))(stacked, keys, many_rows)
-    for i in range(number):
-        one = jax.tree.map(lambda x, i=i: x[i], (after, batches))
-        alone = single(states[i], keys[i], new[i])
-        same(one[1].index, alone[1].index)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), host(one), host(alone))
-
-
-def loss(weight: jax.Array, state: Any, key: Any) -> Any:
-    state, batch = RICH.sample(state, key, BATCH)
-    error = weight * batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2)) - batch.data["reward"]
-    return jnp.mean(batch.weight * error**2), (state, batch, error)
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
-def test_grad_around_sample(wrap: Any) -> None:
-    weight = jnp.float32(0.5)
-    gradient = jax.jit(jax.grad(wrap(loss), has_aux=True))
-    slope, (state, batch, error) = gradient(weight, filled(), KEY)
-    alone = RICH.peek(filled(), KEY, BATCH)
-    same(batch.index, alone.index)
-    feature = alone.data["obs"].astype(jnp.float32).mean(axis=(1, 2))
-    want = jnp.mean(2 * alone.weight * (weight * feature - alone.data["reward"]) * feature)
-    np.testing.assert_allclose(slope, want, rtol=1e-5)
-    after = RICH.update_priority(state, batch.index, error)
-    assert float(after.sampler.max_priority) >= float(jnp.max(jnp.abs(error)))
-
-
-def test_grad_through_rows_that_were_stored() -> None:
-    """Device rows are plain arrays: what is read depends on what was written."""
-    buffer = fbuf.Buffer(capacity=8)
-
-    def total(x: jax.Array) -> jax.Array:
-        state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
-        return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
-
-    slope = jax.jit(jax.grad(total))(jnp.arange(4, dtype=jnp.float32))
-    assert float(jnp.sum(slope)) == 16.0 and float(jnp.min(slope)) >= 0.0
-    many = jax.vmap(jax.grad(total))(jnp.ones((2, 4), jnp.float32))
-    np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
-
-
 @pytest.mark.parametrize("take", [True, False])
 def test_cond_around_extend(take: bool) -> None:
     def maybe(state: Any, wanted: Any) -> Any:
@@ -463,14 +292,6 @@ def test_cond_around_extend(take: bool) -> None:
 
     after = jax.jit(maybe)(filled(), jnp.bool_(take))
     same(after, RICH.extend(filled(), rows(3, 40)) if take else filled())
-
-
-def test_a_loop_that_carries_the_state() -> None:
-    def turn(i: Any, state: Any) -> Any:
-        return RICH.sample(state, jax.random.fold_in(KEY, i), BATCH)[0]
-
-    after = jax.jit(lambda s: lax.fori_loop(0, 3, turn, s))(filled())
-    assert int(RICH.size(after)) == CAPACITY
 
 
 # ------------------------------------------------------------------------------------------------- a state as a pytree
@@ -509,92 +330,9 @@ def test_init_shares_no_array_between_leaves() -> None:
     jax.jit(RICH.clear, donate_argnums=0)(state)
 
 
-def test_ahead_of_time() -> None:
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (filled(), KEY, rows(2)))
-    compiled = jax.jit(functools.partial(step, RICH)).lower(*shapes).compile()
-    state, batch = compiled(filled(), KEY, rows(2))
-    same(batch.index, step(RICH, filled(), KEY, rows(2))[1].index)
-
-
-@pytest.mark.parametrize("crossing", ["state", "buffer"])
-def test_export_round_trip(crossing: str) -> None:
-    """The state crosses as itself, and so does the buffer, as JSON of its fields."""
-    raw = jax.random.key_data(KEY)
-    if crossing == "state":
-        exported = export.export(jax.jit(functools.partial(step, RICH)))(filled(), raw, rows(2))
-        again = export.deserialize(exported.serialize())
-        state, batch = again.call(filled(), raw, rows(2))
-    else:
-        exported = export.export(jax.jit(step))(RICH, filled(), raw, rows(2))
-        again = export.deserialize(exported.serialize())
-        state, batch = again.call(build(), filled(), raw, rows(2))
-        with pytest.raises(ValueError, match="tree"):
-            again.call(dataclasses.replace(RICH, capacity=2 * CAPACITY), filled(), raw, rows(2))
-    assert isinstance(state, fbuf.BufferState) and isinstance(batch, fbuf.Sample)
-    want = jax.jit(functools.partial(step, RICH))(filled(), raw, rows(2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((state, batch)), host(want))
-
-
-_CACHED = """
-import sys, jax, jax.numpy as jnp, fbuf
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-buffer = fbuf.Buffer(capacity=16, sampler=fbuf.samplers.Prioritized())
-def step(state, key, rows):
-    state, batch = buffer.sample(buffer.extend(state, rows), key, 4)
-    return buffer.update_priority(state, batch.index, batch.weight), batch
-hits = []
-jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("/cache_hits")))
-state = jax.jit(buffer.init)({"x": jnp.zeros((), jnp.float32)})
-jax.jit(step)(state, jax.random.key(0), {"x": jnp.ones((3,), jnp.float32)})
-print(sum(hits))
-"""
-
-
-def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
-    """Host stores put no entry there (JAX caches no program with a callback); nothing of a Device step may do so."""
-
-    def run() -> tuple[int, set[str]]:
-        done = subprocess.run(
-            [sys.executable, "-c", _CACHED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout), {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
-
-    hits, first = run()
-    assert hits == 0 and any("step" in name for name in first)
-    hits, second = run()
-    assert hits >= 2 and second == first
-
-
-# -------------------------------------------------------------------------------------------------- counters that wrap
-
-
-def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
-    state = buffer.init(EXAMPLE)
-    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
-
-
-@pytest.mark.parametrize("name", BUFFERS)
-def test_generations_survive_two_to_the_32_laps(name: str) -> None:
+def test_generations_survive_two_to_the_32_laps() -> None:
     """A buffer that starts next to the end of its counters does what one that starts at 1 does."""
-    buffer = BUFFERS[name]
-    run = jax.jit(functools.partial(step, buffer))
-    old, young = laps(buffer, 2**32 - 2), buffer.init(EXAMPLE)
-    passed = []
-    for seed in range(8):
-        given = rows(5, seed)
-        old, batch = run(old, jax.random.key(seed), given)
-        young, expected = run(young, jax.random.key(seed), given)
-        same(batch.data, expected.data)
-        same((batch.index.slot, batch.mask), (expected.index.slot, expected.mask))
-        since = np.asarray(expected.index.ticket, np.int64) - 1  # laps since the beginning; 0 is never a lap
-        same(batch.index.ticket, np.where(batch.mask, (since + 2**32 - 3) % (2**32 - 1) + 1, 0).astype(np.uint32))
-        passed.append(int(old.ring.lap[0]))
-        assert int(buffer.size(old)) == int(buffer.size(young))
-    assert max(passed) > 2**31 > min(passed), "the laps never came round"
-    same({k: v for k, v in buffer.stats(old).items()}, buffer.stats(young))
+    check_laps("prioritized-transition")
 
 
 def test_an_index_from_before_the_wrap_is_stale_after_it() -> None:
@@ -637,7 +375,7 @@ def test_views_and_storages_are_values_too() -> None:
         fbuf.samplers.Epoch(),
         fbuf.samplers.Consume(3),
         Prioritized(),
-        Prioritized(replace=False, largest="held", decay=0.5, keep=0.5, spread=2),
+        Prioritized(replace=False, largest="held"),
         fbuf.samplers.Ranked(uniform=0.5),
         *storages,
         fbuf.writers.Ring(),
@@ -648,3 +386,38 @@ def test_views_and_storages_are_values_too() -> None:
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
         assert jax.tree.leaves(part) == []
         assert part != object()
+
+
+def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
+    """For every mask of up to five rows into a lane of three, from every cursor."""
+    geometry = fbuf._typing.Geometry(lanes=1, length=3)
+    ring, keep = fbuf._ring.init(geometry), jnp.array([True])
+    place = jax.jit(fbuf._ring.place, static_argnums=(1, 2))
+    for cursor in range(3):
+        for mask in itertools.product([False, True], repeat=5):
+            kept = np.flatnonzero(mask)
+            slot = np.asarray(place(ring, geometry, 5, jnp.asarray(mask)[:, None]).slot)[:, 0]
+            written = {int(row): (cursor + rank) % 3 for rank, row in enumerate(kept) if rank >= len(kept) - 3}
+            assert {row: int(s) for row, s in enumerate(slot) if s < 3} == written
+            assert len(set(slot.tolist())) == 5  # out of range, and all different, where nothing is written
+        ring = place(ring, geometry, 1, keep[:, None]).ring
+
+
+def test_rows_that_are_updated_twice_are_written_once() -> None:
+    """Storages are promised slots that are all different; the last update of a row is the one that stays."""
+    seen: list[np.ndarray] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Noting(Device):
+        def update(self, rows: Any, slot: Any, leaves: Any, token: Any) -> Any:
+            seen.append(np.asarray(slot))
+            return super().update(rows, slot, leaves, token)
+
+    buffer = fbuf.Buffer(4)
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(4)})
+    at = jnp.array([2, 1, 2, 2], jnp.int32)
+    index = fbuf._verbs.index_of(buffer, state, at)
+    noting = dataclasses.replace(buffer, storage=Noting())
+    state, _ = fbuf._verbs._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])})
+    np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
+    assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]

@@ -7,17 +7,11 @@ graveyard the batch is lost.
 
 from __future__ import annotations
 
-import copy
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,55 +22,11 @@ from jax import lax
 
 import fbuf
 from fbuf._host import owner
-from fbuf._host.codec import Zstd
+from tests.support import ownership as _support
+from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, late, make, rows_of
 
-STORAGES: dict[str, Callable[..., Any]] = {
-    "host": partial(fbuf.storages.Host, keys=("obs",)),
-    "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
-    "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
-}
-STORAGE = pytest.mark.parametrize("storage", ["host", "compressed", pytest.param("memmap", marks=pytest.mark.slow)])
-EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
-KEY = np.array([0, 7], np.uint32)
+storage = _support.storage
 NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the BufferState itself"
-
-
-def rows_of(first: int, count: int) -> dict[str, jax.Array]:
-    t = np.arange(first, first + count, dtype=np.int32)
-    return {"obs": jnp.asarray(10 * t[:, None] + np.arange(6, dtype=np.int32)), "t": jnp.asarray(t)}
-
-
-def agree(batch: Any) -> np.ndarray:
-    """The numbers of the rows in a batch, after a check that host and device parts are of one row each."""
-    t, obs, mask = (np.asarray(x) for x in (batch.data["t"], batch.data["obs"], batch.mask))
-    np.testing.assert_array_equal(obs, np.where(mask[..., None], 10 * t[..., None] + np.arange(6), 0))
-    return t[mask]
-
-
-def make(storage: str, capacity: int = 8, **settings: Any) -> fbuf.Buffer:
-    return fbuf.Buffer(capacity=capacity, storage=STORAGES[storage](**settings))
-
-
-def filled(buffer: fbuf.Buffer, first: int = 0) -> Any:
-    return jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(first, buffer.capacity)))
-
-
-def id_of(state: Any) -> int:
-    return owner.join_id(np.asarray(state.rows.id))
-
-
-_MATRIX = np.full((256, 256), 0.01, np.float32)
-
-
-@jax.jit
-def _late(x: Any, matrix: jax.Array) -> Any:
-    slow = lax.fori_loop(0, 400, lambda i, a: jnp.tanh(a @ matrix), matrix)
-    return jax.tree.map(lambda leaf: leaf + jnp.isnan(slow[0, 0]).astype(leaf.dtype), x)
-
-
-def late(x: Any) -> Any:
-    """The same values, some tenths of a second later."""
-    return _late(x, jnp.asarray(_MATRIX))
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +42,6 @@ def nothing_left() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------- life and death
 
 
-@STORAGE
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -173,7 +122,6 @@ def read_and_drop(storage: str, use: Any = lambda batch: batch) -> Any:
     return use(batch)
 
 
-@STORAGE
 @pytest.mark.parametrize("sweeps", [0, 3])
 def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: threading.Event) -> None:
     batch = read_and_drop(storage)
@@ -184,7 +132,6 @@ def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: th
     assert fbuf.stores() == []
 
 
-@STORAGE
 def test_what_was_made_of_a_pending_read_outlives_it(storage: str, gate: threading.Event) -> None:
     """The arrays that were pending when the last state went are gone; what used them is not done."""
     add = jax.jit(lambda batch: jnp.sum(batch.data["obs"] - 10 * batch.data["t"][:, None], dtype=jnp.int32))
@@ -231,117 +178,9 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     assert fbuf.stores() == [] and not pending.is_ready()
 
 
-@STORAGE
-def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
-    """Everything is dropped while rows are on their way: nothing is printed, nothing hangs, nothing is left."""
-    script = f"""
-import gc, jax, jax.numpy as jnp, fbuf
-from test_ownership import EXAMPLE, filled, late, make, rows_of
-buffer = make({storage!r})
-for i in range(4):
-    state = buffer.extend(filled(buffer), late(rows_of(8, 4)))
-    del state
-    gc.collect()
-pending = late(rows_of(0, 1))
-jax.block_until_ready(pending)
-assert fbuf.stores() == [], fbuf.stores()
-state = buffer.extend(filled(buffer), late(rows_of(8, 4)))  # pending when the interpreter ends
-print("done")
-"""
-    done = run_script(script)
-    assert done.stdout.strip() == "done" and done.stderr.strip() == ""
-
-
-def test_the_garbage_collector_may_come_inside_a_callback() -> None:
-    """It runs finalizers in any thread, here in one that holds the very locks of the store."""
-    buffer = make("host")
-    state = filled(buffer)
-    store = owner.find(id_of(state))
-    box = [state]
-    box.append(box)  # only the collector can free it
-    del state
-
-    def collect() -> None:
-        with store._writing, store._lock:
-            box.clear()
-            gc.collect()
-            fbuf.stores()
-
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "deadlock"
-    assert fbuf.stores() == []
-
-
-# ------------------------------------------------------------------------------------------------ notebooks, traces
-
-
-@STORAGE
-def test_twenty_notebook_cells(storage: str) -> None:
-    """A cell run again and again: at most two stores at once, two traces in all."""
-    traces, most = [], 0
-
-    @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def step(buffer: fbuf.Buffer, state: Any, key: Any, rows: Any) -> Any:
-        traces.append(state.rows.slot)
-        state = buffer.extend(state, rows)
-        return buffer.sample(state, key, 4)
-
-    for cell in range(20):
-        buffer = make(storage)
-        state = buffer.init(EXAMPLE)
-        most = max(most, len(fbuf.stores()))
-        for i in range(3):
-            state, batch = step(buffer, state, jax.random.key(i), rows_of(100 * cell + 5 * i, 5))
-        assert np.isin(agree(batch), np.arange(100 * cell, 100 * cell + 15)).all()
-    assert most <= 3 and len(traces) <= 3
-    jax.block_until_ready(state)
-    del state, batch
-    gc.collect()
-    assert fbuf.stores() == []
-
-
-def test_one_trace_for_each_store_open_at_the_same_time() -> None:
-    buffer = make("host")
-    traces: list[int] = []
-
-    @jax.jit
-    def step(state: Any) -> Any:
-        traces.append(state.rows.slot)
-        return buffer.extend(state, rows_of(0, 2))
-
-    one, two = filled(buffer), filled(buffer)
-    for state in (one, two, one, two):
-        jax.block_until_ready(step(state))
-    assert sorted(traces) == [0, 1]
-    del state
-    for _ in range(3):
-        del one, two
-        gc.collect()
-        assert fbuf.stores() == []
-        one, two = filled(buffer, 100), filled(buffer, 200)
-        changed = [step(s) for s in (one, two)]
-        assert [agree(buffer.rows(s))[0] for s in changed] == [102, 202]
-        del changed
-    assert sorted(traces) == [0, 1]
-
-
-def test_jit_caches_keep_no_store_open() -> None:
-    buffer = make("host")
-    state = filled(buffer)
-    step = jax.jit(lambda s: buffer.extend(s, rows_of(0, 2)))
-    compiled = step.lower(state).compile()
-    jax.block_until_ready((step(state), compiled(state)))
-    del state
-    gc.collect()
-    assert fbuf.stores() == []
-
-
 # --------------------------------------------------------------------------------------------- states without a store
 
 
-@STORAGE
 def test_single_leaves_do_not_own_the_store(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -378,29 +217,6 @@ def test_leaves_whose_id_is_late_do_not_reach_the_wrong_store() -> None:
     assert agree(buffer.rows(other))[0] == 900
 
 
-@STORAGE
-def test_a_state_of_another_process_is_refused(storage: str, tmp_path: Path) -> None:
-    """Ids are random: no store of this process can have one by chance."""
-    buffer = make(storage)
-    state = filled(buffer)
-    path = tmp_path / "leaves.npz"
-    np.savez(path, *(np.asarray(x) for x in jax.tree.leaves(state)))
-    script = f"""
-import jax, numpy as np
-from test_ownership import KEY, filled, make
-buffer = make({storage!r})
-mine = filled(buffer, 500)
-given = jax.tree.unflatten(jax.tree.structure(mine), np.load({str(path)!r}, allow_pickle=False).values())
-try:
-    jax.block_until_ready(buffer.peek(given, KEY, 4))
-except (RuntimeError, ValueError) as error:
-    assert "belongs to another process" in str(error) and "fbuf.save(path, buffer, state)" in str(error)
-    print("refused")
-"""
-    assert run_script(script).stdout.strip() == "refused"
-
-
-@STORAGE
 def test_a_handle_closes_its_store(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -452,30 +268,6 @@ def test_closing_while_others_read() -> None:
     assert not any(t.is_alive() for t in threads) and told.is_set()
 
 
-# ----------------------------------------------------------------------------------------------- copies, pytrees
-
-
-@STORAGE
-def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
-    buffer = make(storage)
-    state = filled(buffer)
-    for other in (copy.deepcopy(state), copy.copy(state)):
-        assert len(fbuf.stores()) == 1 and other.rows.owner is state.rows.owner
-    other = copy.deepcopy(state)
-    donating = jax.jit(buffer.extend, donate_argnums=0)
-    other, first = donating(other, rows_of(100, 3)), state
-    state = buffer.extend(state, rows_of(200, 4))
-    np.testing.assert_array_equal(agree(buffer.rows(other)), [*range(3, 8), 100, 101, 102])
-    np.testing.assert_array_equal(agree(buffer.rows(state)), [*range(4, 8), 200, 201, 202, 203])
-    np.testing.assert_array_equal(agree(buffer.rows(first)), np.arange(8))
-    del state, first
-    gc.collect()
-    assert agree(buffer.rows(other)).size == 8
-    del other
-    gc.collect()
-    assert fbuf.stores() == []
-
-
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickling_is_refused_with_what_to_do(protocol: int) -> None:
     buffer = make("host")
@@ -490,7 +282,6 @@ def test_pickling_is_refused_with_what_to_do(protocol: int) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(back)), np.arange(8))
 
 
-@STORAGE
 def test_states_are_pytrees(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -518,25 +309,6 @@ def test_states_are_pytrees(storage: str) -> None:
     assert fbuf.stores() == []
 
 
-@STORAGE
-def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
-    buffer = make(storage)
-    state = filled(buffer)
-    before = fbuf.stores()[0].stats()
-    shapes: Any = jax.eval_shape(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), state, rows_of(0, 3))
-    assert shapes[1].data["obs"].shape == (4, 6) and shapes[0].rows.owner is None
-    assert jax.tree.structure(shapes[0]) == jax.tree.structure(state)
-    step = jax.jit(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), donate_argnums=0)
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    compiled = step.lower(abstract, rows_of(0, 3)).compile()
-    assert fbuf.stores()[0].stats() == before
-    for i in range(3):
-        state, batch = compiled(state, rows_of(10 * i, 3))
-        assert agree(batch).size == 4
-    assert agree(buffer.rows(state))[-1] == 22
-
-
-@STORAGE
 def test_init_cannot_be_traced(storage: str) -> None:
     buffer = make(storage)
 
@@ -555,38 +327,6 @@ def test_init_cannot_be_traced(storage: str) -> None:
         with pytest.raises(TypeError, match=r"cannot be traced.*buffer\.init\(example\) outside jit, vmap and scan"):
             attempt()
             pytest.fail(name)
-    assert fbuf.stores() == []
-
-
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(fbuf.__file__)))
-    here = os.path.dirname(os.path.abspath(__file__))
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = os.pathsep.join([root, here, env.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def test_opening_and_dropping_in_threads() -> None:
-    """Slots and ids stay apart."""
-    buffer, errors = make("host"), []
-
-    def work(first: int) -> None:
-        try:
-            for i in range(20):
-                state = filled(buffer, first + i)
-                assert agree(buffer.rows(state))[0] == first + i
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(1000 * i,), daemon=True) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not errors and not any(t.is_alive() for t in threads)
-    gc.collect()
     assert fbuf.stores() == []
 
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _ranks, _sumtree, _sweep
+from fbuf import _ranks, _sumtree
 from fbuf._race import draw as race
 from fbuf._weights import ignoring
-from fbuf.samplers import Prioritized, Ranked
-from tests.test_uniformity import chi_square_z, lanes_out_of_step, slots_drawn
+from fbuf.samplers import Prioritized, Ranked, _leaves
+from tests.support.uniformity import chi_square_z, lanes_out_of_step, slots_drawn
 
 KEY = jax.random.key(0)
 
@@ -35,9 +35,7 @@ def filled(sampler: Any, priority: Any, capacity: int | None = None, **parts: An
 
 
 def leaves(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
-    """As they count, whatever unit they are kept in."""
-    unit = 1.0 if state.sampler.unit is None else float(state.sampler.unit[0])
-    return np.asarray(state.sampler.tree)[: buffer.capacity].astype(np.float64) * unit
+    return np.asarray(state.sampler.tree)[: buffer.capacity]
 
 
 def index_of(buffer: fbuf.Buffer, state: Any, slots: list[int]) -> fbuf.Index:
@@ -253,162 +251,10 @@ def test_new_rows_get_the_largest_now_held() -> None:
     assert leaves(buffer, add(state)).tolist() == [1, 0, 0, 0]
 
 
-# -------------------------------------------------------------------------------------------------------- decay
-
-
-def test_priorities_decay_for_ever_without_getting_lost() -> None:
-    """Thousands of halvings: ratios are exact, nobody becomes 0, nobody overflows, in one scan."""
-    sampler = Prioritized(1.0, eps=0.0, decay=0.5, normalize="buffer", largest="held")
-    buffer, state = filled(sampler, np.arange(1.0, 11.0), capacity=12)
-    every = index_of(buffer, state, list(range(10)))
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def updates(state: Any, number: jax.Array, error: jax.Array) -> Any:
-        def step(_: jax.Array, carry: Any) -> Any:
-            one = jax.tree.map(lambda x: x[:1], every)
-            state = buffer.update_priority(carry[0], one, error[None])
-            return state, jnp.minimum(carry[1], jnp.min(state.sampler.unit))
-
-        return jax.lax.fori_loop(0, number, step, (state, jnp.float32(1)))
-
-    state, least = updates(state, jnp.int32(60), jnp.float32(1))
-    assert 2.0**-31 < least < 2.0**-29
-    expected = np.array([1, *(np.arange(2.0, 11.0) * 2.0**-60), 0, 0])
-    np.testing.assert_array_equal(leaves(buffer, state), expected)
-    held = np.asarray(state.sampler.top)[:12] * float(state.sampler.unit[1])
-    assert held.tolist() == [*expected[:10], -np.inf, -np.inf]
-    again = _sumtree.rebuild(state.sampler.tree[:12])
-    assert np.array_equal(again, state.sampler.tree)
-    state, _ = updates(state, jnp.int32(3000), jnp.float32(1))
-    kept = np.asarray(state.sampler.tree)[:10]
-    assert (kept > 0).all() and np.isfinite(kept).all() and kept[0] / kept[1] > 2.0**90
-    state = buffer.extend(state, jnp.int32([7]))
-    assert leaves(buffer, state)[10] == 1.0  # as much as the largest held
-    state, _ = updates(state, jnp.int32(3000), jnp.float32(0))  # nothing to hold any more
-    state = buffer.extend(state, jnp.int32([8]))
-    kept = np.asarray(state.sampler.tree)[:12]
-    assert kept[0] == 0 and (kept[1:] > 0).all()
-
-
-@pytest.mark.slow
-def test_the_largest_seen_decays_but_not_to_0() -> None:
-    buffer, state = filled(Prioritized(1.0, eps=0.0, decay=0.5), [1.0, 2.0], capacity=3)
-    none = jax.tree.map(lambda x: x[:0], index_of(buffer, state, [0]))
-    run = jax.jit(
-        lambda state: jax.lax.fori_loop(0, 400, lambda _, s: buffer.update_priority(s, none, jnp.zeros(0)), state)
-    )
-    state = buffer.extend(run(state), jnp.int32([7]))
-    assert (np.asarray(state.sampler.tree)[:3] > 0).all()
-
-
-@pytest.mark.slow
-def test_decay_gives_way_to_what_is_new() -> None:
-    buffer, state = filled(Prioritized(0.5, eps=0.0, decay=0.25), [4.0, 9.0, 1.0])
-    state = buffer.update_priority(state, index_of(buffer, state, [0]), jnp.array([16.0]))
-    np.testing.assert_allclose(leaves(buffer, state), [4.0, 1.5, 0.5])  # sqrt of 16, 9 / 4 and 1 / 4
-    assert float(buffer.stats(state)["max_priority"]) == 16.0
-    state = buffer.update_priority(buffer.set(state, decay=1.0), index_of(buffer, state, [1]), jnp.array([1.0]))
-    np.testing.assert_allclose(leaves(buffer, state), [4.0, 1.0, 0.5])
-    state = buffer.update_priority(buffer.set(state, decay=0.5), index_of(buffer, state, []), jnp.zeros(0))
-    assert float(buffer.stats(state)["max_priority"]) == 8.0
-
-
-@pytest.mark.slow
-def test_states_that_decay_at_their_own_pace() -> None:
-    """Under vmap one state's leaves are brought back into range while the other's stay as they are, bit for bit."""
-    buffer, state = filled(Prioritized(eps=0.0, decay=0.5, normalize="buffer"), [1.0, 2.0, 3.0, 1e-30])
-    other = buffer.set(state, decay=0.999)
-    index, error = index_of(buffer, state, [0]), jnp.array([5.0])
-
-    def steps(state: Any) -> Any:
-        return jax.lax.fori_loop(0, 70, lambda _, s: buffer.update_priority(s, index, error), state)
-
-    both = jax.jit(jax.vmap(steps))(jax.tree.map(lambda a, b: jnp.stack([a, b]), state, other))
-    for i, one in enumerate((state, other)):
-        for a, b in zip(jax.tree.leaves(jax.jit(steps)(one)), jax.tree.leaves(both), strict=True):
-            assert np.array_equal(a, b[i])
-
-
-def test_a_sweep_touches_every_leaf_once_or_none() -> None:
-    capacity = 2 * _sweep._BLOCK + 3
-    tree = _sumtree.rebuild(jnp.arange(capacity, dtype=jnp.float32))
-
-    def twice(tree: jax.Array, slot: jax.Array, at: jax.Array) -> jax.Array:
-        return _sumtree.set(tree, slot, _sumtree.get(tree, at) * jnp.float32(2), capacity)
-
-    sweep = jax.jit(lambda when: _sweep.every_leaf(tree, twice, capacity, when))
-    assert np.array_equal(sweep(True), _sumtree.rebuild(2 * jnp.arange(capacity, dtype=jnp.float32)))
-    assert np.array_equal(sweep(False), tree)
-
-
-# ----------------------------------------------------------------------------------------------- keep and spread
-
-ROW = {"x": jnp.int32(0), "done": jnp.array(False)}
-
-
-def episodes(sampler: Any, done: list[int], capacity: int = 8, lanes: int | None = None) -> tuple[fbuf.Buffer, Any]:
-    """Rows of priority 1 of which those numbered `done` end an episode."""
-    buffer = fbuf.Buffer(capacity, sampler=sampler, episode_end=("done",), lanes=lanes)
-    number = np.arange(capacity) // (lanes or 1)
-    rows = {"x": jnp.arange(capacity, dtype=jnp.int32), "done": jnp.asarray(np.isin(number, done))}
-    if lanes is not None:
-        rows = {n: x.reshape(-1, lanes) for n, x in rows.items()}
-    ones = jnp.ones(rows["x"].shape, jnp.float32)
-    return buffer, buffer.extend(buffer.init(ROW), rows, priority=ones)
-
-
-@pytest.mark.slow
-def test_a_new_priority_keeps_a_share_of_the_old() -> None:
-    buffer, state = filled(Prioritized(0.5, eps=0.0, keep=0.25, largest="held", normalize="buffer"), [16.0, 4.0, 1.0])
-    index = index_of(buffer, state, [0, 1, 0])
-    state = buffer.update_priority(state, index, jnp.array([9.0, 25.0, 0.0]))
-    np.testing.assert_allclose(leaves(buffer, state), [2.0, 5.0, 1.0])  # 16 / 4 and not 9 / 4: the last error is 0
-    assert np.asarray(state.sampler.top)[:3].tolist() == [4.0, 25.0, 1.0]
-    state = buffer.update_priority(buffer.set(state, keep=0.0), index, jnp.zeros(3))
-    assert leaves(buffer, state).tolist() == [0, 0, 1]
-
-
-def test_a_surprise_raises_the_rows_before_it() -> None:
-    sampler = Prioritized(1.0, eps=0.0, spread=3, rho=0.5, largest="held", normalize="buffer")
-    buffer, state = episodes(sampler, done=[1])
-    state = buffer.update_priority(state, index_of(buffer, state, [6]), jnp.array([16.0]))
-    assert leaves(buffer, state).tolist() == [1, 1, 1, 2, 4, 8, 16, 1]
-    assert np.asarray(state.sampler.top)[:8].tolist() == [1, 1, 1, 2, 4, 8, 16, 1]
-    assert float(_sumtree.root(state.sampler.low)) == 1.0
-    # Not beyond the end of the episode before, and nothing is lowered, whatever the order of the batch.
-    index = index_of(buffer, state, [3, 6, 7])
-    state = buffer.update_priority(state, index, jnp.array([32.0, 0.5, 1.0]))
-    assert leaves(buffer, state).tolist() == [1, 1, 16, 32, 4, 8, 0.5, 1]
-    index = index_of(buffer, state, [5, 4, 4])
-    state = buffer.update_priority(buffer.set(state, rho=1.0), index, jnp.array([2.0, 99.0, 3.0]))
-    assert leaves(buffer, state).tolist() == [1, 1, 16, 32, 3, 2, 0.5, 1]  # of two errors for one row the last counts
-    state = buffer.update_priority(state, index_of(buffer, state, [1]), jnp.array([7.0]))
-    assert leaves(buffer, state).tolist() == [7, 7, 16, 32, 3, 2, 0.5, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", [Prioritized(1.0, eps=0.0, spread=3, rho=0.5), Ranked(spread=3, rho=0.5)])
-def test_rows_before_the_oldest_are_not_those_at_the_ring_s_end(sampler: Any) -> None:
-    """One long episode a lane; the ring has come round, so that before the oldest row lies the newest."""
-    buffer, state = episodes(sampler, done=[], capacity=12, lanes=2)
-    more = {"x": jnp.zeros((2, 2), jnp.int32), "done": jnp.zeros((2, 2), bool)}
-    state = buffer.extend(state, more, priority=jnp.ones((2, 2)))  # positions 0 and 1 are the newest
-
-    def seen(state: Any) -> list[float]:
-        if isinstance(sampler, Ranked):
-            return np.asarray(_ranks.lower_edge(_ranks.get(state.sampler.ranks, jnp.arange(12)))).tolist()
-        return leaves(buffer, state).tolist()
-
-    state = buffer.update_priority(state, index_of(buffer, state, [3 * 2]), jnp.array([8.0]))  # position 3 of lane 0
-    assert seen(state) == [1, 1, 1, 1, 4, 1, 8, 1, 1, 1, 1, 1]
-    state = buffer.update_priority(state, index_of(buffer, state, [1]), jnp.array([8.0]))  # position 0 of lane 1
-    assert seen(state) == [1, 8, 1, 1, 4, 1, 8, 1, 1, 2, 1, 4]
-
-
 # -------------------------------------------------------------------------------------------------------- rebuild
 
 
-@pytest.mark.parametrize("capacity", [pytest.param(7, marks=pytest.mark.slow), _sweep._BLOCK + 5])
+@pytest.mark.parametrize("capacity", [pytest.param(7, marks=pytest.mark.slow), _leaves.BLOCK + 5])
 def test_a_new_alpha_for_all_rows(capacity: int) -> None:
     """Bit for bit what a buffer that had it from the start holds; draws follow; nothing compiles again."""
     priority = np.random.default_rng(0).exponential(size=capacity - 2).astype(np.float32)
@@ -621,20 +467,14 @@ def test_weights_by_the_buffer_are_what_torchrl_gives() -> None:
     [
         (lambda: Prioritized(uniform=1.5), "Prioritized: uniform is 1.5; expected a Python number from 0 to 1"),
         (lambda: Prioritized(uniform=True), "Prioritized: uniform is True"),
-        (lambda: Prioritized(decay=0.0), "Prioritized: decay is 0.0; expected a Python number from 0.001 to 1"),
-        (lambda: Prioritized(keep=float("nan")), "Prioritized: keep is nan"),
-        (lambda: Prioritized(spread=1, rho=2.0), "Prioritized: rho is 2.0; expected a Python number from 0 to 1"),
-        (lambda: Prioritized(rho=None), "Prioritized: rho is None"),
-        (lambda: Prioritized(spread=-1), "Prioritized: spread is -1; expected an int from 0 to 1024"),
-        (lambda: Prioritized(spread=2.0), "Prioritized: spread is 2.0"),
+        (lambda: Prioritized(uniform=float("nan")), "Prioritized: uniform is nan"),
+        (lambda: Prioritized(alpha=None), "Prioritized: alpha is None"),
         (lambda: Prioritized(largest="now"), 'Prioritized: largest is \'now\'; expected "seen" or "held"'),
         (lambda: Prioritized(uniform=0.1, replace=False), "Prioritized: uniform is 0.1 and replace is False"),
         (lambda: Ranked(alpha=-1), "Ranked: alpha is -1; expected a finite Python number >= 0"),
         (lambda: Ranked(uniform=-0.1), "Ranked: uniform is -0.1; expected a Python number from 0 to 1"),
         (lambda: Ranked(normalize="all"), "Ranked: normalize is 'all'"),
         (lambda: Ranked(largest=1), "Ranked: largest is 1"),
-        (lambda: Ranked(spread=9999), "Ranked: spread is 9999"),
-        (lambda: fbuf.Buffer(9, sampler=Prioritized(spread=1)), "goes by episodes, but .* nothing ends an episode"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, text: str) -> None:
@@ -643,20 +483,21 @@ def test_what_makes_no_sense_is_refused(make: Any, text: str) -> None:
 
 
 def test_numbers_beyond_their_range_are_refused_or_brought_back() -> None:
-    buffer, state = filled(Prioritized(uniform=0.1, decay=0.5, keep=0.5), [1.0, 2.0])
-    for numbers in ({"uniform": 1.1}, {"decay": 2}, {"keep": np.float32(3)}):
+    buffer, state = filled(Prioritized(uniform=0.1), [1.0, 2.0])
+    for number in (1.1, 2, np.float32(3)):
         with pytest.raises(ValueError, match=r"Buffer.set: .* expected a number from 0 to 1"):
-            buffer.set(state, **numbers)
+            buffer.set(state, uniform=number)
     with pytest.raises(ValueError, match=r"Buffer.sample: uniform is 7; expected a number from 0 to 1"):
         buffer.sample(state, KEY, 2, uniform=7)
-    with pytest.raises(ValueError, match="has no number 'rho'"):
-        buffer.set(state, rho=0.5)
+    plain, state = filled(Prioritized(), [1.0, 2.0])
+    with pytest.raises(ValueError, match="has no number 'uniform'"):
+        plain.set(state, uniform=0.5)
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
-        Prioritized(uniform=0.1, decay=0.5, keep=0.5, spread=1, normalize="buffer"),
+        Prioritized(uniform=0.1, normalize="buffer"),
         pytest.param(Ranked(uniform=0.1, normalize="buffer"), marks=pytest.mark.slow),
     ],
     ids=lambda sampler: type(sampler).__name__,
@@ -664,9 +505,8 @@ def test_numbers_beyond_their_range_are_refused_or_brought_back() -> None:
 def test_what_is_traced_is_brought_into_range(sampler: Any) -> None:
     """Numbers gone wrong for one step: whatever is drawn then is a row, weights are finite, and the tree lives on."""
     number = 20
-    buffer = fbuf.Buffer(65, sampler=sampler, episode_end=("end",))
-    rows = {"t": jnp.arange(number, dtype=jnp.int32), "end": jnp.zeros(number, bool)}
-    start = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    buffer = fbuf.Buffer(65, sampler=sampler)
+    start = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(number, dtype=jnp.int32))
 
     @jax.jit
     def step(state: Any, numbers: dict[str, jax.Array], beta: jax.Array) -> Any:
@@ -685,3 +525,32 @@ def test_what_is_traced_is_brought_into_range(sampler: Any) -> None:
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.sampler.max_priority, batch)))
             state, batch = jax.device_get(step(state, usual, jnp.float32(0.4)))
             assert (batch.weight > 0).all() and (batch.probability > 0).all()
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_rows_that_cannot_be_drawn_take_no_priority() -> None:
+    """The newest row waits for its next observation: it is held, but no anchor yet."""
+    buffer = fbuf.Buffer(4, sampler=Prioritized(), view=fbuf.views.Transition(observation="t", action=None, reward="r"))
+    rows = {"t": jnp.arange(3.0), "r": jnp.zeros(3), "terminated": jnp.zeros(3, bool), "truncated": jnp.zeros(3, bool)}
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    before = leaves(buffer, state)
+    assert (before > 0).tolist() == [True, True, False, False]
+    state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.array([9.0]))
+    np.testing.assert_array_equal(leaves(buffer, state), before)
+    assert int(buffer.stats(state)["refused_closed"]) == 1 and float(state.sampler.max_priority) == 1
+
+
+def test_priorities_of_masked_rows_are_neither_refused_nor_kept() -> None:
+    buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0))
+    priority = jnp.array([jnp.nan, 2, jnp.inf, jnp.nan])
+    mask = jnp.array([False, True, False, True])
+    state = buffer.extend(buffer.init(0), jnp.arange(4), priority=priority, mask=mask)
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 1
+    assert leaves(buffer, state).tolist() == [
+        2,
+        1,
+        0,
+        0,
+    ]  # a row whose priority was refused gets the largest seen before

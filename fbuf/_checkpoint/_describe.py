@@ -16,6 +16,12 @@ import numpy as np
 from fbuf._checkpoint._spec import name_of_type
 from fbuf._config import COMPONENTS, from_config, named
 
+_REMOVED: dict[str, dict[str, Any]] = {
+    "fbuf.samplers.Prioritized": {"decay": None, "keep": None, "spread": 0, "rho": ...},
+    "fbuf.samplers.Ranked": {"spread": 0, "rho": ...},
+}
+"""Fields that earlier versions had, by component: the value at which a field did nothing; `...`: any value."""
+
 
 def describe(value: Any) -> Any:
     """The JSON form of a component: that of `to_config`, with names in place of what has none."""
@@ -36,6 +42,24 @@ def describe(value: Any) -> Any:
     return {"own": name_of_type(type(value))}
 
 
+def without_removed(config: Any) -> Any:
+    """Drop the fields of earlier versions that did nothing.
+
+    Raises:
+      ValueError: a removed field was in use; the message names it.
+    """
+    if isinstance(config, list):
+        return [without_removed(item) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    removed = _REMOVED.get(str(config.get("type")), {})
+    for name, inactive in removed.items():
+        if inactive is not ... and config.get(name, inactive) != inactive:
+            kind = config["type"].rpartition(".")[2]
+            raise ValueError(f"{kind}({name}={shown(config[name])}), but {name} was removed")
+    return {name: without_removed(value) for name, value in config.items() if name not in removed}
+
+
 def missing(config: Any) -> str | None:
     """What must come from the user, in words, if anything must."""
     if not isinstance(config, Mapping):
@@ -44,8 +68,6 @@ def missing(config: Any) -> str | None:
         return f"the function {config['function']}"
     if "own" in config:
         return f"a {config['own']}"
-    if "type" in config and named(config["type"]) is None:
-        return f"a {config['type']}, which this version of fbuf has not"
     items = config["tuple"] if "tuple" in config else config.values()
     return next((found for found in map(missing, items) if found is not None), None)
 

@@ -73,7 +73,7 @@ def load(
       CheckpointNotFound (a FileNotFoundError): there is none.
       StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
       SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
-      VersionError (a ValueError): a later release has saved it.
+      VersionError (a ValueError): a later release has saved it, or an earlier one with a setting that was removed.
       TypeError: the call is traced.
       MemoryError: the state takes more than is free (on a CPU; not looked at where buffer and example are given).
       FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with

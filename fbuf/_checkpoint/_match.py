@@ -47,8 +47,9 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
 
     Raises:
       SchemaError: they do not go together; or what is saved names something of a user's own, and no buffer is given.
+      VersionError: the buffer that was saved used a setting that was removed.
     """
-    config = {"on_write": None, "on_read": None, **meta["buffer"]}  # earlier releases had none
+    config = {"on_write": None, "on_read": None, **_current(call, path, meta["buffer"])}  # earlier releases had none
     if buffer is None:
         lacking = _describe.missing(config)
         if lacking is not None:
@@ -82,14 +83,25 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     return Match(reader, target, keeps)
 
 
+def _current(call: str, path: str, config: Any) -> Any:
+    """The configuration without settings that were removed and did nothing."""
+    try:
+        return _describe.without_removed(config)
+    except ValueError as error:
+        raise _files.VersionError(
+            f"{call}: {path} was saved with {error}. Load it with the version that saved it, and convert it there to a buffer "
+            f"without."
+        ) from None
+
+
 def build(call: str, path: str, config: Any) -> Any:
-    """The component that was saved."""
+    """Return the component that was saved."""
     try:
         return _describe.build(config)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _files.VersionError(
-            f"{call}: {path} was saved with {shown(config)}, which this release of fbuf does not know: {error}. Use a "
-            f"later one."
+            f"{call}: {path} was saved with {shown(config)}, which this release of fbuf does not know ({error}). "
+            f"Load it with the release that saved it."
         ) from None
 
 

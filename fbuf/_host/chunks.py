@@ -124,11 +124,11 @@ class Chunks:
         oldest = self.span(batch.after, batch.low and batch.low[1])[0]
         start = np.maximum(first, oldest)
         encoded = 0
-        places, numbers = ranges(start, stop)
-        order = np.argsort(numbers - start[places], kind="stable")  # of time, so that dictionaries see every lane
-        places, numbers = places[order], numbers[order]
-        begins = numbers * k - batch.before[places]
-        for lane, chunk, at in zip(places.tolist(), numbers.tolist(), begins.tolist(), strict=True):
+        lanes, chunks = ranges(start, stop)
+        order = np.argsort(chunks - start[lanes], kind="stable")  # of time, so that dictionaries see every lane
+        lanes, chunks = lanes[order], chunks[order]
+        begins = chunks * k - batch.before[lanes]
+        for lane, chunk, at in zip(lanes.tolist(), chunks.tolist(), begins.tolist(), strict=True):
             data = self.open[lane] if at < 0 else batch.lane(rows, lane, at, at + k)
             dictionary = self.coder.current
             blob = self.coder.encode(data)
@@ -278,10 +278,6 @@ class Chunks:
         self.arena.release(old, length)
 
     # ---------------------------------------------------------------- compressing again
-
-    def due(self, count: Array, low: Array | None = None) -> bool:
-        """Whether there is a lot of closed chunks that were not compressed again."""
-        return self.packer is not None and self._waiting(count, low) >= self.lot_size
 
     def _waiting(self, count: Array, low: Array | None) -> int:
         tail, head = self.span(count, low)

@@ -2,7 +2,7 @@
 
 Everything is a pure function over two pytrees, the `Learner` and the replay state, so that the step
 is what a user would write, and the step that benchmarks time. Flax or haiku for the network were
-rejected: five layers do not pay for one more dependency, and torch has to read the parameters.
+rejected: five layers do not pay for one more dependency.
 
 Source: Mnih et al. 2015 (network, preprocessing, clipped rewards); van Hasselt et al. 2016 (double
 Q-learning); Schaul et al. 2016 (priorities); Hessel et al. 2018 (n-step returns, Adam's epsilon).

@@ -41,7 +41,6 @@ def table(results: Sequence[Result]) -> str:
     for part in dict.fromkeys(part for r in results for part in r.seconds):
         lines[f"loop: {part}"] = [f"{100 * r.seconds.get(part, 0) / sum(r.seconds.values()):.0f}%" for r in results]
     lines["score, first and last games"] = [_scores(r) for r in results]
-    lines["torch: batches, no copy"] = [_torch(r) for r in results]
     if len(results) > 1:
         lines["training"] = ["reference"] + ["identical" if identical(first, r) else "DIFFERENT" for r in results[1:]]
     title = (
@@ -108,15 +107,6 @@ def _notes(results: Sequence[Result]) -> list[str]:
         f"score: mean of the first and of the last {_EPISODES} games; so short a run is no benchmark of DQN.",
     ]
     notes += [_blocks_note(r.storage, r.blocks) for r in results if r.blocks is not None]
-    checks = [check for r in results for check in r.torch or ()]
-    if checks:
-        handover = float(np.median([check.handover for check in checks]))
-        notes.append(
-            f"torch: {checks[0].leaves} arrays a batch, {megabytes(checks[0].nbytes)} in {1e6 * handover:.0f} us (median), "
-            f"every address checked; the same network there differs by at most {max(c.difference for c in checks):.1g}."
-        )
-    else:
-        notes.append('torch: left out, for it is not installed (pip install "fbuf[torch]").')
     if len(results) > 1:
         notes.append("training identical: every loss, every score and all parameters at the end, bit for bit.")
     return notes
@@ -138,7 +128,3 @@ def _scores(result: Result) -> str:
         return "none ended"
     scores = [episode.score for episode in result.episodes]
     return f"{np.mean(scores[:_EPISODES]):.1f} -> {np.mean(scores[-_EPISODES:]):.1f}"
-
-
-def _torch(result: Result) -> str:
-    return "left out" if result.torch is None else str(len(result.torch))

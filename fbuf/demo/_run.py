@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fbuf
-from fbuf.demo import _dqn, _storages, _torch
+from fbuf.demo import _dqn, _storages
 from fbuf.demo._actor import Actor, Environment, Episode
 from fbuf.demo._atari import FRAME_SHAPE
 
@@ -50,7 +50,7 @@ class Result:
 
     storage: str
     settings: Settings
-    steps_per_second: float = 0.0  # training steps, with acting, emulators and torch
+    steps_per_second: float = 0.0  # training steps, with acting and emulators
     seconds: dict[str, float] = field(default_factory=dict)  # wall time by part of the loop
     rows: int = 0  # held at the end
     device_bytes: int = 0  # replay, at the end
@@ -62,7 +62,6 @@ class Result:
     td_errors: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     params: Any = None  # of the network at the end, numpy
     memory: list[tuple[int, int, int]] = field(default_factory=list)  # rows played, rows held, bytes (device + host)
-    torch: list[_torch.Check] | None = None  # None: torch is not installed
     batch: Any = None  # a Sample of the end, numpy
     blocks: _storages.Blocks | None = None  # of a storage that has a table of them
     newest: _dqn.Rows | None = None  # rows `[N, E, ...]` of the end, where they were asked for
@@ -109,14 +108,13 @@ def run(
 
     learner = _dqn.init_learner(learner_key, config)
     actor = Actor(env, act_key)
-    result = Result(storage, settings, episodes=actor.episodes, torch=[] if _torch.available() else None)
+    result = Result(storage, settings, episodes=actor.episodes)
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
     buffer = _dqn.make_buffer(_storages.fitted(storage, rows, settings.capacity), settings.capacity)
     room = _storages.Room(buffer)
     step: Any = _dqn.make_step(buffer, config)
-    look = _make_look(buffer, look_key)
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
     metrics = []
@@ -128,17 +126,12 @@ def run(
         if room.crowded(replay):
             with clock("growing and compiling again"):
                 buffer, replay = room.grow(replay)
-                look = _make_look(buffer, look_key)
                 larger: Any = _dqn.make_step(buffer, config)
                 step = larger.lower(learner, replay, sample_key, rows).compile()
         with clock("training steps"):
             learner, replay, measured = step(learner, replay, sample_key, rows)
             metrics.append(jax.block_until_ready(measured))
         if i % every == 0 or i == settings.steps - 1:
-            with clock("batches in torch"):
-                if result.torch is not None:
-                    batch, q = look(replay, learner.params, np.int32(i))
-                    result.torch.append(_torch.check(batch, q, learner.params))
             played = actor.time * _dqn.LANES
             held = int(buffer.size(replay))
             result.memory.append((played, held, sum(buffer.nbytes(replay).values())))
@@ -158,23 +151,12 @@ def run(
     result.losses = np.asarray([m["loss"] for m in metrics], np.float32)
     result.td_errors = np.asarray([m["td_error"] for m in metrics], np.float32)
     result.params = jax.tree.map(lambda x: np.array(x, copy=True), learner.params)
-    batch, _ = look(replay, learner.params, np.int32(settings.steps))
+    peek = jax.jit(lambda replay, key: buffer.peek(replay, key, _dqn.BATCH_SIZE))
+    batch = peek(replay, jax.random.fold_in(look_key, settings.steps))
     result.batch = jax.tree.map(lambda x: np.array(x, copy=True), batch)
     result.episodes = list(actor.episodes)
     _measure_share(result, config, step, learner, replay, batch, sample_key, rows)
     return result
-
-
-def _make_look(buffer: fbuf.Buffer, key: jax.Array) -> Any:
-    """`look(replay, params, i)`: a batch for the eye and for torch, and what the network makes of it."""
-
-    @jax.jit
-    def look(replay: fbuf.BufferState, params: _dqn.Params, i: jax.Array) -> tuple[fbuf.Sample, jax.Array]:
-        # `peek` leaves the state, and so the training, as it is.
-        batch = buffer.peek(replay, jax.random.fold_in(key, i), _dqn.BATCH_SIZE)
-        return batch, _dqn.q_values(params, batch.data["obs"])
-
-    return look
 
 
 def _shown(actor: Actor, measured: dict[str, jax.Array], result: Result) -> dict[str, str]:

@@ -14,20 +14,20 @@ from fbuf._typing import Change, Population
 from fbuf._weights import alike, ignoring, unit
 
 
-def check(sampler: Any, names: tuple[str, ...], least: Mapping[str, float]) -> None:
-    """Makes Python floats of numbers, where they are given: from `least` (0) to `sampler.most`.
+def check(sampler: Any, names: tuple[str, ...]) -> None:
+    """Convert numbers to Python floats and check every field that the samplers share.
 
     Raises:
-      ValueError: one is none, or `normalize`, `largest` or `spread` is something else.
+      ValueError: a number is not in [0, `sampler.most`], or `normalize` or `largest` is invalid.
     """
     kind = type(sampler).__name__
     for name in names:
-        value, low, most = getattr(sampler, name), least.get(name, 0), sampler.most.get(name, float("inf"))
+        value, most = getattr(sampler, name), sampler.most.get(name, float("inf"))
         if value is None and getattr(type(sampler), name) is None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and low <= value <= most and value < float("inf")):
-            what = "finite Python number >= 0" if most > 1 else f"Python number from {low} to 1"
+        if not (number and 0 <= value <= most and value < float("inf")):
+            what = "finite Python number >= 0" if most > 1 else "Python number from 0 to 1"
             raise ValueError(
                 f"{kind}: {name} is {value!r}; expected a {what}. Numbers that change go "
                 f"through buffer.set(state, {name}=...) or sample(..., beta=...)."
@@ -37,14 +37,11 @@ def check(sampler: Any, names: tuple[str, ...], least: Mapping[str, float]) -> N
         raise ValueError(f'{kind}: normalize is {sampler.normalize!r}; expected "batch", "buffer" or None.')
     if sampler.largest not in ("seen", "held"):
         raise ValueError(f'{kind}: largest is {sampler.largest!r}; expected "seen" or "held".')
-    if not isinstance(sampler.spread, int) or isinstance(sampler.spread, bool) or not 0 <= sampler.spread <= 1024:
-        raise ValueError(f"{kind}: spread is {sampler.spread!r}; expected an int from 0 to 1024, rows.")
 
 
 def numbers(sampler: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
-    """Those that can be annealed: where there is one, and something that it is for."""
-    given = (name for name in names if getattr(sampler, name) is not None)
-    return dict.fromkeys((name for name in given if name != "rho" or sampler.spread), np.float32)
+    """Those that can be annealed: all but a `uniform` of None."""
+    return dict.fromkeys((name for name in names if getattr(sampler, name) is not None), np.float32)
 
 
 def options(sampler: Any) -> Mapping[str, Any]:
@@ -95,8 +92,3 @@ def shared(chance: jax.Array, share: jax.Array | None, population: Population) -
         return chance
     number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
     return (jnp.float32(1) - unit(share)) * chance + unit(share) / number
-
-
-def fall(rho: jax.Array, reach: int) -> jax.Array:
-    """float32[W], the share of a row's priority that those 1, 2, .. W rows before it have at least."""
-    return jnp.power(unit(rho), jnp.arange(1, reach + 1, dtype=jnp.int32).astype(jnp.float32))

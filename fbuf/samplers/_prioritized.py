@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 else:
     _hosttree = Later("fbuf.samplers._hosttree")
 
-_UP_TO_ONE = ("uniform", "decay", "keep", "rho")
-_NUMBERS = ("alpha", "beta", "eps", *_UP_TO_ONE)
+_NUMBERS = ("alpha", "beta", "eps", "uniform")
 
 
 @component
@@ -61,36 +60,23 @@ class Prioritized:
         overrides it for one call.
       largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or
         the largest now "held" (1.0 where there is none), for which the priorities themselves are kept in one more tree.
-      decay: Every `update_priority` first multiplies all |p| + eps by this, 0.001 to 1 (and the largest seen), so that rows
-        that were not drawn for long give way to those that were (`rebuild` adds eps in full again). None: no.
-      keep: A row's new priority is no less than this share of its old one, 0 to 1: one good prediction does not end it.
-        None: 0.
-      spread: An update also raises the priorities of so many rows before each of its rows in the same episode to
-        :math:`\rho^k` of its own, k rows before, and never lowers one. 0: no. Of a batch all new priorities are set first, then
-        all rows before are raised, whatever their order.
-      rho: :math:`\rho`, 0 to 1; for `spread`.
       on: Where priorities live: "device", beside the rest of the state, or "host", in this process's memory behind callbacks.
-        Wherever rows live, and with the same draws either way. On the host there is nothing of `replace` to `spread`.
+        Wherever rows live, and with the same draws either way. On the host `replace`, `uniform` and `largest` keep their
+        defaults.
 
-    If every leaf is 0, all anchors are alike. `spread` needs to know what ends an episode (the view's fields, or
-    `Buffer(episode_end=...)`), windows that stay within one, and the writer `Ring`.
+    If every leaf is 0, all anchors are alike.
 
     With `on="host"` drawing from a state of long ago (256 writes, or fewer that changed an eighth of the leaves), or writing to
     it, is an error: "expired". Of two futures of one state that are both carried on, one comes to that: call `init` for each.
     `init` cannot be traced, nor the state be vmapped or span devices.
 
-    Prioritized Sequence Experience Replay (Brittain et al. 2019), with their numbers, is
-    `Prioritized(spread=5, rho=0.4, keep=0.7)`.
-
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
 
     Cost: O(log C) a draw or update; about 4.6 bytes a row (as much again with normalize="buffer", and with largest="held";
     4 more with `uniform` where the view looks at neighbours). On the host one callback each, and 5.2 bytes with
-    normalize="buffer". replace=False: O(B log B log C) a batch. `spread`: O(W log C) an
-    update. `decay`: O(C) once in 30 halvings of the smallest leaf or more, else O(1).
+    normalize="buffer". replace=False: O(B log B log C) a batch.
 
-    Sources: Schaul et al. 2016, sections 3.3 and 3.4; Brittain et al. 2019, "Prioritized Sequence Experience Replay" (`spread`,
-    `keep`); Kool et al. 2019 and Duffield et al. 2007 (replace=False).
+    Sources: Schaul et al. 2016, sections 3.3 and 3.4; Kool et al. 2019 and Duffield et al. 2007 (replace=False).
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -112,27 +98,24 @@ class Prioritized:
     replace: bool = True
     uniform: float | None = None
     largest: str = "seen"
-    decay: float | None = None
-    keep: float | None = None
-    spread: int = 0
-    rho: float = 0.4
     on: str = "device"
 
     prioritized = True
     by_rank = True
+    by_episode = False
     stamp = None
     since = ""
-    most = dict.fromkeys(_UP_TO_ONE, 1.0)
+    most = {"uniform": 1.0}
 
     def __post_init__(self) -> None:
-        _by_priority.check(self, _NUMBERS, {"decay": _leaves.LEAST_DECAY})
+        _by_priority.check(self, _NUMBERS)
         if self.on not in ("device", "host"):
             raise ValueError(
                 f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
                 f"jax.device_put(state, device)."
             )
         if self.on == "host":
-            for name in ("replace", "uniform", "largest", "decay", "keep", "spread"):
+            for name in ("replace", "uniform", "largest"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise ValueError(
                         f'Prioritized: {name} is {getattr(self, name)!r} and on is "host", where there is no {name}; expected '
@@ -151,14 +134,6 @@ class Prioritized:
     @property
     def options(self) -> Mapping[str, Any]:
         return _by_priority.options(self)
-
-    @property
-    def by_episode(self) -> bool:
-        return self.spread > 0
-
-    @property
-    def reach(self) -> int:
-        return self.spread
 
     @property
     def rebuilds(self) -> str:
@@ -181,7 +156,6 @@ class Prioritized:
             low=low,
             top=_sumtree.init(capacity, -jnp.inf) if self.largest == "held" else None,
             max_priority=jnp.ones((), jnp.float32),
-            unit=None if self.decay is None else jnp.ones((2,), jnp.float32),
             log=None if self.uniform is None or dense else _population.init(geometry, dense),
             **_by_priority.initial(self, _NUMBERS),
         )
@@ -194,7 +168,7 @@ class Prioritized:
         priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, _leaves.leaf_of(sampler, priority)])
-        stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), _leaves.kept(sampler, priority)])
+        stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
         sampler = _leaves.write(sampler, slot, leaf, stored, geometry, token)
         if sampler.log is not None:
             log = _population.follow(sampler.log, change, geometry, token)
@@ -243,18 +217,7 @@ class Prioritized:
     def update(
         self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        return self.spread_update(sampler, slot, error, slot[:, None][:, :0], geometry, token)
-
-    def spread_update(
-        self,
-        sampler: PrioritizedState,
-        slot: jax.Array,
-        error: jax.Array,
-        before: jax.Array,
-        geometry: Geometry,
-        token: jax.Array,
-    ) -> PrioritizedState:
-        return _leaves.update(sampler, slot, error, before, geometry, token)
+        return _leaves.update(sampler, slot, error, geometry, token)
 
     def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
         return _leaves.rebuild(sampler, geometry, token)

@@ -3,8 +3,7 @@ r"""`Ranked`: anchors by the rank of their priority, not by its size; what outli
 An anchor's chance is :math:`rank(i)^{-\alpha} / \sum_k rank(k)^{-\alpha}`, rank 1 being the largest |p|. How rows are kept in
 order, and what counts as tied, stands in `fbuf._ranks`.
 
-It is no option of `Prioritized`: it keeps no leaves, so that an annealed alpha applies at once, and neither eps, nor decay, nor
-`rebuild` mean anything here.
+It is not an option of `Prioritized`: it stores no leaves, so an annealed alpha applies at once, without eps or `rebuild`.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3.
 """
@@ -17,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf import _permutation, _population, _ranks
 from fbuf._config import component, state
@@ -28,7 +26,7 @@ from fbuf._typing import Change, Draw, Geometry, Inspected, Population
 from fbuf._weights import exponent, importance, unit
 from fbuf.samplers import _by_priority
 
-_NUMBERS = ("alpha", "beta", "uniform", "rho")
+_NUMBERS = ("alpha", "beta", "uniform")
 
 
 @state
@@ -41,7 +39,6 @@ class RankedState:
     alpha: jax.Array  # float32[]
     beta: jax.Array  # float32[]
     uniform: jax.Array | None  # float32[]
-    rho: jax.Array | None  # float32[]; with spread
 
 
 @component
@@ -53,7 +50,7 @@ class Ranked:
       beta: Exponent of the importance weights; `sample(..., beta=...)` overrides it for one call.
       normalize: Weights are divided by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
       stratified: One draw from each of B equal shares of the total (less variance), or independent draws; in random order.
-      uniform, spread, rho: As of `Prioritized`.
+      uniform: As of `Prioritized`.
       largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or a
         rank among the first of those now "held".
 
@@ -84,18 +81,17 @@ class Ranked:
     stratified: bool = True
     uniform: float | None = None
     largest: str = "seen"
-    spread: int = 0
-    rho: float = 0.4
 
     prioritized = True
     by_rank = True
+    by_episode = False
     stamp = None
     since = ""
-    most = {"uniform": 1.0, "rho": 1.0}
+    most = {"uniform": 1.0}
     rebuilds = ""
 
     def __post_init__(self) -> None:
-        _by_priority.check(self, _NUMBERS, {})
+        _by_priority.check(self, _NUMBERS)
 
     @property
     def numbers(self) -> Mapping[str, Any]:
@@ -104,14 +100,6 @@ class Ranked:
     @property
     def options(self) -> Mapping[str, Any]:
         return _by_priority.options(self)
-
-    @property
-    def by_episode(self) -> bool:
-        return self.spread > 0
-
-    @property
-    def reach(self) -> int:
-        return self.spread
 
     def init(self, geometry: Geometry, dense: bool) -> RankedState:
         return RankedState(
@@ -173,39 +161,11 @@ class Ranked:
     def update(
         self, sampler: RankedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
     ) -> RankedState:
-        return self.spread_update(sampler, slot, error, slot[:, None][:, :0], geometry, token)
-
-    def spread_update(
-        self,
-        sampler: RankedState,
-        slot: jax.Array,
-        error: jax.Array,
-        before: jax.Array,
-        geometry: Geometry,
-        token: jax.Array,
-    ) -> RankedState:
         capacity, priority = geometry.capacity, jnp.abs(error)
         ranks = _ranks.set(sampler.ranks, slot, _ranks.bucket_of(priority), capacity, token)
-        if before.shape[1] and sampler.rho is not None:
-            fall = _by_priority.fall(sampler.rho, before.shape[1])
-            last = jnp.int32(capacity - 1)
-            token, theirs = pin(token, _ranks.get(ranks, jnp.minimum(before, last)))
-            # Of several errors for one row the last counts, also for the rows before it.
-            error_now = self._last(slot, priority)
-            least = jnp.maximum(theirs, _ranks.bucket_of(error_now[:, None] * fall[None, :]))
-            where, bucket = lax.sort((before.reshape(-1), least.reshape(-1)), num_keys=2)
-            ranks = _ranks.set(ranks, where, bucket, capacity, token)
         real = slot < jnp.int32(capacity)
         largest = jnp.max(jnp.where(real, priority, jnp.float32(0)), initial=0.0)
         return dataclasses.replace(sampler, ranks=ranks, max_priority=jnp.maximum(sampler.max_priority, largest))
-
-    @staticmethod
-    def _last(slot: jax.Array, priority: jax.Array) -> jax.Array:
-        """float32[B], for each row what the last of those for its slot says."""
-        order = jnp.arange(slot.shape[0], dtype=jnp.int32)
-        sorted_slot, place = lax.sort((slot, order), num_keys=1, is_stable=True)
-        ends = jnp.searchsorted(sorted_slot, slot, side="right").astype(jnp.int32) - jnp.int32(1)
-        return priority[place[ends]]
 
     def rebuild(self, sampler: RankedState, geometry: Geometry, token: jax.Array) -> RankedState:
         return sampler

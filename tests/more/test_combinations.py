@@ -1,0 +1,17 @@
+"""Further cases of combinations: see `tests/test_combinations.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.combinations import SOME, STORAGES, UNORDERED_STORAGES, UNORDERED_WRITERS, check_storages_agree
+
+
+@pytest.mark.parametrize(("sampler", "view"), SOME)
+def test_storages_give_the_same_batches(sampler: str, view: str) -> None:
+    check_storages_agree(STORAGES, sampler, view)
+
+
+@pytest.mark.parametrize("writer", UNORDERED_WRITERS)
+def test_storages_give_writers_the_same_batches(writer: str) -> None:
+    check_storages_agree(UNORDERED_STORAGES, "Prioritized", "Row", writer)

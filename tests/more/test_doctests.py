@@ -1,0 +1,27 @@
+"""The examples in docstrings run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "fbuf"
+NEEDED = {"fbuf.torch": "torch", "fbuf.torch._tensordict": "tensordict", "fbuf.orbax": "orbax.checkpoint"}
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>>" in path.read_text() and "demo" not in path.parts
+]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "fbuf.__main__"])
+def test_doctests(module: str) -> None:
+    for package, needed in NEEDED.items():
+        if f"{module}.".startswith(f"{package}."):
+            pytest.importorskip(needed)
+    failed, tried = doctest.testmod(importlib.import_module(module), verbose=False)
+    assert tried and not failed

@@ -1,0 +1,134 @@
+"""Shared code of the tests of combinations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
+from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
+from tests.disk import fresh, somewhere
+
+
+def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+    """A reward."""
+    return -(achieved != goal).astype(jnp.float32)
+
+
+STORAGES = {
+    "Device": Device(),
+    "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
+    "Compressed": Compressed(keys=("obs",)),
+    "Compressed(path=...)": Compressed(keys=("obs",), path=somewhere("combinations")),
+    "Host": Host(keys=("obs",)),
+    "Memmap": Memmap(keys=("obs",)),
+    "Ragged": Ragged(keys=(), maximum={"obs": (8, 8)}),
+}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Uniform(over='episodes')": Uniform(over="episodes"),
+    "Epoch": Epoch(),
+    "Consume": Consume(2),
+    "Prioritized": Prioritized(),
+    "Prioritized(on='host')": Prioritized(on="host"),
+    "Prioritized(replace=False)": Prioritized(replace=False, largest="held"),
+    "Prioritized(uniform=...)": Prioritized(uniform=0.2, largest="held", normalize="buffer"),
+    "Ranked": Ranked(uniform=0.2, largest="held"),
+    "Staleness(version=...)": Staleness(6, version="action"),
+    "Staleness": Staleness(4, unit=3),
+}
+VIEWS = {
+    "Row": Row(),
+    "Transition": Transition(n_step=2, stack=3),
+    "Sequence('stop')": Sequence(4, stride=2),
+    "Sequence('mask')": Sequence(4, boundary="mask", at=1),
+    "Sequence('cross')": Sequence(4, boundary="cross"),
+    "Episode": Episode(6),
+    "Hindsight": Hindsight(Transition(n_step=2, stack=3), missed, goal="goal", achieved="reached"),
+}
+WRITERS = {
+    "Ring": fbuf.writers.Ring(),
+    "TopK": fbuf.writers.TopK("reward"),
+    "Reservoir": fbuf.writers.Reservoir(),
+}
+REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
+UNORDERED_STORAGES = ("Device", "Deduplicated", "Compressed", "Host")  # for writers that replace any row
+UNORDERED_WRITERS = [w for w in WRITERS if not WRITERS[w].streams]
+UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not getattr(SAMPLERS[s], "in_order", False)]
+LANES, BATCH = 2, 6
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
+    "action": jax.ShapeDtypeStruct((), np.int32),
+    "goal": jax.ShapeDtypeStruct((), np.int32),
+    "reached": jax.ShapeDtypeStruct((), np.int32),
+    "reward": jax.ShapeDtypeStruct((), np.float32),
+    "terminated": jax.ShapeDtypeStruct((), np.bool_),
+    "truncated": jax.ShapeDtypeStruct((), np.bool_),
+}
+
+
+def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    shape = (count, LANES)
+    return {
+        "obs": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
+        "action": rng.integers(0, 9, shape).astype(np.int32),
+        "goal": rng.integers(0, 9, shape).astype(np.int32),
+        "reached": rng.integers(0, 9, shape).astype(np.int32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.15,
+        "truncated": rng.random(shape) < 0.1,
+    }
+
+
+def make(storage: str, sampler: str, view: str, writer: str = "Ring") -> fbuf.Buffer:
+    return fbuf.Buffer(
+        40,
+        lanes=LANES,
+        storage=fresh(STORAGES[storage]),
+        sampler=SAMPLERS[sampler],
+        view=VIEWS[view],
+        writer=WRITERS[writer],
+        episode_end=("terminated", "truncated") if WRITERS[writer].streams else (),
+    )
+
+
+@functools.cache
+def batches(storage: str, sampler: str, view: str, writer: str = "Ring") -> list[Any]:
+    """What a few steps draw: the ring goes round, priorities change."""
+    buffer = make(storage, sampler, view, writer)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
+        if buffer.sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
+        data = {name: leaf for name, leaf in batch.data.items() if name != "obs_length"}  # of `Ragged`
+        return state, (data, batch.mask, batch.index.slot, batch.probability, batch.weight)
+
+    state, rng, out = buffer.init(EXAMPLE), np.random.default_rng(0), []
+    for i in range(8):
+        state, drawn = step(state, rows_of(rng, 5), jax.random.key(i))
+        out.append(jax.device_get(drawn))
+    stats = jax.device_get(buffer.stats(state))
+    assert not any(stats[name] for name in stats if name.startswith(("refused", "expired", "retired")))
+    return out
+
+
+def check_storages_agree(storages: Iterable[str], *combination: str) -> None:
+    """Every storage gives the batches of `Device`."""
+    reference = batches("Device", *combination)
+    assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH
+    for storage in storages:
+        for one, two in zip(reference, batches(storage, *combination), strict=True):
+            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
+            assert all(jax.tree.leaves(same)), storage
+
+
+SOME = [("Epoch", "Sequence('mask')"), ("Consume", "Episode"), ("Staleness", "Hindsight")]

@@ -1,0 +1,179 @@
+"""Shared code of the tests of flags."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.storages import Deduplicated
+from fbuf.transforms import Augment, Cast, Normalize, NormalizeReward, RewardToGo, Scale
+from fbuf.views import Row, Transition
+
+LANES, STEPS, BATCH = 2, 5, 4
+EXAMPLE = {
+    "obs": np.zeros((3,), np.uint8),
+    "action": np.zeros((), np.int32),
+    "reward": np.zeros((), np.float32),
+    "terminated": np.zeros((), np.bool_),
+    "truncated": np.zeros((), np.bool_),
+    "final": np.zeros((3,), np.uint8),
+}
+BUFFERS = {
+    "plain": fbuf.Buffer(capacity=16),
+    "lanes": fbuf.Buffer(capacity=16, lanes=LANES, episode_end=("truncated",)),
+    "prioritized": fbuf.Buffer(capacity=16, sampler=Prioritized(stratified=False, normalize=None)),
+    "transition": fbuf.Buffer(
+        capacity=16, lanes=LANES, sampler=Uniform(), view=Transition(n_step=2, stack=2, pad="repeat")
+    ),
+    "final": fbuf.Buffer(capacity=16, view=Transition(n_step=2, stack=2, final_observation="final")),
+    "next_step": fbuf.Buffer(capacity=16, lanes=LANES, view=Transition(n_step=2, autoreset="next_step")),
+    "rich": fbuf.Buffer(
+        capacity=16, lanes=LANES, sampler=Prioritized(normalize="buffer"), view=Transition(n_step=3, stack=2)
+    ),
+    "deduplicated": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        storage=Deduplicated(keys=("obs", "final", "reward"), blocks=64),
+        sampler=Prioritized(),
+        view=Transition(n_step=2, stack=2),
+    ),
+    "everything": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1),
+        view=Transition(n_step=2, stack=2),
+    ),
+    "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
+    "ranked": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
+    "transforms": fbuf.Buffer(
+        capacity=16,
+        lanes=LANES,
+        view=Transition(n_step=2, stack=2),
+        on_write=(NormalizeReward(), RewardToGo(0.9), Cast("action", "int16")),
+        on_read={
+            "shift": Augment("obs", 1),
+            "frames": Scale(("obs", "next_obs"), offset=1.0),
+            "norm": Normalize("obs"),
+        },
+    ),
+    "prefetch": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Prioritized(), prefetch=1, batch_size=BATCH),
+}
+
+
+def rows(buffer: fbuf.Buffer, steps: int, seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    axes = (steps,) if buffer.lanes is None else (steps, buffer.lanes)
+    return jax.device_put(
+        {
+            "obs": draw.integers(0, 255, (*axes, 3)).astype(np.uint8),
+            "action": draw.integers(0, 4, axes).astype(np.int32),
+            "reward": draw.normal(size=axes).astype(np.float32),
+            "terminated": draw.random(axes) < 0.2,
+            "truncated": draw.random(axes) < 0.1,
+            "final": draw.integers(0, 255, (*axes, 3)).astype(np.uint8),
+        }
+    )
+
+
+def given(buffer: fbuf.Buffer) -> dict[str, Any]:
+    """Everything the verbs are called with, on the device."""
+    axes = (STEPS,) if buffer.lanes is None else (STEPS, buffer.lanes)
+    return {
+        "rows": rows(buffer, STEPS, 0),
+        "more": rows(buffer, STEPS, 1),
+        "row": jax.tree.map(lambda x: jax.device_put(np.asarray(x)[0]), rows(buffer, 1, 2)),
+        "mask": jax.device_put(np.arange(STEPS * (buffer.lanes or 1)).reshape(axes) % 3 != 0),
+        "priority": jax.device_put(np.ones(axes, np.float32)),
+        "error": jax.device_put(np.array([1.0, -2.0, np.float32(1e30), 0.0], np.float32)),
+        "beta": jax.device_put(np.float32(0.7)),
+        "slots": jax.device_put(np.array([0, 3, -1, 16], np.int32)),
+        "key": jax.device_put(jax.random.key_data(jax.random.key(3))),
+    }
+
+
+def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
+    """All verbs on `state`, an empty one at first, so that the masked paths run too."""
+    prioritized, out = buffer.sampler.prioritized, []
+    state, empty = buffer.sample(state, x["key"], BATCH)
+    state = buffer.extend(state, x["rows"])
+    state = buffer.extend(state, x["more"], mask=x["mask"], priority=x["priority"] if prioritized else None)
+    state = buffer.add(state, x["row"])
+    options = {"beta": x["beta"]} if prioritized else {}
+    state, batch = buffer.sample(state, x["key"], BATCH, **options)
+    if prioritized:
+        state = buffer.update_priority(state, batch.index, x["error"])
+        state = buffer.update_priority(state, empty.index, x["error"])
+        state = buffer.set(state, alpha=x["beta"])
+        state = state if buffer.sampler.rebuilds else buffer.rebuild(state)
+    state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
+    out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
+    out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
+    other = fbuf.Buffer(
+        capacity=16,
+        lanes=buffer.lanes,
+        storage=buffer.storage,
+        sampler=Prioritized(normalize=None),
+        view=Row(),
+        on_write=buffer.on_write,
+        on_read=Normalize("reward") if buffer.on_read else None,
+    )
+    out.append(buffer.convert(other, state))
+    return state, buffer.clear(state), out
+
+
+@contextlib.contextmanager
+def x64() -> Iterator[None]:
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        yield
+
+
+FLAGS: dict[str, Callable[[], Any]] = {
+    "x64": x64,
+    "strict dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "debug_infs": lambda: jax.debug_infs(True),
+    "tracer leaks": jax.checking_leaks,
+    "transfer_guard": lambda: jax.transfer_guard("disallow"),
+}
+
+
+@contextlib.contextmanager
+def flags(*names: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(FLAGS[name]())
+        yield
+
+
+def plain(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+@functools.cache
+def expected(name: str) -> Any:
+    buffer = BUFFERS[name]
+    return plain(jax.jit(functools.partial(every_verb, buffer))(buffer.init(EXAMPLE), given(buffer)))
+
+
+def check(name: str, got: Any) -> None:
+    want = expected(name)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def check_all_flags(name: str) -> None:
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks"):
+        got = plain(jax.jit(functools.partial(every_verb, buffer))(state, x))
+    check(name, got)

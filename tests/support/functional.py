@@ -1,0 +1,160 @@
+"""Shared code of the tests of functional."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Deduplicated
+from fbuf.views import Transition
+
+LANES, CAPACITY, BATCH = 2, 24, 6
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((3,), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+BUFFERS = {
+    "uniform-row": fbuf.Buffer(capacity=CAPACITY, lanes=LANES),
+    "prioritized-transition": fbuf.Buffer(
+        capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES
+    ),
+    "deduplicated": fbuf.Buffer(
+        capacity=CAPACITY,
+        storage=Deduplicated(keys=("obs",), blocks=64),
+        sampler=Prioritized(),
+        view=Transition(n_step=2, stack=2),
+        lanes=LANES,
+    ),
+}
+RICH = BUFFERS["prioritized-transition"]
+KEY = jax.random.key(7)
+
+
+def rows(steps: int, seed: int = 0) -> dict[str, jax.Array]:
+    draw, axes = np.random.default_rng(seed), (steps, LANES)
+    return {
+        "obs": jnp.asarray(draw.integers(0, 255, (*axes, 3)), jnp.uint8),
+        "action": jnp.asarray(draw.integers(0, 4, axes), jnp.int32),
+        "reward": jnp.asarray(draw.normal(size=axes), jnp.float32),
+        "terminated": jnp.asarray(draw.random(axes) < 0.1),
+        "truncated": jnp.asarray(draw.random(axes) < 0.05),
+    }
+
+
+@functools.cache
+def filled(name: str = "prioritized-transition") -> fbuf.BufferState:
+    """A state on its third round, so that every part of it is in use. Shared: nobody may donate it."""
+    buffer = BUFFERS[name]
+    state = buffer.init(EXAMPLE)
+    for seed in range(4):
+        state = buffer.extend(state, rows(7, seed))
+    return state
+
+
+def host(tree: Any) -> Any:
+    """A copy in numpy; keys as their data."""
+    return jax.tree.map(
+        lambda x: np.array(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x), tree
+    )
+
+
+def same(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, host(a), host(b))
+
+
+def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any) -> Any:
+    """Every verb that changes a state but `clear`."""
+    state = buffer.extend(state, new)
+    state, batch = buffer.sample(state, key, BATCH)
+    if buffer.sampler.prioritized:
+        state = buffer.update_priority(state, batch.index, batch.data["reward"])
+    state = buffer.update_rows(state, batch.index, {"reward": batch.weight})
+    return state, batch
+
+
+def verbs(buffer: fbuf.Buffer) -> dict[str, Any]:
+    index = fbuf.Index(jnp.arange(4, dtype=jnp.int32), jnp.full((4,), 3, jnp.uint32))
+    error = jnp.arange(4, dtype=jnp.float32)
+    one = jax.tree.map(lambda x: x[0], rows(1))
+    calls = {
+        "add": lambda s: buffer.add(s, one),
+        "extend": lambda s: buffer.extend(s, rows(3, 9)),
+        "extend masked": lambda s: buffer.extend(s, rows(3, 9), mask=rows(3, 9)["terminated"]),
+        "sample": lambda s: buffer.sample(s, KEY, BATCH),
+        "peek": lambda s: buffer.peek(s, KEY, BATCH),
+        "update_rows": lambda s: buffer.update_rows(s, index, {"reward": error}),
+        "clear": buffer.clear,
+        "get": lambda s: buffer.get(s, index),
+        "rows": buffer.rows,
+        "last": lambda s: buffer.last(s, 3),
+        "can_sample": buffer.can_sample,
+        "stats": buffer.stats,
+        "convert": lambda s: buffer.convert(dataclasses.replace(buffer, sampler=Uniform()), s),
+    }
+    if buffer.sampler.prioritized:
+        calls["update_priority"] = lambda s: buffer.update_priority(s, index, error)
+        calls["set"] = lambda s: buffer.set(s, alpha=0.9)
+        calls["extend priority"] = lambda s: buffer.extend(s, rows(3, 9), priority=rows(3, 9)["reward"])
+    return calls
+
+
+def check_arguments_unchanged(name: str) -> None:
+    buffer, state = BUFFERS[name], filled(name)
+    before = host(state)
+    for verb, call in verbs(buffer).items():
+        first = host(call(state))
+        same(state, before)
+        jax.tree.map(np.testing.assert_array_equal, host(call(state)), first)  # and gives the same again
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
+
+
+def check_eager_equals_jitted(name: str) -> None:
+    buffer, state = BUFFERS[name], filled(name)
+    eager, batch = step(buffer, state, KEY, rows(3, 5))
+    jitted, batch_jitted = jax.jit(functools.partial(step, buffer))(state, KEY, rows(3, 5))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((eager, batch)), host((jitted, batch_jitted))
+    )
+    same(batch.index, batch_jitted.index)
+
+
+def build() -> fbuf.Buffer:
+    return fbuf.Buffer(capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES)
+
+
+# -------------------------------------------------------------------------------------------------- counters that wrap
+
+
+def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
+    state = buffer.init(EXAMPLE)
+    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
+
+
+def check_laps(name: str) -> None:
+    buffer = BUFFERS[name]
+    run = jax.jit(functools.partial(step, buffer))
+    old, young = laps(buffer, 2**32 - 2), buffer.init(EXAMPLE)
+    passed = []
+    for seed in range(8):
+        given = rows(5, seed)
+        old, batch = run(old, jax.random.key(seed), given)
+        young, expected = run(young, jax.random.key(seed), given)
+        same(batch.data, expected.data)
+        same((batch.index.slot, batch.mask), (expected.index.slot, expected.mask))
+        since = np.asarray(expected.index.ticket, np.int64) - 1  # laps since the beginning; 0 is never a lap
+        same(batch.index.ticket, np.where(batch.mask, (since + 2**32 - 3) % (2**32 - 1) + 1, 0).astype(np.uint32))
+        passed.append(int(old.ring.lap[0]))
+        assert int(buffer.size(old)) == int(buffer.size(young))
+    assert max(passed) > 2**31 > min(passed), "the laps never came round"
+    same({k: v for k, v in buffer.stats(old).items()}, buffer.stats(young))

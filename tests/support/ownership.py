@@ -1,0 +1,80 @@
+"""Shared code of the tests of ownership."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf._host import owner
+from fbuf._host.codec import Zstd
+from tests.support.paths import ROOT
+
+STORAGES: dict[str, Callable[..., Any]] = {
+    "host": partial(fbuf.storages.Host, keys=("obs",)),
+    "compressed": partial(fbuf.storages.Compressed, keys=("obs",), codec=Zstd(chunk=4)),
+    "memmap": partial(fbuf.storages.Memmap, keys=("obs",)),
+}
+EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStruct((), jnp.int32)}
+KEY = np.array([0, 7], np.uint32)
+
+
+def rows_of(first: int, count: int) -> dict[str, jax.Array]:
+    t = np.arange(first, first + count, dtype=np.int32)
+    return {"obs": jnp.asarray(10 * t[:, None] + np.arange(6, dtype=np.int32)), "t": jnp.asarray(t)}
+
+
+def agree(batch: Any) -> np.ndarray:
+    """The numbers of the rows in a batch, after a check that host and device parts are of one row each."""
+    t, obs, mask = (np.asarray(x) for x in (batch.data["t"], batch.data["obs"], batch.mask))
+    np.testing.assert_array_equal(obs, np.where(mask[..., None], 10 * t[..., None] + np.arange(6), 0))
+    return t[mask]
+
+
+def make(storage: str, capacity: int = 8, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity=capacity, storage=STORAGES[storage](**settings))
+
+
+def filled(buffer: fbuf.Buffer, first: int = 0) -> Any:
+    return jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(first, buffer.capacity)))
+
+
+def id_of(state: Any) -> int:
+    return owner.join_id(np.asarray(state.rows.id))
+
+
+@pytest.fixture
+def storage() -> str:
+    """The other storages are in tests/exhaustive."""
+    return "compressed"
+
+
+_MATRIX = np.full((256, 256), 0.01, np.float32)
+
+
+@jax.jit
+def _late(x: Any, matrix: jax.Array) -> Any:
+    slow = lax.fori_loop(0, 400, lambda i, a: jnp.tanh(a @ matrix), matrix)
+    return jax.tree.map(lambda leaf: leaf + jnp.isnan(slow[0, 0]).astype(leaf.dtype), x)
+
+
+def late(x: Any) -> Any:
+    """The same values, some tenths of a second later."""
+    return _late(x, jnp.asarray(_MATRIX))
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
