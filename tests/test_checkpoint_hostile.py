@@ -14,6 +14,7 @@ import pytest
 import fbuf
 from fbuf import _files
 from fbuf._checkpoint import _room
+from tests.golden import buffers
 from tests.support.checkpoint import ROOT
 from tests.support.checkpoint_saving import check_mangled_meta, golden_parts
 
@@ -65,13 +66,23 @@ def test_a_component_of_a_later_release_is_named(tmp_path: Path) -> None:
     later = copy.deepcopy(meta)
     later["buffer"]["sampler"]["type"] = "fbuf.samplers.Oracle"
     _files.write(str(tmp_path / "one"), arrays, later)
-    with pytest.raises(fbuf.SchemaError, match=r"a fbuf.samplers.Oracle, which this version of fbuf has not"):
+    with pytest.raises(fbuf.VersionError, match="'fbuf.samplers.Oracle' is not a component of this version of fbuf"):
         fbuf.load(tmp_path / "one")
     later = copy.deepcopy(meta)
     later["buffer"]["sampler"]["foresight"] = 3
     _files.write(str(tmp_path / "two"), arrays, later)
     with pytest.raises(fbuf.VersionError, match="foresight=3.*which this release of fbuf does not know"):
         fbuf.load(tmp_path / "two")
+
+
+def test_a_checkpoint_with_a_removed_codec_is_refused(tmp_path: Path) -> None:
+    arrays, meta = golden_parts("compressed")
+    meta = copy.deepcopy(meta)
+    meta["buffer"]["storage"]["codec"] = {"type": "fbuf.storages.Blocks", "block": None, "chunk": 1}
+    _files.write(str(tmp_path / "saved"), arrays, meta)
+    for given in ((), (buffers.BUFFERS["compressed"],)):
+        with pytest.raises(fbuf.VersionError, match=r"codec=Blocks\(.*'fbuf.storages.Blocks' is not a component"):
+            fbuf.load(tmp_path / "saved", *given)
 
 
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
 
@@ -21,12 +20,6 @@ ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
 def filled(buffer: fbuf.Buffer) -> fbuf.BufferState:
     rows = {"obs": jnp.ones((30, 4, 4), jnp.uint8), "reward": jnp.arange(30.0)}
     return buffer.extend(buffer.init(ROW), rows)
-
-
-def test_the_table_names_tests_that_there_are() -> None:
-    table = README.split("## Conventions kept")[1].split("\n## ")[0]
-    named = set(re.findall(r"`(test_\w+)`", table))
-    assert len(named) >= 6 and not {name for name in named if not (ROOT / "tests" / f"{name}.py").exists()}
 
 
 def test_links_within_the_readme_lead_somewhere() -> None:

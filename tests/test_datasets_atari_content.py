@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf.datasets import _atari_plan, _atari_volumes
-from fbuf.datasets._atari_ends import stretches
-from fbuf.datasets._atari_piece import Damaged, convert, schema
+from fbuf.datasets._atari_piece import convert, schema
+from fbuf.datasets._atari_plan import stretches
 from fbuf.datasets._atari_ring import ring
 from fbuf.datasets._atari_volumes import BEFORE, RUNS
 from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
-from tests import _atari_pieces as made
+from fbuf.datasets._source import FileCorrupted
+from tests.support import atari_pieces as made
 
 BLOCK = 64
 
@@ -179,14 +180,6 @@ def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed
 # --------------------------------------------------------------------------------------------------- the ring
 
 
-def test_a_whole_run_has_every_step_once_and_one_cut(writer):
-    run = made.record(made.synthetic(1000, seed=2), 150)
-    found = check(run, [piece.number for piece in run.pieces])
-    assert all(seam.joined for seam in found) and len(found) == len(run.pieces) - 1
-    rows, cut = run.expected()
-    assert rows.tolist() == list(range(1000)) and cut.sum() == 1
-
-
 def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
     """The write head stands there: the row is from the cycle before, and follows the last one of the dump before."""
     run = made.record(made.synthetic(400, episode=10**9), 100, final=False)
@@ -203,13 +196,6 @@ def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
     monkeypatch.setattr(_atari_volumes, "MOST", 2)
     check(run, [0, 1])
     assert sorted(Writer.kept) == [0, 1, RUNS, BEFORE + 1]
-
-
-def test_rows_that_were_never_written_are_none(writer):
-    run = made.record(made.synthetic(300), 100)
-    assert (run.pieces[0].rows == made.NOISE).sum() == 1
-    rows, _, _ = read(run, [0])
-    assert made.number_of(rows["obs"]).tolist() == run.expected([0])[0].tolist()
 
 
 def jumped(steps: int = 900, capacity: int = 100) -> made.Run:
@@ -304,18 +290,12 @@ def test_settings_of_the_agent_are_read_from_invalid_range():
 )
 def test_what_cannot_be_is_damage(writer, kind, value, match):
     run = made.record(made.synthetic(120), 100, final=False)
-    with pytest.raises(Damaged, match=match):
+    with pytest.raises(FileCorrupted, match=match):
         read(run, [0], lambda number, arrays: arrays.update({kind: value}))
     assert not Writer.kept
 
 
 # ------------------------------------------------------------------------------------------------ rows of zeros
-
-
-def test_zeros_before_episodes_are_no_steps(writer):
-    run = made.record(made.synthetic(300, episode=12), 400)
-    assert (run.pieces[0].rows == made.BLANK).sum() > 30
-    check(run, [0])
 
 
 def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):

@@ -124,18 +124,7 @@ def test_download(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     status, out, err = run(capsys, "download", "Pong/1")
     assert status == 0 and "6 in 1 pieces" in out
     assert calls.pop() == ("Pong/1", {"root": None, "source": None, "progress": True, "download": True, "pieces": None})
-    options = (
-        "--pieces",
-        "0-2,7",
-        "--workers",
-        "3",
-        "--force",
-        "--quiet",
-        "--source",
-        "http://mirror",
-        "--root",
-        "/data",
-    )
+    options = "--pieces 0-2,7 --workers 3 --force --quiet --source http://mirror --root /data".split()
     assert run(capsys, "download", "Pong/1", *options)[0] == 0
     expected = {"root": Path("/data"), "source": "http://mirror", "progress": False, "download": "force"}
     assert calls.pop() == ("Pong/1", expected | {"pieces": [0, 1, 2, 7], "workers": 3})

@@ -14,7 +14,7 @@ import pytest
 import fbuf
 from fbuf import _pieces, datasets
 from fbuf._host.arrays import StoreCorrupted
-from tests import pieces
+from tests.support import pieces
 
 
 def test_info_of_a_data_set(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import fbuf
 from fbuf import _pieces
 from fbuf.datasets._program import Program
-from tests import datasets_oracle as oracle
+from tests.support import datasets_oracle as oracle
 
 OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}
 ACTION = {"action": ((2,), np.float32)}

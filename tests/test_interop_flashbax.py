@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _fill, _flashbax, from_flashbax, from_vault
+from fbuf.interop import _columns, _flashbax, from_flashbax, from_vault
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -23,7 +23,7 @@ ALPHA = 0.7
 
 @pytest.fixture(autouse=True)
 def as_flashbax_needs_it(monkeypatch):
-    monkeypatch.setattr(_fill, "BLOCK_BYTES", 48)
+    monkeypatch.setattr(_columns, "BLOCK_BYTES", 48)
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_tables"),  # words and mechanisms
+    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_tables"),  # words and mechanisms
     ("_host", "_later", "_stop", "_closed"),
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
     ("_openrows", "_wide", "_given", "_prefetch"),
@@ -189,11 +189,12 @@ def test_no_ordered_effects() -> None:
 
 
 def test_only_the_host_uses_threads_and_zstd() -> None:
-    # A replay shared by threads, prefetching, its end, saving in the background, a loader's lock.
-    threads = ("_replay", "_prefetch", "_stop", "_checkpoint._saving", "torch._loader")
+    # A replay shared by threads, prefetching, its end, saving in the background, a loader's lock; workers are processes.
+    threads = ("_replay", "_prefetch", "_stop", "_checkpoint._saving", "torch._loader", "datasets._atari_workers")
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host"):
             own = {"threading"} if unit(module) in threads or module in threads else set()
+            own |= {"concurrent"} if module == "datasets._atari_workers" else set()
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
 
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import arena, blocks
+from fbuf._host import arena
 from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.blocks import Blocked, Blocks
+from fbuf._host.bits import BitPack
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Codec, Zstd
 from fbuf._host.places import Places
@@ -25,8 +25,8 @@ from fbuf._host.ring import Ring
 from fbuf._host.store import PATCH, Column, Store
 from tests.test_store import DTYPES, Deflate, Plain, fetch, frames, same
 
-CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1), Blocks(), Blocks(chunk=8, block=(1, 2))]
-KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1), Blocks()], ids=["raw", "zstd", "own", "blocks"])
+CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
+KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1)], ids=["raw", "zstd", "own"])
 
 
 def make(*codecs: Codec | None, shape=(5,), dtype="uint8", lanes=1, length=16, slack=4, first_seq=0) -> Store:
@@ -117,32 +117,31 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(DTYPES), "dtype"))
     first = data.draw(st.sampled_from([0, 2**32 - 2]), "first")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
-    with mock.patch.object(blocks, "_PROBE_ROWS", data.draw(st.sampled_from([30, 1 << 60]), "probe")):
-        store = make(*chosen, shape=shape, dtype=dtype, lanes=lanes, length=length, slack=slack, first_seq=first)
-        model, capacity = Model(store), lanes * length
+    store = make(*chosen, shape=shape, dtype=dtype, lanes=lanes, length=length, slack=slack, first_seq=first)
+    model, capacity = Model(store), lanes * length
 
-        def values(*lead: int) -> np.ndarray:
-            return (rng.integers(0, 2, (*lead, *shape)) * rng.integers(1, 99)).astype(dtype)
+    def values(*lead: int) -> np.ndarray:
+        return (rng.integers(0, 2, (*lead, *shape)) * rng.integers(1, 99)).astype(dtype)
 
-        for _ in range(data.draw(st.integers(1, 14), "calls")):
-            call = data.draw(st.sampled_from(["write", "write", "masked", "patch", "reload"]))
-            if call in ("write", "masked"):
-                n = int(rng.integers(0, length + 1))
-                slots = rng.permutation(capacity)[: n * lanes].reshape(n, lanes).astype(np.int32)
-                keep = None
-                if call == "masked":  # what is not kept may name any slot
-                    keep = rng.random((n, lanes)) < rng.choice([0.0, 0.3, 0.9])
-                    slots = np.where(keep, slots, rng.integers(-9, capacity + 9, slots.shape)).astype(np.int32)
-                    away = rng.random(slots.shape) < 0.2
-                    slots = np.where(away, rng.choice([-1, capacity, 2**31 - 1], slots.shape), slots).astype(np.int32)
-                model.write([values(n, lanes) for _ in chosen], keep, slots)
-            elif call == "patch" and slack == 9 and len(model.rows) > 2 and len(model.origin) < 9:
-                known = np.array([0, *model.rows], np.uint64)
-                tickets = rng.choice(known[known < PATCH], 3, replace=False).astype(np.uint64)
-                model.patch(tickets, rng.random(3) < 0.8, {int(rng.integers(len(chosen))): values(3)})
-            elif call == "reload":
-                model.store = reload(model.store)
-            model.check(rng)
+    for _ in range(data.draw(st.integers(1, 14), "calls")):
+        call = data.draw(st.sampled_from(["write", "write", "masked", "patch", "reload"]))
+        if call in ("write", "masked"):
+            n = int(rng.integers(0, length + 1))
+            slots = rng.permutation(capacity)[: n * lanes].reshape(n, lanes).astype(np.int32)
+            keep = None
+            if call == "masked":  # what is not kept may name any slot
+                keep = rng.random((n, lanes)) < rng.choice([0.0, 0.3, 0.9])
+                slots = np.where(keep, slots, rng.integers(-9, capacity + 9, slots.shape)).astype(np.int32)
+                away = rng.random(slots.shape) < 0.2
+                slots = np.where(away, rng.choice([-1, capacity, 2**31 - 1], slots.shape), slots).astype(np.int32)
+            model.write([values(n, lanes) for _ in chosen], keep, slots)
+        elif call == "patch" and slack == 9 and len(model.rows) > 2 and len(model.origin) < 9:
+            known = np.array([0, *model.rows], np.uint64)
+            tickets = rng.choice(known[known < PATCH], 3, replace=False).astype(np.uint64)
+            model.patch(tickets, rng.random(3) < 0.8, {int(rng.integers(len(chosen))): values(3)})
+        elif call == "reload":
+            model.store = reload(model.store)
+        model.check(rng)
 
 
 @KINDS
@@ -332,21 +331,6 @@ def test_noise_becomes_raw_and_stays_where_it_was() -> None:
     model.check(rng)
 
 
-def test_blocks_are_given_up_with_their_rows() -> None:
-    store, rng = make(Blocks(), shape=(24, 24), length=300, slack=10), np.random.default_rng(0)
-    with mock.patch.object(blocks, "_PROBE_ROWS", 1 << 60):
-        for _ in range(40):
-            slots = rng.permutation(300)[:60].astype(np.int32)[:, None]
-            store.write([frames(60, seed=int(rng.integers(1000)))[:, None]], None, slots)
-    part = store._parts[0]
-    assert isinstance(part, Blocked)
-    count = np.arange(int(store._count[0]))
-    places, damaged = part._rows(np.zeros(len(count), np.int64), count, store._count)
-    counted = np.bincount(places.reshape(-1), minlength=part.table.places)
-    counted[0] = 0
-    assert not damaged.any() and (part.table.count == counted).all()
-
-
 def test_empty_slots_and_slots_nobody_wrote_cost_little() -> None:
     store = make(Zstd(), None, shape=(84, 84), length=1_000_000, slack=10)
     store.write([np.zeros((1, 1, 84, 84), np.uint8)] * 2, None, np.array([[999_999]], np.int32))
@@ -371,17 +355,17 @@ class Moody(Plain):
 @pytest.mark.parametrize("nth", range(5))
 def test_a_codec_that_fails_at_any_row_leaves_the_store_as_it_was(nth: int) -> None:
     rng = np.random.default_rng(0)
-    store = make(None, Zstd(), Blocks(), Moody(1), length=8, slack=2)
+    store = make(None, Zstd(), Moody(1), length=8, slack=2)
     model = Model(store)
-    model.write([rng.integers(0, 9, (8, 1, 5), np.uint8)] * 4, None, rng.permutation(8).astype(np.int32)[:, None])
+    model.write([rng.integers(0, 9, (8, 1, 5), np.uint8)] * 3, None, rng.permutation(8).astype(np.int32)[:, None])
     before = store.to_arrays()
     slots = rng.permutation(8)[:5].astype(np.int32)[:, None]
     with mock.patch.object(Moody, "left", nth), pytest.raises(OSError, match="full"):
-        store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 4, None, slots)
+        store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 3, None, slots)
     after = store.to_arrays()
     assert all(same(before[n], after[n]) for n in before if n.startswith(("places", "count", "patch")))
     model.check(rng)
-    model.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 4, None, slots)
+    model.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 3, None, slots)
     model.check(rng)
 
 
@@ -433,7 +417,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(own: Codec) -> None:
         fetch(store, tickets[1])
 
 
-@pytest.mark.parametrize("codec", [None, Zstd(), Blocks()], ids=["raw", "zstd", "blocks"])
+@pytest.mark.parametrize("codec", [None, Zstd()], ids=["raw", "zstd"])
 def test_a_thread_reads_while_one_replaces(codec: Codec | None) -> None:
     """Rows tell their own slot and how often it was written: readers see them or zeros, never a mixture."""
     store = make(codec, shape=(300,), dtype="uint64", length=40, slack=3)
@@ -456,13 +440,12 @@ def test_a_thread_reads_while_one_replaces(codec: Codec | None) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     rng = np.random.default_rng(0)
-    with mock.patch.object(blocks, "_PROBE_ROWS", 1 << 60):
-        for i in range(400):
-            slots = rng.permutation(40)[:7]
-            rows = np.repeat((slots + 1000 * i + 1).astype(np.uint64)[:, None, None], 300, 2)
-            new = store.write([rows], None, slots.astype(np.int32)[:, None])[:, 0]
-            values |= dict(zip(new.tolist(), rows[:, 0, 0].tolist(), strict=True))
-            tickets[slots] = new
+    for i in range(400):
+        slots = rng.permutation(40)[:7]
+        rows = np.repeat((slots + 1000 * i + 1).astype(np.uint64)[:, None, None], 300, 2)
+        new = store.write([rows], None, slots.astype(np.int32)[:, None])[:, 0]
+        values |= dict(zip(new.tolist(), rows[:, 0, 0].tolist(), strict=True))
+        tickets[slots] = new
     stop.set()
     thread.join()
     assert not failures, failures[0]
@@ -473,21 +456,21 @@ def test_a_thread_reads_while_one_replaces(codec: Codec | None) -> None:
 
 
 def test_a_loaded_store_goes_on_alike() -> None:
-    store, rng = make(*CODECS[:5], shape=(24, 24), lanes=2, length=300, slack=10), np.random.default_rng(0)
+    store, rng = make(*CODECS, shape=(24, 24), lanes=2, length=300, slack=10), np.random.default_rng(0)
     rows = frames(4000).reshape(2000, 2, 24, 24)
     tickets = []
     for i in range(0, 2000, 100):
         slots = rng.permutation(600)[:200].astype(np.int32).reshape(100, 2)
-        tickets.append(store.write([rows[i : i + 100]] * 5, None, slots))
+        tickets.append(store.write([rows[i : i + 100]] * 4, None, slots))
     new = store.patch(tickets[-1][:9, 0], np.ones(9, bool), {0: rows[:9, 0]})
     loaded, every = reload(store), np.concatenate([np.concatenate(tickets).reshape(-1), new])
     for _ in range(3):
-        for column in range(5):
+        for column in range(4):
             (a, ok_a), (b, ok_b) = fetch(store, every, column), fetch(loaded, every, column)
             assert same(a, b) and (ok_a == ok_b).all() and 0 < ok_a.sum() < ok_a.size
         slots = rng.permutation(600)[:200].astype(np.int32).reshape(100, 2)
-        more = store.write([rows[:100]] * 5, None, slots)
-        assert same(more, loaded.write([rows[:100]] * 5, None, slots))
+        more = store.write([rows[:100]] * 4, None, slots)
+        assert same(more, loaded.write([rows[:100]] * 4, None, slots))
         every = np.concatenate([every, more.reshape(-1)])
     own = {n: store.stats()[n] for n in ("rows_live", "rows_accepted", "chunks", "patches", "raw_bytes")}
     assert own == {n: loaded.stats()[n] for n in own}
@@ -537,7 +520,7 @@ def test_wrong_slots_are_named_and_change_nothing() -> None:
 
 
 def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
-    store = make(Zstd(chunk=8), Blocks(chunk=8), Zstd(level=3, chunk=1))
+    store = make(Zstd(chunk=8), BitPack(chunk=8), Zstd(level=3, chunk=1))
     assert [c.codec.chunk for c in store.columns] == [1, 1, 1] and store.columns[2].codec == Zstd(
         level=3, chunk=1, repack=False
     )

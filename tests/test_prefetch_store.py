@@ -269,3 +269,13 @@ def test_a_collected_request_has_the_rows_of_its_time(codec: Any, program: list[
                 np.testing.assert_array_equal(one[2][there], two[2][there])
                 assert not one[2][~there].any()
     s.close()
+
+
+def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+    s = store(slack=0)
+    tickets = write(s, 0, 16)
+    number = ask(s, tickets[:3])
+    write(s, 100, 1)
+    requests = wanted(tickets[:3])
+    check(requests, s.collect(number, requests), 0)

@@ -21,7 +21,7 @@ from fbuf import _ranks, _sumtree
 from fbuf._race import draw as race
 from fbuf._weights import ignoring
 from fbuf.samplers import Prioritized, Ranked, _leaves
-from tests.test_uniformity import chi_square_z, lanes_out_of_step, slots_drawn
+from tests.support.uniformity import chi_square_z, lanes_out_of_step, slots_drawn
 
 KEY = jax.random.key(0)
 
@@ -525,3 +525,32 @@ def test_what_is_traced_is_brought_into_range(sampler: Any) -> None:
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.sampler.max_priority, batch)))
             state, batch = jax.device_get(step(state, usual, jnp.float32(0.4)))
             assert (batch.weight > 0).all() and (batch.probability > 0).all()
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_rows_that_cannot_be_drawn_take_no_priority() -> None:
+    """The newest row waits for its next observation: it is held, but no anchor yet."""
+    buffer = fbuf.Buffer(4, sampler=Prioritized(), view=fbuf.views.Transition(observation="t", action=None, reward="r"))
+    rows = {"t": jnp.arange(3.0), "r": jnp.zeros(3), "terminated": jnp.zeros(3, bool), "truncated": jnp.zeros(3, bool)}
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    before = leaves(buffer, state)
+    assert (before > 0).tolist() == [True, True, False, False]
+    state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.array([9.0]))
+    np.testing.assert_array_equal(leaves(buffer, state), before)
+    assert int(buffer.stats(state)["refused_closed"]) == 1 and float(state.sampler.max_priority) == 1
+
+
+def test_priorities_of_masked_rows_are_neither_refused_nor_kept() -> None:
+    buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0))
+    priority = jnp.array([jnp.nan, 2, jnp.inf, jnp.nan])
+    mask = jnp.array([False, True, False, True])
+    state = buffer.extend(buffer.init(0), jnp.arange(4), priority=priority, mask=mask)
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 1
+    assert leaves(buffer, state).tolist() == [
+        2,
+        1,
+        0,
+        0,
+    ]  # a row whose priority was refused gets the largest seen before

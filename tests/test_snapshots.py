@@ -21,9 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fbuf._host import arena, blocktable, filearena, repack, rowends, source, spans
+from fbuf._host import arena, filearena, repack, rowends, source, spans
 from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Zstd
 from fbuf._host.records import Records
 from fbuf._host.shelf import Leaf
@@ -49,7 +48,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (filearena, "_LEAST_PIECE", 4096),
         (spans, "_AT_ONCE", 4096),
         (rowends, "_AT_ONCE", 1),
-        (blocktable, "_ENTERED", 64),
         (repack, "LOT_BYTES", 1 << 16),
     ):
         monkeypatch.setattr(module, name, value)
@@ -92,19 +90,16 @@ CASES = [
     Case("zstd", Zstd(chunk=4)),
     Case("zstd-one-lane", Zstd(chunk=4, dictionary=4), lanes=1),
     Case("own", disk.Deflate()),
-    Case("blocks-ring", Blocks()),
-    Case("blocks-chunks", Blocks(chunk=4)),
     Case("stacks", Zstd(chunk=4), (4, 16, 16), stacks=True),
     Case("no-stacks", Zstd(chunk=4), (4, 16, 16), stacks=True, lanes=1),
     Case("places", Zstd(), streams=False),
     Case("places-ring", None, streams=False),
-    Case("places-blocks", Blocks(), streams=False),
     Case("file-ring", None, files=True),
     Case("file-zstd", Zstd(chunk=4), files=True),
     Case("file-own", disk.Deflate(), files=True),
 ]
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-_OFTEN = ("ring", "zstd", "blocks-ring", "stacks", "places", "file-ring")
+_OFTEN = ("ring", "zstd", "stacks", "places", "file-ring")
 SOME = pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=() if c.name in _OFTEN else pytest.mark.slow) for c in CASES],
@@ -433,12 +428,10 @@ def peak(work: Callable[[], Any]) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
-@pytest.mark.parametrize("codec", [None, disk.Deflate(chunk=8), Blocks()], ids=["ring", "chunks", "blocks"])
+@pytest.mark.parametrize("codec", [None, disk.Deflate(chunk=8)], ids=["ring", "chunks"])
 def test_a_save_and_a_load_hold_little(
     codec: Any, files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if files and isinstance(codec, Blocks):
-        pytest.skip("blocks are in memory")
     monkeypatch.undo()  # real sizes
     monkeypatch.setattr(repack, "start", lambda store: threading.current_thread())
     columns = (Column("c", (64, 64), np.dtype(np.uint8), codec),)

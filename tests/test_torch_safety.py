@@ -291,7 +291,7 @@ def test_nothing_ends_the_process() -> None:
 def test_the_tables_of_the_page_are_what_happens() -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.torch_table"],
+        [sys.executable, "-m", "tests.support.torch_table"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         cwd=ROOT,
         capture_output=True,

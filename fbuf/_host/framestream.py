@@ -204,10 +204,6 @@ class FrameStream:
         """The frames' business."""
         self.plane.compact(self.count, self.low)
 
-    def due(self, count: Array) -> bool:
-        """Whether there is a lot of frames to compress again."""
-        return self.plane.due(self.count, self.low)
-
     def lot(self, count: Array, least: int | None) -> Lot | None:
         """Frames to compress again."""
         return self.plane.lot(self.count, least, self.low)

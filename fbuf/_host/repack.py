@@ -25,7 +25,7 @@ import zstandard
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.codec import Zstd
 from fbuf._host.coder import ZstdCoder
-from fbuf._host.zstd import Dictionary, checksum
+from fbuf._host.zstd import Dictionary, checksum, compressor
 
 if TYPE_CHECKING:
     from fbuf._host.chunks import Chunks
@@ -36,6 +36,13 @@ LOT_BYTES = 1 << 28
 _PIECE = 64  # chunks swapped at once
 _TRIAL = 24  # chunks on which dictionaries are compared
 _MORE = 3  # times the usual rows: the larger of two dictionaries tried
+_SEARCH = {  # a long one: as small as level 9, in a quarter of its time
+    "strategy": zstandard.STRATEGY_LAZY2,
+    "hash_log": 16,
+    "chain_log": 17,
+    "search_log": 5,
+    "min_match": 6,
+}
 _BUSY = 0.5  # share of its time that the thread works, so that a learner on few cores hardly feels it
 
 
@@ -80,27 +87,6 @@ class Piece(NamedTuple):
     blobs: list[bytes]
     books: list[Dictionary | None]
     checksums: list[int]
-
-
-def compressor(codec: Zstd, size: int, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
-    """The long search: as small as level 9, in a quarter of its time."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        9,
-        source_size=max(size, 1),
-        dict_size=len(dictionary.data) if dictionary else 0,
-        window_log=min(max((size - 1).bit_length(), 10), 27),
-        strategy=zstandard.STRATEGY_LAZY2,
-        hash_log=16,
-        chain_log=17,
-        search_log=5,
-        min_match=6,
-        write_checksum=False,
-        write_content_size=True,
-        write_dict_id=False,
-    )
-    if dictionary is None:
-        return zstandard.ZstdCompressor(compression_params=parameters)
-    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
 def applies(codec: Any) -> bool:
@@ -161,7 +147,7 @@ class Packer:
     def _compressor(self, lot: Lot, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
         made = lot.compressors.get(id(dictionary))
         if made is None:
-            made = lot.compressors[id(dictionary)] = compressor(self.codec, self._size, dictionary)
+            made = lot.compressors[id(dictionary)] = compressor(9, self._size, dictionary, **_SEARCH)
         return made
 
     def _sample(self, total: int) -> Sample:

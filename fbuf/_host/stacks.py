@@ -179,10 +179,6 @@ class Stacks:
         """Gives memory back, where that pays."""
         self.inner.compact(count)
 
-    def due(self, count: Array) -> bool:
-        """Whether there is a lot of chunks to compress again."""
-        return self.inner.due(count)
-
     def lot(self, count: Array, least: int | None) -> Lot | None:
         """Chunks to compress again."""
         return self.inner.lot(count, least)

@@ -499,7 +499,7 @@ class Store:
         """Starts the thread that compresses closed chunks again, if there is a lot and no thread; `_lock` is held."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if any(part.due(self._count) for part in self._parts):
+        if any(part.lot(self._count, None) for part in self._parts):
             try:
                 self._thread = repack.start(self)
             except RuntimeError as error:  # no more threads: it only saves memory
@@ -669,8 +669,8 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, tables of blocks (with their empty places),
-        rings (as far as written), changes, rows read ahead.
+        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, rings (as far as
+        written), changes, rows read ahead.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """

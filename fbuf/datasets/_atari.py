@@ -1,14 +1,11 @@
 """`atari_dqn`: fifty million Atari frames of a DQN agent's life, as a frozen buffer.
 
-A run is what one agent collected while it learned: 50 dumps of its replay buffer, a million steps each. They are fetched and
-turned into compressed pieces in parallel, bounded in memory, and what is whole stays whole whatever happens. torchrl's loader
-needs an external program, 14 GB of memory for each piece, and starts anew after a failure; what it gives back is
-told in `tests/test_datasets_atari_defects.py`.
+A run is what one agent collected while it learned: 50 dumps of its replay buffer, a million steps each. They are downloaded
+and converted to compressed pieces in parallel, in bounded memory; finished pieces stay after any interruption. What
+torchrl's loader gives back instead is told in `tests/test_datasets_atari_defects.py`.
 
-From the call down: `_atari_get` brings what is missing, `_atari_plan` says what that is and what all pieces make together
-(`_seams`: which follow one another); `_workers` and `_worker` run jobs in processes, `_atari_job` is one of them, a dump from
-its source; `_atari_ring` says what the dump's counters mean, `_atari_piece` makes rows of it, `_atari_volumes` puts them into
-pieces, `_atari_ends` keeps what seams are decided by.
+`_atari_download` brings what is missing (`_atari_workers` in processes), `_atari_plan` says what all pieces make together
+(`_seams`: which follow one another), `_atari_ring` what a dump's counters mean, `_atari_piece` makes rows of it.
 
 Source: Agarwal et al. 2020; the layout of https://github.com/google-research/batch_rl.
 """
@@ -19,16 +16,15 @@ import os
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets import _open
-from fbuf.datasets._atari_get import get
+from fbuf.datasets._atari_download import Request, get
 from fbuf.datasets._atari_names import split
 from fbuf.datasets._atari_piece import schema
-from fbuf.datasets._bars import Progress
 from fbuf.datasets._root import root_of
-from fbuf.datasets._source import Source
 from fbuf.views import Transition
 
 _CALL = "fbuf.datasets.atari_dqn"
@@ -38,7 +34,7 @@ def atari_dqn(
     id: str,
     *,
     root: str | os.PathLike[str] | None = None,
-    source: str | os.PathLike[str] | Source | None = None,
+    source: str | os.PathLike[str] | None = None,
     pieces: plan.Selection = None,
     download: bool | str = True,
     workers: int | None = None,
@@ -72,13 +68,13 @@ def atari_dqn(
       id: `"Pong/1"`: a game and a run from 1 to 5. `fbuf.datasets.available()` lists all.
       root: Folder of data sets. Default: `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets`.
       source: Where files come from: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
-        in which `dqn/<Game>/<run>/replay_logs/` lies, or some part of that path; an address that fsspec knows.
+        in which `dqn/<Game>/<run>/replay_logs/` lies, or some part of that path; any URL of fsspec (`"gs://..."`, with gcsfs).
       pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
         are there stay there.
       download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
-      workers: Processes; each converts one piece at a time in at most 600 MB. 0: this process. Default: one a core, two a core
-        where files come over a network, up to 8.
-      progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
+      workers: Processes, which are spawned; each converts one piece at a time in at most 600 MB. 0: this process. Default: one
+        a core, two a core where files come over a network, up to 8.
+      progress: True: a bar of bytes; a callable: called with bytes done and bytes in all (0: unknown).
       codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and
         more than twice as long.
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
@@ -112,31 +108,17 @@ def atari_dqn(
     game, run = split(_CALL, id)
     if not isinstance(download, bool) and download != "force":  # 0 == False, and is not it
         raise ValueError(f"{_CALL}: download is {download!r}; expected True, False or 'force'.")
-    if on_corrupt not in ("raise", "skip"):
-        raise ValueError(f"{_CALL}: on_corrupt is {on_corrupt!r}; expected 'raise' or 'skip'.")
-    if partial not in ("keep", "drop"):
-        raise ValueError(f"{_CALL}: partial is {partial!r}; expected 'keep' or 'drop'.")
+    choices = {"on_corrupt": (on_corrupt, ("raise", "skip")), "partial": (partial, ("keep", "drop"))}
+    for name, (value, expected) in {**choices, "verify": (verify, ("lazy", "full"))}.items():
+        if value not in expected:
+            raise ValueError(f"{_CALL}: {name} is {value!r}; expected {expected[0]!r} or {expected[1]!r}.")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
-    if verify not in ("lazy", "full"):
-        raise ValueError(f"{_CALL}: verify is {verify!r}; expected 'lazy' or 'full'.")
     numbers = plan.selected(_CALL, pieces)
     path = root_of(_CALL, root) / game / str(run)
     given: dict[str, Any] = {"view": Transition(stack=4) if view is None else view, "sampler": sampler}
     given |= {"prefetch": prefetch, "batch_size": batch_size}
     _open.check(path, schema=schema(codec), **given)
-    made: tuple[Buffer, BufferState] = get(
-        _CALL,
-        id,
-        path,
-        source=source,
-        pieces=numbers,
-        download=download,
-        workers=workers,
-        progress=progress,
-        codec=codec,
-        on_corrupt=on_corrupt,
-        partial=partial,
-        then=lambda: _open.open(path, verify=verify, **given),
-    )
+    ask = Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)
+    made: tuple[Buffer, BufferState] = get(ask, lambda: _open.open(path, verify=verify, **given))
     return made

@@ -1,6 +1,6 @@
 """One piece of the DQN replay data set, from its six files to rows of a data set, frame by frame.
 
-Runs in a process of its own, which knows no JAX. Actions, rewards and ends are read whole (9 MB a million rows), frames in
+Actions, rewards and ends are read whole (9 MB a million rows), frames in
 blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
 some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
 reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
@@ -20,16 +20,17 @@ import numpy as np
 
 from fbuf import _pieces
 from fbuf._host.codec import Zstd
-from fbuf.datasets._atari_ends import FRAME, describe
-from fbuf.datasets._atari_ring import Blanks, Part, Ring, blanks, ring
+from fbuf.datasets._atari_ring import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
 from fbuf.datasets._atari_volumes import BEFORE, Volumes
-from fbuf.datasets._seams import SAME_ROWS
+from fbuf.datasets._seams import SAME_ROWS, pack
+from fbuf.datasets._source import FileCorrupted
 
 Array = np.ndarray[Any, Any]
 
 OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observation", "action", "reward", "terminal"))
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
+FRAME = (84, 84)
 MOST_ROWS = 1 << 24
 CODEC = Zstd(repack=False)
 """Of frames: compressing them again would take longer than all else together."""
@@ -37,10 +38,6 @@ _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "flo
 _FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
 _COUNTS = ("int64", "int32")
 _PAIRS = 4096  # of frames in a row, at least, between which changes are counted, if there are so many
-
-
-class Damaged(ValueError):
-    """What files say does not fit together."""
 
 
 class Files(Protocol):
@@ -58,16 +55,13 @@ def schema(codec: Any = None) -> _pieces.Schema:
     return _pieces.Schema({**_LEAVES, **_FLAGS}, codec={"obs": CODEC if codec is None else codec})
 
 
-def convert(
-    files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any], tell: Callable[[int], None]
-) -> None:
+def convert(files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any]) -> None:
     """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
 
     Args:
       meta: What else to keep with them.
-      tell: Called with rows read, after each block.
     Raises:
-      Damaged: what files say does not fit together; or whatever `files` raises. There is no piece then.
+      FileCorrupted: what files say does not fit together. Or what `files` raises. There is no piece then.
     """
     action = files.whole(ACTION, ("int32",), (None,), MOST_ROWS)
     reward = files.whole(REWARD, ("float32",), (len(action),), MOST_ROWS)
@@ -77,13 +71,13 @@ def convert(
     try:
         dump = ring(number, len(action), add_count, invalid)
     except ValueError as error:
-        raise Damaged(str(error)) from None
+        raise FileCorrupted(str(error)) from None
     parts = [part for part in (dump.before, dump.main) if part is not None]
     if not parts:
-        raise Damaged("holds no row; expected some")
+        raise FileCorrupted("holds no row; expected some")
     used = np.concatenate([np.arange(part.begin, part.stop) for part in parts])
     if (terminal[used] > 1).any():
-        raise Damaged(f"{TERMINAL} has values up to {terminal[used].max()}; expected 0 and 1")
+        raise FileCorrupted(f"{TERMINAL} has values up to {terminal[used].max()}; expected 0 and 1")
     zeros = blanks(dump, action, reward, terminal)
     made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
     tail = _Tail(len(action))
@@ -99,7 +93,6 @@ def convert(
                 one.take(at, frames)
             tail.take(at, frames, action, reward, terminal)
             at += len(frames)
-            tell(len(frames))
         about = {
             **meta,
             "capacity": dump.capacity,
@@ -114,7 +107,7 @@ def convert(
         }
         last = max((one for one in made if one.volumes.rows), key=lambda one: one.part is dump.main, default=None)
         if last is None:
-            raise Damaged("holds rows of zeros only; expected steps")
+            raise FileCorrupted("holds rows of zeros only; expected steps")
         for one in made:
             if one is not last:
                 one.volumes.commit()
@@ -183,6 +176,34 @@ class Made:
         first, second = frames[: -1 : self._every], frames[1 :: self._every]
         changed = (first != second)[~ended[: -1 : self._every]]
         self.change = max([self.change, *(int(np.count_nonzero(pair)) for pair in changed)])
+
+
+def describe(dump: Ring, made: Sequence[Made]) -> list[dict[str, Any]]:
+    """What `stretches` needs to know of each part, as JSON."""
+    leading = {place for one in made for place, zero in one.leading.items() if zero}
+    run: set[int] = set()
+    for place in in_order(dump)[:BLANKS].tolist():
+        if place not in leading:
+            break
+        run.add(place)
+    run |= {one.part.begin for one in made if not one.part.sure} & leading
+    return [
+        {
+            "pieces": one.volumes.pieces,
+            "rows": one.volumes.rows,
+            "places": one.part.stop - one.part.begin,
+            "first": one.part.first,
+            "sure": one.part.sure,
+            "lead": len([place for place in run if one.part.begin <= place < one.part.stop]),
+            "ends": one.ends,
+            "ended": one.ended,
+            "terminal": one.terminal,
+            "change": one.change,
+            "begin": None if one.begin is None else pack(one.begin),
+            "end": None if one.end is None else pack(one.end),
+        }
+        for one in made
+    ]
 
 
 class _Tail:

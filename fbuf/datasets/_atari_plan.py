@@ -1,21 +1,20 @@
-"""What is there of a run, what is to be fetched, and the data set that its pieces make."""
+"""What is there of a run, and the data set that its pieces make."""
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fbuf import _pieces
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._pieces import _manifest
-from fbuf.datasets._atari_ends import stretches
-from fbuf.datasets._atari_job import ARRIVALS
+from fbuf.datasets._atari_piece import FRAME
 from fbuf.datasets._atari_volumes import RUNS, all_numbers
-from fbuf.datasets._seams import Use, seams
-from fbuf.datasets._source import Entry, check_space, missing
+from fbuf.datasets._seams import Stretch, Use, seams, unpack
 
 KIND = "atari_dqn"
 SETTINGS = {
@@ -25,8 +24,6 @@ SETTINGS = {
     "observation": "84x84 grey, maximum of the last two frames",
     "most_steps_an_episode": 27_000,
 }
-SHARE = 1.25
-"""Bytes of a finished piece for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
 Selection = Iterable[int] | int | None
 
 
@@ -91,32 +88,6 @@ def discard(path: Path, number: int) -> None:
         _pieces.discard(path, one)
 
 
-def check_same(call: str, path: Path, number: int, meta: Mapping[str, Any], listed: Mapping[str, Entry]) -> None:
-    """Raises ValueError if a piece that is there was made from other files than are listed now."""
-    for kind, entry in listed.items():
-        md5 = meta["files"].get(kind, {}).get("md5")
-        if md5 is not None and entry.md5 is not None and md5 != entry.md5.hex():
-            raise ValueError(
-                f"{call}: piece {number} at {path} was made from other files than {entry.address} has now (md5 of {entry.name} "
-                f"was {md5}, is {entry.md5.hex()}). Take all anew with download='force', or give another root=."
-            )
-
-
-def check_disk(what: str, path: Path, wanted: Mapping[int, Mapping[str, Entry]], local: bool, workers: int) -> None:
-    """Raises SpaceError if the disk has no room for the pieces `wanted`, and for what is on its way."""
-    sizes = {n: sum(entry.size or 0 for entry in files.values()) for n, files in wanted.items()}
-    needed = int(SHARE * sum(sizes.values()))
-    if not local:
-        arriving = sorted(sizes, key=lambda n: sizes[n], reverse=True)[: max(1, workers)]
-        files: dict[str | os.PathLike[str], int] = {
-            path / ARRIVALS / str(n) / entry.name.rpartition("/")[2]: entry.size or 0
-            for n in arriving
-            for entry in wanted[n].values()
-        }
-        needed += missing(files)
-    check_space(path, needed, what)
-
-
 class Whole(NamedTuple):
     """What a finished data set says of itself: which rows of which pieces it is, and what is kept with them."""
 
@@ -173,6 +144,33 @@ def whole(
         },
     }
     return Whole([one for use in uses for one in _volumes(use, parts[use.number]["pieces"])], meta)
+
+
+def stretches(meta: dict[str, Any]) -> list[Stretch]:
+    """The stretches of a dump, from what its pieces keep."""
+    number = int(meta["piece"])
+    blank = np.zeros(FRAME, np.uint8)
+    return [
+        Stretch(
+            number=part["pieces"][0][0] if part["pieces"] else -1,
+            source=number,
+            rows=part["rows"],
+            places=part["places"],
+            first=part["first"],
+            sure=part["sure"],
+            lead=part["lead"],
+            padded=meta["padded"],
+            ended=part["ended"],
+            terminal=part["terminal"],
+            change=part["change"],
+            begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),
+            end=blank if part["end"] is None else unpack(part["end"], FRAME),
+            capacity=meta["capacity"],
+            head=meta["add_count"] % meta["capacity"],
+            tail=meta["tail"],
+        )
+        for part in meta["parts"]
+    ]
 
 
 def is_finished(path: Path, said: Whole) -> bool:

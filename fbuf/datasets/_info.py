@@ -14,7 +14,7 @@ from typing import Any
 
 from fbuf import _pieces
 from fbuf._host import owner
-from fbuf.datasets._atari_job import ARRIVALS
+from fbuf.datasets._atari_workers import ARRIVALS
 from fbuf.datasets._lock import held
 
 _LINE = 200

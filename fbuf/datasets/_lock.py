@@ -10,13 +10,13 @@ from pathlib import Path
 
 from fbuf._host import locks
 
-_PATIENCE = 2.0  # seconds: workers of a process that was killed need some milliseconds to notice
+_PATIENCE = 2.0  # seconds: another process may have no more to write than what the data set is made of
 NAME = "lock"
 
 
 @contextlib.contextmanager
-def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
-    """Holds the lock of the data set at `path`, whose folder is made; gives the descriptor that holds it.
+def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock of the data set at `path`, whose folder is made.
 
     Its file goes with it, and so do folders that were made for it and in which nothing came to lie: nothing is left of a data
     set that is deleted, or of one that was never begun.
@@ -25,13 +25,13 @@ def held(call: str, path: Path, patience: float = _PATIENCE) -> Iterator[int]:
       BlockingIOError: another process makes this data set; the text names it.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    until = time.monotonic() + patience
+    until = time.monotonic() + (_PATIENCE if patience is None else patience)
     fd = -1
     while fd < 0:
         fd = _taken(call, path, until)
     try:
         locks.sign(fd)
-        yield fd
+        yield
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / NAME)

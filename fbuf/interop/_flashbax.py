@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf._tree import named_leaves
 from fbuf.interop._columns import Fields
 from fbuf.interop._fill import fill
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import Column, Source
 
 _CALL = "from_flashbax"

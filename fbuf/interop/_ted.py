@@ -16,6 +16,7 @@ Source: torchrl's documentation, "TED-format".
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Bar, Progress
 from fbuf._state import BufferState
 from fbuf.interop import _sink
 from fbuf.interop._export import FORMAT, VERSION, Exported
-from fbuf.interop._progress import Progress, reporter
 from fbuf.interop._read import Reader
 from fbuf.interop._tedplan import Plan, numbers, planned
 
@@ -118,11 +119,11 @@ def to_ted(
     if episode is not None:
         columns.append((episode, (rows,), np.dtype(np.int64), lambda: numbers(plan)))
     _sink.check_names(_CALL, [name for name, *_ in columns])
-    report = reporter(progress, len(columns), _CALL, " leaves")
-    with _sink.opened(_CALL, path := Path(path), compress, overwrite) as sink:
-        for done, (name, shape, dtype, blocks) in enumerate(columns):
+    bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
+    with contextlib.closing(bar), _sink.opened(_CALL, path, compress, overwrite) as sink:
+        for name, shape, dtype, blocks in columns:
             sink.column(name, shape, dtype, blocks())
-            report(done + 1)
+            bar(1)
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "ted", "lanes": None, "steps": rows})
     episodes = sum(len(np.unique(part)) for part in numbers(plan)) if rows else 0
     return Exported(path, rows, episodes, plan.dropped, path.stat().st_size)

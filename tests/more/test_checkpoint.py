@@ -37,7 +37,7 @@ from tests.support.checkpoint import (
     steps,
 )
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
-from tests.test_scattered import Anywhere, Largest
+from tests.support.scattered import Anywhere, Largest
 
 
 @pytest.mark.parametrize(

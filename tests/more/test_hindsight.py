@@ -1,0 +1,103 @@
+"""More of `views.Hindsight`: other views and strategies, what is not relabelled, other leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.views import Hindsight, Transition
+from tests.support.inplace import assert_draw_write_draw
+from tests.test_hindsight import follow, observation, reward
+
+
+@pytest.mark.parametrize(
+    ("view", "strategy", "lanes"),
+    [
+        ("final", "episode", None),
+        ("next step", "final", 3),
+        ("steps", "future", 3),
+        ("frames", "future", None),
+        ("one step", "episode", 3),
+    ],
+)
+def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
+    follow(view, strategy, lanes, seed=0)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_always_and_never(fraction: float) -> None:
+    follow("one step", "future", None, 0, fraction=fraction)
+
+
+def test_what_is_not_relabelled_is_as_without_it() -> None:
+    """The same key draws the same transitions."""
+    rows = {
+        "obs": {
+            "desired_goal": jnp.arange(40.0),
+            "achieved_goal": jnp.arange(40.0),
+            "frame": jnp.arange(40, dtype=jnp.uint8),
+        },
+        "action": jnp.arange(40),
+        "reward": jnp.arange(40.0),
+        "terminated": jnp.arange(40) % 9 == 8,
+        "truncated": jnp.zeros(40, bool),
+    }
+    inner = Transition(n_step=3, stack=4)
+    plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
+    view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
+    both = dataclasses.replace(plain, view=view)
+    batches = []
+    for buffer in (plain, both):
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        batches.append(buffer.sample(state, jax.random.key(0), 256)[1])
+    one, two = batches
+    new = two.data.pop("relabelled")
+    assert 60 < int(new.sum()) < 140 and bool((one.index.slot == two.index.slot).all())
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[~new], b[~new]), one.data, two.data)
+    for name in ("action", "discount", "terminated"):
+        assert bool((one.data[name] == two.data[name]).all())
+    assert bool((one.data["obs"]["frame"] == two.data["obs"]["frame"]).all())
+
+
+def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
+    """A sparse reward over rows that hold int32 rewards; the goal is a leaf of its own."""
+    count = 30
+    rows = {
+        "obs": jnp.arange(count, dtype=jnp.float32),
+        "at": jnp.arange(count) // 2,
+        "goal": jnp.full(count, 99),
+        "action": jnp.arange(count),
+        "reward": jnp.zeros(count, jnp.int32),
+        "terminated": jnp.zeros(count, bool),
+        "truncated": jnp.zeros(count, bool),
+    }
+    view = Hindsight(Transition(), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0)
+    buffer = fbuf.Buffer(100, view=view, storage=fbuf.storages.Host(keys=("at", "goal")))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.sample(state, jax.random.key(0), 200)[1].data
+    assert bool(data["relabelled"].all()) and data["goal"].dtype == jnp.int32
+    reached = data["goal"] == (data["action"] + 1) // 2
+    assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
+def test_steps_are_in_place(storage: Any) -> None:
+    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
+    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
+    number = np.zeros((), int)
+    rows = {
+        "obs": observation(number, number, 0.0),
+        "last": observation(number, number, 0.0),
+        "action": np.int32(0),
+        "reward": np.float32(0),
+        "terminated": np.bool_(False),
+        "truncated": np.bool_(False),
+    }
+    assert_draw_write_draw(buffer, rows, buffer.init(rows))

@@ -1,0 +1,44 @@
+"""More of `writers.Reservoir`: calls of other sizes, long streams, strict modes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.test_reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_inplace, check_sets, held_sets, put
+
+
+def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
+    buffer, laned = buffer_of(seed=3), buffer_of(seed=3, lanes=4)
+    rows = {"id": np.arange(96, dtype=np.int32)}
+    one = buffer.init(EXAMPLE)
+    for i in range(0, 96, 8):
+        one = put(buffer, one, i, 8)
+    run = jax.jit(lambda state: lax.scan(lambda s, row: (buffer.add(s, row), None), state, rows)[0], donate_argnums=0)
+    scanned = run(buffer.init(EXAMPLE))
+    many = laned.extend(laned.init(EXAMPLE), {"id": rows["id"].reshape(24, 4)})
+    assert by_slot(buffer, one) == by_slot(buffer, scanned) == by_slot(laned, many)
+    assert np.asarray(buffer.rows(one).data["id"]).tolist() == sorted(by_slot(buffer, one))
+
+
+def test_beyond_2_to_40_rows() -> None:
+    check_beyond(2**40 - 7)
+
+
+def test_every_set_of_rows_of_several_calls_is_equally_likely() -> None:
+    check_sets(calls=3)
+
+
+def test_every_row_of_a_long_stream_is_equally_likely() -> None:
+    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
+    counts = held.sum(axis=0)
+    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
+    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
+    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
+
+
+@pytest.mark.optimized
+def test_a_step_of_many_rows_copies_nothing() -> None:
+    check_inplace(100)

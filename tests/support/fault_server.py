@@ -1,0 +1,163 @@
+"""A web server of files on this machine that fails as told, for tests of downloads.
+
+with FaultServer({"dqn/x.gz": data}, listing="index") as server:
+    server.faults["dqn/x.gz"] = [Status(503), Cut(1000)]  # of the first two requests
+    download(server.base)
+    assert server.asked == ["dqn/x.gz"] * 3
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+LISTING = "listing"
+"""The name whose faults requests for a listing take."""
+
+
+@dataclass
+class Status:
+    """An answer without a file."""
+
+    code: int
+
+
+@dataclass
+class Cut:
+    """The connection ends after some bytes of the file."""
+
+    after: int
+
+
+@dataclass
+class Damage:
+    """One byte of the file is another one."""
+
+    at: int
+
+
+@dataclass
+class Stall:
+    """Nothing comes after some bytes, until the server is closed."""
+
+    after: int
+
+
+class FaultServer:
+    """Serves files from when it is made until it is closed.
+
+    Args:
+      files: Bytes by name.
+      listing: How it lists them: "bucket" (the JSON interface of Google's, at `/listing`), "index" or "html"; "": not at all.
+      page: Files on a page of a bucket's listing.
+    Attributes:
+      asked: Names of the files that were asked for. `lies`: What listings say of a file instead.
+      stalled: Set when an answer has stalled.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], listing: str = "index", page: int = 1000) -> None:
+        self.files, self.listing, self.page = dict(files), listing, page
+        self.faults: dict[str, list[Any]] = {}
+        self.lies: dict[str, dict[str, Any]] = {}
+        self.headers: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.stalled, self.closing = threading.Event(), threading.Event()
+        handler = type("Handler", (_Handler,), {"faulty": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        os.environ.setdefault("no_proxy", "127.0.0.1")  # no proxy of this machine's stands between
+        self.base = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, root: Path, **options: Any) -> FaultServer:
+        """Serves the files below a folder, as they are now."""
+        paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
+        return cls({path.relative_to(root).as_posix(): path.read_bytes() for path in paths}, **options)
+
+    def __enter__(self) -> FaultServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    faulty: FaultServer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        server, parts = self.faulty, urlsplit(self.path)
+        name = unquote(parts.path).lstrip("/")
+        listed = {
+            "bucket": (name == "listing", self._bucket),
+            "index": (name == "index.json", self._index),
+            "html": (name.endswith("/"), self._html),
+        }.get(server.listing)
+        is_listing = listed is not None and listed[0]
+        if not is_listing:
+            server.asked.append(name)
+        waiting = server.faults.get(LISTING if is_listing else name, [])
+        fault = waiting.pop(0) if waiting else None
+        if isinstance(fault, Status):
+            return self._send(fault.code, b"not now")
+        if is_listing and listed is not None:
+            body = listed[1](name, {key: value[0] for key, value in parse_qs(parts.query).items()})
+            return self._send(200 if body is not None else 404, body or b"")
+        if name not in server.files:
+            return self._send(404, b"no such file")
+        self._send(200, server.files[name], server.headers, fault)
+
+    def _send(self, code: int, body: bytes, headers: Mapping[str, str] | None = None, fault: Any = None) -> None:
+        self.send_response(code)
+        for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if isinstance(fault, Damage):
+            body = body[: fault.at] + bytes([body[fault.at] ^ 255]) + body[fault.at + 1 :]
+        if isinstance(fault, Cut | Stall):
+            body = body[: fault.after]
+        self.wfile.write(body)
+        if isinstance(fault, Stall):
+            self.faulty.stalled.set()
+            self.faulty.closing.wait()
+
+    def _bucket(self, name: str, query: Mapping[str, str]) -> bytes:
+        names = sorted(name for name in self.faulty.files if name.startswith(query["prefix"]))
+        names = [name for name in names if query.get("delimiter", "//") not in name.removeprefix(query["prefix"])]
+        begin = int(query.get("pageToken", 0))
+        items = []
+        for name in names[begin : begin + self.faulty.page]:
+            data = self.faulty.files[name]
+            md5 = base64.b64encode(hashlib.md5(data).digest()).decode()
+            items.append({"name": name, "size": str(len(data)), "md5Hash": md5} | self.faulty.lies.get(name, {}))
+        after = begin + len(items)
+        return json.dumps({"items": items} | ({"nextPageToken": str(after)} if after < len(names) else {})).encode()
+
+    def _index(self, name: str, query: Mapping[str, str]) -> bytes:
+        files = [
+            {"name": name, "size": len(data), "md5": hashlib.md5(data).hexdigest()} | self.faulty.lies.get(name, {})
+            for name, data in self.faulty.files.items()
+        ]
+        return json.dumps({"files": files}).encode()
+
+    def _html(self, folder: str, query: Mapping[str, str]) -> bytes | None:
+        below = [name.removeprefix(folder) for name in self.faulty.files if name.startswith(folder)]
+        links = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in below})
+        page = "".join(f'<li><a href="{quote(link)}">{link}</a></li>' for link in ["../", "?C=M;O=A", *links])
+        return f"<!DOCTYPE HTML><html><body><ul>{page}</ul></body></html>".encode() if below else None

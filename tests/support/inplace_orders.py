@@ -1,0 +1,162 @@
+"""Shared code of the tests of inplace."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import fbuf
+from fbuf.testing import Memory, assert_inplace
+
+LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
+CAPACITY = 400_000
+
+VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
+ROW = {
+    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+SAMPLERS = {
+    "uniform": fbuf.samplers.Uniform(),
+    "prioritized": fbuf.samplers.Prioritized(),
+    "minimum": fbuf.samplers.Prioritized(normalize="buffer", stratified=False),
+    "distinct": fbuf.samplers.Prioritized(replace=False, normalize="buffer"),
+    "everything": fbuf.samplers.Prioritized(normalize="buffer", largest="held", uniform=0.1),
+    "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1),
+}
+VIEWS = {
+    "row": fbuf.views.Row(),
+    "transition": fbuf.views.Transition(n_step=3, stack=4),
+}
+
+
+def shape(leading: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leading, dtype)
+
+
+def leading(tree: Any, *axes: int) -> Any:
+    return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
+
+
+def buffer_of(
+    sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, storage: Any = None
+) -> fbuf.Buffer:
+    storage = storage or fbuf.storages.Device()
+    return fbuf.Buffer(
+        capacity=capacity,
+        storage=storage,
+        sampler=SAMPLERS[sampler],
+        view=VIEWS[view],
+        lanes=lanes,
+    )
+
+
+def inputs(axes: tuple[int, ...] = ()) -> dict[str, Any]:
+    """What one step takes besides the state."""
+    return {
+        "rows": leading(ROW, *axes, ROWS, LANES),
+        "key": shape((*axes, 2), jnp.uint32),
+        "error": shape((*axes, BATCH), jnp.float32),
+        "index": fbuf.Index(shape((*axes, BATCH), jnp.int32), shape((*axes, BATCH), jnp.uint32)),
+        "reward": shape((*axes, BATCH), jnp.float32),
+    }
+
+
+def step_of(buffer: fbuf.Buffer, order: str) -> Any:
+    """`(state, inputs) -> (state, results)`: the verbs of `order`, one after another."""
+
+    def step(state: Any, given: Any) -> Any:
+        index, out = given["index"], []
+        for verb in order:
+            if verb == "e":
+                state = buffer.extend(state, given["rows"])
+            elif verb == "s":
+                state, batch = buffer.sample(state, given["key"], BATCH)
+                index = batch.index
+                out.append(batch)
+            elif verb == "u":
+                state = buffer.update_priority(state, index, given["error"])
+            elif verb == "o":
+                state = buffer.update_priority(state, given["index"], given["error"])
+            elif verb == "r":
+                state = buffer.update_rows(state, index, {"reward": given["reward"]})
+            elif verb == "t":
+                out.append(buffer.stats(state))
+        return state, out
+
+    return step
+
+
+def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
+    """The shapes of a state; every leaf that grows with the capacity is larger than `bound`."""
+    state = jax.eval_shape(buffer.init, ROW)
+    for leaf in jax.tree.leaves(state):
+        size = leaf.size * leaf.dtype.itemsize
+        assert size < 4096 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
+    return state
+
+
+def in_jit(buffer: fbuf.Buffer, order: str) -> Memory:
+    memory = assert_inplace(step_of(buffer, order), jax.eval_shape(buffer.init, ROW), inputs())
+    state_of(buffer, memory.bound)
+    return memory
+
+
+def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
+    step = step_of(buffer, order)
+
+    def steps(state: Any, given: Any) -> Any:
+        return lax.scan(step, state, given)
+
+    memory = assert_inplace(steps, jax.eval_shape(buffer.init, ROW), inputs((STEPS,)))
+    state_of(buffer, memory.bound)
+    return memory
+
+
+FORMS = {"jit": in_jit, "scan": in_scan}
+
+
+def orders(length: int, sampler: str) -> list[str]:
+    """Every order of `length` verbs that means something: `u` needs a batch, priorities need a prioritized sampler."""
+    verbs = VERBS if sampler != "uniform" else VERBS.replace("u", "").replace("o", "")
+    every = ("".join(o) for o in itertools.product(verbs, repeat=length))
+    return [o for o in every if "u" not in o or "s" in o[: o.index("u")]]
+
+
+def some(length: int, sampler: str, number: int) -> list[str]:
+    """A fixed sample of orders, different for each length, the same on every machine."""
+    return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
+
+
+def rows_at(key: jax.Array) -> Any:
+    """One made-up row a lane."""
+    return {
+        "obs": jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
+        "action": jnp.zeros((1, LANES), jnp.int32),
+        "reward": jax.random.normal(key, (1, LANES), jnp.float32),
+        "terminated": jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
+        "truncated": jnp.zeros((1, LANES), jnp.bool_),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- eager
+
+
+def filled(buffer: fbuf.Buffer) -> Any:
+    state = buffer.init(ROW)
+    for key in jax.random.split(jax.random.key(0), 6):
+        state = buffer.extend(state, rows_at(key))
+    return jax.block_until_ready(state)
+
+
+def pointers(tree: Any) -> dict[str, int]:
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf.unsafe_buffer_pointer() for path, leaf in pairs if leaf.size}

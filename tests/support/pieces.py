@@ -1,0 +1,93 @@
+"""Small data sets for tests, and the same rows as numpy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fbuf
+from fbuf import _pieces
+
+CHUNK = 4
+SCHEMA = _pieces.Schema(
+    {
+        "obs": ((6, 6), "uint8"),
+        "action": ((), "int32"),
+        "goal": ((), "int32"),
+        "reached": ((), "int32"),
+        "reward": ((), "float32"),
+        "terminated": ((), "bool"),
+        "truncated": ((), "bool"),
+    },
+    codec={"obs": fbuf.storages.Zstd(chunk=CHUNK)},
+)
+USED = (
+    _pieces.Used(3, begin=2, stop=13, cut=True),  # neither end at a chunk's
+    _pieces.Used(0),  # shorter than a chunk
+    _pieces.Used(1, begin=5),
+    _pieces.Used(2, stop=8, cut=True),  # whole chunks
+)
+SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
+
+Rows = dict[str, np.ndarray]
+
+
+def rows_of(rng: np.random.Generator, count: int) -> Rows:
+    """Random rows, in episodes."""
+    return {
+        "obs": rng.integers(1, 255, (count, 1, 1), np.uint8) * np.ones((6, 6), np.uint8),
+        "action": rng.integers(0, 9, count).astype(np.int32),
+        "goal": rng.integers(0, 9, count).astype(np.int32),
+        "reached": rng.integers(0, 9, count).astype(np.int32),
+        "reward": rng.normal(size=count).astype(np.float32),
+        "terminated": rng.random(count) < 0.15,
+        "truncated": rng.random(count) < 0.1,
+    }
+
+
+def write(path: Path, number: int, schema: _pieces.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
+    """One piece."""
+    with _pieces.PieceWriter(path, number, schema, sync=False) as piece:
+        for start in range(0, len(next(iter(rows.values()))), step):
+            piece.append({name: array[start : start + step] for name, array in rows.items()})
+        piece.commit(meta)
+
+
+def used_of(pieces: dict[int, Rows], used: tuple[_pieces.Used, ...]) -> Rows:
+    """What a data set of these rows must read as."""
+    parts = []
+    for part in used:
+        mine = {name: array[part.begin : part.stop].copy() for name, array in pieces[part.number].items()}
+        if part.cut:
+            mine["truncated"][-1] = True
+        parts.append(mine)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def make(path: Path, *, seed: int = 0, schema: _pieces.Schema = SCHEMA) -> Rows:
+    """A data set of four pieces; its rows."""
+    rng = np.random.default_rng(seed)
+    pieces = {number: rows_of(rng, size) for number, size in SIZES.items()}
+    for number, rows in pieces.items():
+        write(path, number, schema, rows)
+    _pieces.finish(path, USED, {"name": "made"}, sync=False)
+    return used_of(pieces, USED)
+
+
+def same(got: Rows, want: Rows) -> None:
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].dtype == array.dtype and got[name].shape == array.shape, name
+        assert got[name].tobytes() == array.tobytes(), name
+
+
+def check(path: Path, want: Rows, **settings: Any) -> None:
+    """Every leaf of all rows in order, and of some in no order."""
+    with _pieces.DataSet.open(path, **settings) as dataset:
+        number = len(next(iter(want.values())))
+        assert dataset.rows == number
+        same(dataset.read_rows(0, number), want)
+        at = np.random.default_rng(0).integers(0, number, (5, 3))
+        same(dataset.read(dict.fromkeys(want, at)), {name: array[at] for name, array in want.items()})

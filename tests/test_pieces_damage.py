@@ -1,0 +1,199 @@
+"""Damaged and hostile files of a data set: every row that is read is right, or there is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _files, _pieces
+from fbuf._pieces import _manifest
+from fbuf.storages import Zstd
+from tests.support import pieces
+
+Used = _pieces.Used
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file() and file.name != "lock" and file.stat().st_size)
+
+
+def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
+    """Bytes of every file, one at a time."""
+    want = pieces.make(tmp_path)
+    number, opened = len(want["action"]), 0
+    for file in files_of(tmp_path):
+        text = file.read_bytes()
+        for at in range(0, len(text), max(len(text) // 15, 1)):
+            file.write_bytes(text[:at] + bytes([text[at] ^ 0x41]) + text[at + 1 :])
+            with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError, fbuf.VersionError)):
+                _pieces.DataSet.open(tmp_path, verify="full").close()
+                raise AssertionError(f"{file.name} byte {at} of {len(text)}")
+            for memory in (0, 1 << 20):
+                try:
+                    with _pieces.DataSet.open(tmp_path, memory=memory) as dataset:
+                        opened += 1
+                        pieces.same(dataset.read_rows(0, number), want)
+                except (fbuf.StoreCorrupted, FileNotFoundError, fbuf.VersionError):
+                    pass
+        file.write_bytes(text)
+    assert opened  # damaged rows are found when they are read
+    pieces.check(tmp_path, want)
+
+
+def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
+    schema = _pieces.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
+    pieces.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
+    _pieces.finish(tmp_path, [Used(0)])
+    with _pieces.DataSet.open(tmp_path, memory=0) as dataset:
+        for file in files_of(tmp_path / "pieces"):
+            os.truncate(file, 64)
+        for leaf in ("obs", "vector"):
+            with pytest.raises(fbuf.StoreCorrupted, match="cut short"):
+                dataset.read_rows(0, 5, [leaf])
+        assert isinstance(dataset.store.last_error, fbuf.StoreCorrupted)
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    pieces.make(tmp_path)
+    file = tmp_path / "dataset.json"
+    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":9', 1))
+    with pytest.raises(fbuf.VersionError, match="version 9"):
+        _pieces.DataSet.open(tmp_path)
+    os.truncate(file, 10)
+    with pytest.raises(fbuf.StoreCorrupted, match="first line"):
+        _pieces.DataSet.open(tmp_path)
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(fbuf.StoreCorrupted, match="is a link"):
+        _pieces.DataSet.open(tmp_path)
+
+
+def test_deep_and_long_json_is_refused() -> None:
+    for body in (b"[" * 100 + b"]" * 100, b"[" + b"1," * (1 << 23) + b"1,1]"):
+        head = b'{"format":"fbuf data set","version":1,"bytes":%d,"crc32":%d}\n' % (len(body), zlib.crc32(body))
+        with pytest.raises(ValueError, match="deep|values"):
+            _manifest.decode(head + body + b"\n")
+
+
+# ------------------------------------------------------------------------------- right checksums, wrong content
+
+
+def leaf(name: str, **changes: Any) -> Any:
+    """Changes a leaf of the schema."""
+
+    def altered(value: Any) -> Any:
+        (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
+        for key, new in changes.items():
+            found[("name", "shape", "dtype", "codec").index(key)] = new
+        return value
+
+    return altered
+
+
+def used(*ends: Any, **fields: Any) -> Any:
+    """Uses one segment only, of other rows or by another name."""
+
+    def altered(value: Any) -> Any:
+        number, save, *rows = value["pieces"][1]
+        return {**value, "pieces": [[fields.get("number", number), fields.get("save", save), *(ends or rows)]]}
+
+    return altered
+
+
+HOSTILE = {
+    "no object": lambda v: [],
+    "another key": lambda v: {**v, "more": 1},
+    "version": lambda v: {**v, "version": 2},
+    "no segments": lambda v: {**v, "pieces": []},
+    "segments twice": lambda v: {**v, "pieces": v["pieces"] * 2},
+    "path in a save": used(0, 3, False, number=0, save="../../etc"),
+    "path in a number": used(number="../x"),
+    "2**60 rows": used(0, 1 << 60, False),
+    "a row too many": used(0, 4, False),
+    "ends before it begins": used(2, 1, False),
+    "0.5 GB a row": leaf("obs", shape=[1 << 29]),
+    "other codec": leaf("obs", codec=["raw"]),
+    "other chunk": leaf("obs", codec=["zstd", 1, 5, 16, True]),
+    "other dtype": leaf("action", dtype="bool"),
+    "other shape": leaf("reward", shape=[2]),
+    "unknown codec": leaf("obs", codec=["pickle"]),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
+    pieces.make(tmp_path)
+    file = tmp_path / "dataset.json"
+    value = HOSTILE[case](json.loads(file.read_bytes().splitlines()[1]))
+    body = json.dumps(value, separators=(",", ":")).encode()
+    head = {"format": "fbuf data set", "version": 1, "bytes": len(body), "crc32": zlib.crc32(body)}
+    file.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + body + b"\n")
+    with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError)):
+        _pieces.DataSet.open(tmp_path).read_rows(0, 1)
+
+
+def index(name: str, change: Any) -> Any:
+    """Changes an array of the index of `obs`."""
+
+    def altered(arrays: dict[str, Any]) -> None:
+        arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
+
+    return altered
+
+
+def put(name: str, value: Any) -> Any:
+    return lambda arrays: arrays.update({f"rows/{name}": value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        index("address", lambda a: a + np.uint64(1 << 30)),
+        index("address", lambda a: a[:-1]),
+        index("address", lambda a: a.astype(np.int64)),
+        index("length", lambda a: a * 0),
+        index("length", lambda a: a * 0 + np.uint32(0xFFFFFFFF)),
+        index("length", lambda a: a + np.uint32(1)),
+        index("checksum", lambda a: a + np.uint32(1)),
+        index("dictionary", lambda a: a + np.uint16(7)),
+        index("state", lambda a: a * 0 + 5),
+        index("span", lambda a: a * 2),
+        index("span", lambda a: a * 0 - 1),
+        index("payload", lambda a: a[:-1]),
+        put("obs/dictionary_length", np.array([-1])),
+        put("obs/dictionary_slot", np.array([1, 1], np.uint16)),
+        put("few/codes", np.full(9, 200, np.uint8)),
+        put("few/codes", np.zeros(8, np.uint8)),
+        put("few/palette", np.zeros(0, np.uint32)),
+        put("few/palette", np.zeros(300, np.uint32)),
+        put("few/palette", np.zeros(3, np.uint64)),
+        put("flag/bits", np.zeros(1, np.uint8)),
+        put("flag/bits", np.zeros(1 << 12, np.uint8)),
+        put("vector/values", np.zeros((9, 4), np.float32)),
+        put("vector/values", np.zeros((9, 3), np.int32)),
+        lambda arrays: arrays.pop("rows/vector/values"),
+        lambda arrays: arrays.pop("rows/obs/address"),
+    ],
+)
+def test_a_hostile_segment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    leaves = {"obs": ((6, 6), "uint8"), "few": ((), "float32"), "flag": ((), "bool"), "vector": ((3,), "float32")}
+    schema = _pieces.Schema(leaves, codec={"obs": Zstd(chunk=4)})
+    rows = {one.name: np.ones((9, *one.shape), one.dtype) for one in schema.leaves}
+    write = _files.write
+
+    def altered(path: Any, arrays: dict[str, Any], *args: Any, **settings: Any) -> Any:
+        change(arrays)
+        return write(path, arrays, *args, **settings)
+
+    monkeypatch.setattr(_files, "write", altered)
+    pieces.write(tmp_path, 0, schema, rows)
+    _pieces.finish(tmp_path, [Used(0)])
+    with pytest.raises(fbuf.StoreCorrupted):
+        _pieces.DataSet.open(tmp_path).read_rows(0, 9)
