@@ -23,16 +23,10 @@ from tests.test_hindsight import drawn, follow, observation, reward
         ("next step", "final", 3),
         ("steps", "future", 3),
         ("frames", "future", None),
-        ("one step", "episode", 3),
     ],
 )
 def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
     follow(view, strategy, lanes, seed=0)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_always_and_never(fraction: float) -> None:
-    follow("one step", "future", None, 0, fraction=fraction)
 
 
 def test_what_is_not_relabelled_is_as_without_it() -> None:
