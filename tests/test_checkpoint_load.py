@@ -19,7 +19,6 @@ from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
     GOLDEN,
-    check_other_buffer,
     check_resize,
     elsewhere,
     golden,
@@ -28,10 +27,6 @@ from tests.support.checkpoint import (
     saved_transitions,
     steps,
 )
-
-
-def test_another_storage(tmp_path: Path) -> None:
-    check_other_buffer("Compressed", tmp_path)
 
 
 def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
@@ -148,7 +143,7 @@ def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None
 
 
 def test_the_newest_rows_stay(tmp_path: Path) -> None:
-    check_resize(("Device", "Prioritized", "Row", 16, 9), tmp_path)
+    check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])

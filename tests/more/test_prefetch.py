@@ -33,6 +33,7 @@ from tests.support.prefetch import (
     ("storage", "sampler", "view", "form"),
     [
         ("device", "prioritized", "transition", "scan"),
+        ("compressed", "prioritized", "transition", "donated"),
         ("deduplicated", "epoch", "row", "donated"),
         ("host", "consume", "sequence", "eager"),
         ("compressed", "uniform", "hindsight", "scan"),
