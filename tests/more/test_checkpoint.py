@@ -44,11 +44,9 @@ from tests.support.scattered import Anywhere, Largest
     [
         ("Compressed(path=...)", "Consume", "Row", 0),
         ("Deduplicated", "Uniform", "Row", 0),
-        ("Host", "Consume", "Row", 0),
         ("Ragged", "Epoch", "Row", 0),
         ("Compressed", "Uniform", "Transition", 1),
         ("Device", "Staleness", "Sequence('mask')", 1),
-        ("Compressed", "Ranked", "Episode", 1),
     ],
 )
 def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
