@@ -20,7 +20,7 @@ from fbuf.storages import Compressed, Deduplicated, Device, Ragged
 from fbuf.views import Transition
 from tests import test_combinations as combinations
 from tests.checkpointing import elsewhere, load, same, step, steps
-from tests.test_scattered import Anywhere, Largest
+from tests.support.scattered import Anywhere, Largest
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
 PAIRS = [  # each storage with each sampler twice, with another view and with and without prefetch

@@ -27,7 +27,7 @@ from fbuf.testing import assert_inplace
 from fbuf.views import Sequence, Transition
 from tests import pieces
 from tests.disk import fresh, somewhere
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "id": np.int32(0)}
 B = 16

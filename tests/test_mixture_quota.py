@@ -17,7 +17,7 @@ from fbuf._mixture import _quota
 from fbuf._mixture._weigh import weigh
 from fbuf._typing import Limited
 from fbuf.samplers import Consume, Epoch, Prioritized
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 PARTS = st.lists(st.integers(0, 64), min_size=1, max_size=5).filter(any)
 

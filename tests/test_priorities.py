@@ -21,7 +21,7 @@ from fbuf import _ranks, _sumtree, _sweep
 from fbuf._race import draw as race
 from fbuf._weights import ignoring
 from fbuf.samplers import Prioritized, Ranked
-from tests.test_uniformity import chi_square_z, lanes_out_of_step, slots_drawn
+from tests.support.uniformity import chi_square_z, lanes_out_of_step, slots_drawn
 
 KEY = jax.random.key(0)
 
