@@ -16,9 +16,9 @@ from fbuf._host.codec import Zstd
 from fbuf._host.stacks import Stacks
 from fbuf._host.store import Column, Store
 from fbuf.storages import Compressed
+from tests.support.store import Deflate, fetch, frames, same
 from tests.support.threads import Thread
 from tests.test_codecs import boards
-from tests.test_store import Deflate, fetch, frames, same
 
 
 def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str = "uint8") -> Store:

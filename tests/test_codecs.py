@@ -21,7 +21,7 @@ from fbuf._host.chunks import Chunks
 from fbuf._host.ring import Ring
 from fbuf._host.store import Column, Store
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
-from tests.test_store import DTYPES, fetch, same
+from tests.support.store import DTYPES, fetch, same
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fbuf._host.codec import Codec, Zstd
 from fbuf._host.places import Places
 from fbuf._host.ring import Ring
 from fbuf._host.store import PATCH, Column, Store
-from tests.test_store import DTYPES, Deflate, Plain, fetch, frames, same
+from tests.support.store import DTYPES, Deflate, Plain, fetch, frames, same
 
 CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
 KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1)], ids=["raw", "zstd", "own"])

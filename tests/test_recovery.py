@@ -1,6 +1,6 @@
 """Rows in files after the worst: processes killed at any instant, power that failed, damaged, missing, mixed and foreign files.
 
-Rows say which they are (`tests.disk.numbered`), so one rule serves throughout: whatever happened to the files, a store that
+Rows say which they are (`numbered`), so one rule serves throughout: whatever happened to the files, a store that
 opens serves each row that it counts as it was written, or says which are gone; never another one.
 """
 
@@ -31,7 +31,8 @@ from fbuf._host.store import Column, Store
 from fbuf._host.sums import Sums
 from fbuf._host.whole import longest
 from fbuf.storages import Compressed, Memmap
-from tests.disk import columns_of, fetch, make, numbered
+from tests.support.disk import environment, make, numbered
+from tests.support.store import columns_of, fetch
 
 ERRORS = (StoreCorrupted, ValueError, OSError)
 KINDS: dict[str, tuple[Column, ...]] = {
@@ -120,10 +121,6 @@ for turn in range(rounds):
     store.close()
 print(int(said.sum()))
 """
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
 
 
 @KIND

@@ -30,7 +30,7 @@ from fbuf._host.source import Identity, Lazy, block_rows, pieces, steps
 from fbuf._host.store import PATCH, Column, Store
 from fbuf._host.tracked import Tracked
 from fbuf._host.values import MISSING
-from tests import disk
+from tests.support import disk
 
 SHAPE = (6, 8, 12)
 
