@@ -94,7 +94,7 @@ def test_a_buffer_reads_through_its_cache() -> None:
     assert cache.hits == cache.misses > 0
 
 
-@pytest.mark.parametrize("cache", [-1, True, 1.5])
-def test_invalid_sizes_are_refused(cache: Any) -> None:
-    with pytest.raises(ValueError, match="Compressed: cache is"):
-        Compressed(cache=cache)
+def test_invalid_sizes_are_refused() -> None:
+    for cache in (-1, True, 1.5):
+        with pytest.raises(ValueError, match="Compressed: cache is"):
+            Compressed(cache=cache)  # type: ignore[arg-type]
