@@ -57,24 +57,6 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject, tmp_path_
     shutil.rmtree(tmp)
 
 
-@pytest.mark.parametrize("zstd", [None, Zstd()], ids=["raw", "zstd"])
-def test_arrays_of_a_store_in_memory_load_into_files_and_back(tmp_path: Path, zstd: Zstd | None) -> None:
-    columns, settings = columns_of(zstd, shape=(24, 24)), {"lanes": 2, "length": 600, "slack": 4}
-    memory = Store(columns, **settings)
-    rows = np.stack([frames(900, seed=i) for i in range(2)], 1)
-    tickets = np.concatenate([memory.write([rows[i : i + 50]], None) for i in range(0, 900, 50)])
-    disk = make(tmp_path / "a", columns, **settings, arrays=memory.to_arrays())
-    disk.close()
-    disk = make(tmp_path / "a", columns, **settings, resume=True)
-    back = Store.from_arrays(columns, disk.to_arrays(), **settings)
-    for store in (memory, disk, back):
-        got, ok = fetch(store, tickets)
-        assert ok.reshape(tickets.shape)[-604:].all() and not ok.reshape(tickets.shape)[:-604].any()
-        np.testing.assert_array_equal(got[-604:], rows[-604:])
-    if zstd is not None:
-        assert disk.stats()["dictionaries"] >= 1 and disk.stats()["payload_bytes"] < rows[-604:].nbytes / 10
-
-
 @pytest.mark.parametrize("rows", ["noise", "still"])
 def test_a_write_that_fails_at_any_call_leaves_the_store_as_it_was(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,15 +76,6 @@ def test_the_newest_length_plus_slack_rows_of_each_lane_are_there(codec: Codec |
 
 
 @KINDS
-def test_more_rows_at_once_than_are_kept(codec: Codec | None) -> None:
-    store = make(codec, length=16, slack=4)
-    store.write([np.ones((3, 1, 5), np.uint8)], None)
-    rows = np.random.default_rng(0).integers(0, 9, (1000, 1, 5), np.uint8)
-    got, ok = fetch(store, store.write([rows], None))
-    assert ok.sum() == 20 and ok[-20:].all() and same(got[-20:], rows[-20:])
-
-
-@KINDS
 def test_tickets_go_on_past_2_to_32(codec: Codec | None) -> None:
     store = make(codec, lanes=3, length=30, slack=0, first_seq=2**32 - 5)
     rows = np.random.default_rng(0).integers(0, 9, (25, 3, 5), np.uint8)
@@ -93,14 +84,6 @@ def test_tickets_go_on_past_2_to_32(codec: Codec | None) -> None:
     got, ok = fetch(store, tickets)
     assert ok.all() and same(got, rows)
     assert not fetch(store, [1, 2**32 - 6, (2**32 - 5) * 3])[1].any()  # before the first
-
-
-def test_two_futures_of_a_state_draw_different_tickets() -> None:
-    store = make(None, length=8)
-    one = store.write([np.full((4, 1, 5), 1, np.uint8)], None)
-    two = store.write([np.full((4, 1, 5), 2, np.uint8)], None)
-    assert not np.intersect1d(one, two).size
-    assert (fetch(store, one)[0] == 1).all() and (fetch(store, two)[0] == 2).all()
 
 
 # --------------------------------------------------------------------------------------------- changed rows

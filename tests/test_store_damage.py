@@ -160,29 +160,6 @@ def test_a_frame_without_a_size_is_refused() -> None:
         Zstd().decode(packer.compress(bytes(100)), np.empty(100, np.uint8))
 
 
-def test_a_loaded_store_reads_the_same_rows_and_goes_on_alike() -> None:
-    store = make(Zstd(), Deflate(), None, shape=(24, 24), lanes=2, length=1500, slack=10)
-    rows = frames(2600).reshape(1300, 2, 24, 24)
-    keep = np.random.default_rng(0).random((1300, 2)) < 0.9
-    tickets = np.concatenate([store.write([rows[i : i + 50]] * 3, keep[i : i + 50]) for i in range(0, 1300, 50)])
-    new = store.patch(tickets[-9:, 0], keep[-9:, 0], {0: rows[:9, 0]})
-    assert store.stats()["dictionaries"] >= 1 and store.stats()["patches"] > 0
-    loaded = load(store)
-    every = np.concatenate([tickets.reshape(-1), new])
-    for column in range(3):
-        (a, ok_a), (b, ok_b) = fetch(store, every, column), fetch(loaded, every, column)
-        assert same(a, b) and (ok_a == ok_b).all() and ok_a.any()
-    more = [rows[:700]] * 3
-    t = store.write(more, None)
-    assert (t == loaded.write(more, None)).all()
-    for column in range(3):
-        assert same(fetch(store, t, column)[0], fetch(loaded, t, column)[0])
-    p = store.patch(t[:3, 0], np.ones(3, bool), {2: rows[:3, 0]})
-    assert (p == loaded.patch(t[:3, 0], np.ones(3, bool), {2: rows[:3, 0]})).all()
-    own = {n: store.stats()[n] for n in ("rows_live", "chunks", "patches", "raw_bytes")}
-    assert own == {n: loaded.stats()[n] for n in own}
-
-
 def test_arrays_that_do_not_fit_are_refused() -> None:
     store, _, tickets = compressible()
     store.patch(tickets[:1, 0], np.array([True]), {0: np.zeros((1, 24, 24), np.uint8)})

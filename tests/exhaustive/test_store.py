@@ -1,24 +1,28 @@
-"""A host store used for long."""
+"""Host stores used for long: what they take of the process stays."""
 
 from __future__ import annotations
 
 import gc
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fbuf._host.codec import Zstd
+from tests.support import places
 from tests.support.store import fetch, frames, make
 
+STATM = Path("/proc/self/statm")
+pytestmark = pytest.mark.skipif(not STATM.exists(), reason="reads /proc")
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+def resident() -> int:
+    gc.collect()
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_a_million_operations_leave_memory_flat() -> None:
-    def resident() -> int:
-        gc.collect()
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
     store = make(Zstd(chunk=4, dictionary=4), None, shape=(16, 16), lanes=2, length=600)
     for part in store._parts:
         part.lot_size = 64  # type: ignore[attr-defined]
@@ -43,3 +47,12 @@ def test_a_million_operations_leave_memory_flat() -> None:
         store._thread.join(60)
     assert resident() - before < 3 << 20
     assert store.nbytes < 4 << 20
+
+
+def test_a_hundred_thousand_replacements_take_no_memory() -> None:
+    store, rows = places.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
+    places.churn(store, rows, 20_000)
+    before, size = resident(), store.nbytes
+    sizes = places.churn(store, rows, 100_000)
+    assert resident() - before < 4 << 20
+    assert max(sizes) < 1.3 * size and store.stats()["dictionaries"] <= 3
