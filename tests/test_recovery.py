@@ -98,9 +98,8 @@ def test_files_of_two_moments_never_make_a_third(kind: str, tmp_path: Path) -> N
                     shutil.copy(tmp_path / "old" / name, mixed / name)
         whole = choice in (0, 2 ** len(names) - 1)
         verify = bool(rng.integers(2))
-        what = survives(
-            kind, mixed, rows if not whole or not choice else rows_there(kind, tmp_path / "old"), **SMALL, verify=verify
-        )
+        expected = rows_there(kind, tmp_path / "old") if whole and choice else rows
+        what = survives(kind, mixed, expected, **SMALL, verify=verify)
         assert not whole or what == ""
         said[what] = said.get(what, 0) + 1
         shutil.rmtree(mixed)
