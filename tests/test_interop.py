@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _columns, _load, _read, _sink, _ted, _tedplan, from_arrays, from_file, to_file, to_ted
+from fbuf.interop import _columns, _load, _read, _sink, _ted, from_arrays, from_file, to_file, to_ted
 from fbuf.interop._source import DTYPES
 from fbuf.storages import Compressed, Device, Host, Memmap
 
@@ -661,7 +661,7 @@ def test_lanes_share_blocks():
         def block(self, name):
             return 4
 
-    plan = _tedplan.Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
+    plan = _ted._Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
     blocks = [(age.tolist(), lane.tolist()) for age, lane, _ in _ted._kept(Fake(), plan, "x")]
     assert blocks == [([0, 1, 2, 0], [0, 0, 0, 1]), ([2, 1, 2], [1, 2, 2])]
 

@@ -13,3 +13,8 @@ from tests.test_hindsight import VIEWS, follow
 def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
     for seed in range(1, 3):
         follow(view, strategy, lanes, seed)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_always_and_never(fraction: float) -> None:
+    follow("one step", "future", None, 0, fraction=fraction)

@@ -21,7 +21,7 @@ from tests.test_consume import Trial, check_places
     ("sampler", "view", "lanes", "donated"),
     [
         (Consume(), Row(), None, True),
-        (Consume(2), Row(), 3, False),
+        (Consume(3), Transition(n_step=2), 2, True),
         (Consume(), Transition(n_step=2, stack=3), None, False),
         (Consume(), Sequence(3, boundary="mask"), 3, True),
     ],

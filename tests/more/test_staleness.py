@@ -84,3 +84,13 @@ def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
 def test_steps_are_in_place(sampler: Any, view: Any) -> None:
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
+
+
+def test_a_lot_that_is_not_full_yet_is_the_newest() -> None:
+    buffer = fbuf.Buffer(100, sampler=Staleness(1, unit=4))
+    state, add = buffer.init(jnp.int32(0)), jax.jit(buffer.add)
+    peek = jax.jit(lambda s, key: buffer.peek(s, key, 256).data)
+    for i in range(30):
+        state = add(state, np.int32(i))
+        fresh = set(peek(state, jax.random.key(i)).tolist())
+        assert fresh == {k for k in range(i + 1) if i // 4 - k // 4 <= 1}
