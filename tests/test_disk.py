@@ -61,7 +61,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject, tmp_path_
 def test_a_write_that_fails_at_any_call_leaves_the_store_as_it_was(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_failing_writes(rows, 0, 12, tmp_path, monkeypatch)
+    check_failing_writes(rows, 0, 20, tmp_path, monkeypatch)
 
 
 def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(

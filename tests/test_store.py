@@ -223,6 +223,22 @@ def test_a_read_under_way_finishes_when_the_store_is_closed() -> None:
         store.stats()
 
 
+def test_rows_that_are_written_over_while_they_are_read_are_missing() -> None:
+    class Writes(Deflate):
+        def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+            if store.stats()["rows_accepted"] == 20:
+                store.write([np.full((10, 1, 5), 9, np.uint8)] * 2, None)
+            super().decode(data, out)
+
+    store = make(Writes(), None, length=20, slack=0)
+    rows = np.arange(100, dtype=np.uint8).reshape(20, 1, 5)
+    tickets = store.write([rows] * 2, None)[:, 0]
+    outs = [np.empty((20, 5), np.uint8) for _ in range(2)]
+    ok = store.read([(c, tickets, out) for c, out in enumerate(outs)]).reshape(2, 20)
+    assert not ok[1, :10].any() and not outs[1][:10].any() and ok[1, 10:].all() and same(outs[1][10:], rows[10:, 0])
+    assert same(outs[0], rows[:, 0] * ok[0, :, None])
+
+
 def test_close_frees_everything_and_later_calls_say_so() -> None:
     store, _, tickets = compressible()
     arrays = weakref.ref(store._parts[0].arena.segments[0].array)

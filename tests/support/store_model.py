@@ -88,7 +88,9 @@ class Model:
 
     def check(self, rng: np.random.Generator) -> None:
         """Read every ticket there was, and some that never were, in two requests a column."""
-        tickets = rng.permutation(np.array([0, 0, 2**62, PATCH | 2**40, *self.rows], np.uint64))
+        top = max((t for t in self.rows if t < PATCH), default=0)  # tickets of the rows to come are above it
+        coming = range(top + 1, top + 1 + self.store.lanes)
+        tickets = rng.permutation(np.array([0, 0, 2**62, PATCH | 2**40, *coming, *self.rows], np.uint64))
         split = len(tickets) // 2
         alive, requests = self.live(), []
         for c, column in enumerate(self.store.columns):
