@@ -31,7 +31,7 @@ import numpy as np
 
 from fbuf._host import checkpoint, repack
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, StoreCorrupted, bare, flat, intact
+from fbuf._host.arrays import Array, StoreClosed, StoreCorrupted, bare, flat, intact
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.changelog import ChangeLog
 from fbuf._host.column import (
@@ -57,10 +57,6 @@ from fbuf._host.whole import longest
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class StoreClosed(RuntimeError):
-    """The store was closed; its rows are gone."""
 
 
 def _recorded(method: F) -> F:
