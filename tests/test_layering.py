@@ -18,10 +18,10 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_tables"),  # words and mechanisms
+    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_wide", "_tables"),  # words and mechanisms
     ("_host", "_later", "_stop", "_closed"),
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
-    ("_openrows", "_wide", "_given", "_prefetch"),
+    ("_openrows", "_words", "_given", "_prefetch"),
     ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
     ("_pieces",),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
