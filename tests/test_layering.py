@@ -189,8 +189,16 @@ def test_no_ordered_effects() -> None:
 
 
 def test_only_the_host_uses_threads_and_zstd() -> None:
-    # A replay shared by threads, prefetching, its end, saving in the background, a loader's lock; workers are processes.
-    threads = ("_replay", "_prefetch", "_stop", "_checkpoint._saving", "torch._loader", "datasets._atari_workers")
+    # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
+    threads = (
+        "_replay",
+        "_prefetch",
+        "_stop",
+        "_checkpoint._saving",
+        "torch._loader",
+        "torch._batches",
+        "datasets._atari_workers",
+    )
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host"):
             own = {"threading"} if unit(module) in threads or module in threads else set()
