@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ranks", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers", "transforms"),  # the parts, which never import one another
+    ("_bufferconfig",),
     ("_transforming", "parts"),
     ("_verbs", "_checked", "testing", "torch", "limits"),
     ("_ahead", "_filled", "_observing"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from fbuf import _tables
+from fbuf._bufferconfig import BufferConfig
 from fbuf._outline import WHOLE, spec_text
 from fbuf._sample import TICKET
 from fbuf._state import COUNTERS, BufferState
@@ -24,9 +25,6 @@ from fbuf._summary._numbers import (
 )
 from fbuf._tree import item_bytes, tree_bytes
 from fbuf._typing import Held, Weighing, host_kept
-
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +144,7 @@ class Summary:
         return _tables.rich(self.buffer, self.sections())
 
 
-def summary(buffer: Buffer, state: BufferState, compare: int | None) -> Summary:
+def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Summary:
     """See `Buffer.summary`."""
     call = "Buffer.summary"
     leaves = jax.tree.leaves(state)
@@ -165,7 +163,7 @@ def summary(buffer: Buffer, state: BufferState, compare: int | None) -> Summary:
     return _summary_of(buffer, state, seen(buffer, state, buffer.capacity if compare is None else int(compare)))
 
 
-def _summary_of(buffer: Buffer, state: BufferState, found: Seen) -> Summary:
+def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
     held, anchor = found.held, found.anchor
     size, drawable = int(held.sum()), int(anchor.sum())
     ages = found.age[anchor]
@@ -206,7 +204,7 @@ def _summary_of(buffer: Buffer, state: BufferState, found: Seen) -> Summary:
 
 
 def _bytes(
-    buffer: Buffer, state: BufferState, size: int, different: dict[str, int]
+    buffer: BufferConfig, state: BufferState, size: int, different: dict[str, int]
 ) -> tuple[dict[str, LeafSummary], dict[str, Held]]:
     """Leaves, and bytes that are no leaf's: together what `Buffer.nbytes` says."""
     storage = buffer.storage
