@@ -1,7 +1,7 @@
 """Which modules may import which, what the package never contains, and that everything public is documented.
 
 The table below is the layout of the package, lowest first. A module imports only from layers below its own (inside
-functions too; imports under TYPE_CHECKING are free), so a part can be read, tested and replaced knowing only what lies
+functions and under TYPE_CHECKING too), so a part can be read, tested and replaced knowing only what lies
 under it. A new module needs a line here.
 """
 
@@ -22,8 +22,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_host", "_later", "_stop", "_closed"),
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
     ("_openrows", "_words", "_given", "_prefetch"),
-    ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
-    ("_pieces",),
+    ("_ring", "_sumtree", "_permutation", "_blocks", "_blocktable"),  # on arrays
+    ("_pieces", "_blockprobe"),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
     ("_host.treecall",),
     ("_anchors", "_population", "_roster", "_scatter", "_race", "_tournament"),
@@ -68,26 +68,26 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def walk(node: ast.AST, functions: bool = True) -> Iterator[ast.AST]:
-    """All nodes that run; not those inside functions unless asked for."""
+def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterator[ast.AST]:
+    """Yield all nodes; on request without those inside functions, or with those under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
-        if is_type_checking(child):
+        if not typing and is_type_checking(child):
             continue
         if not functions and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         yield child
-        yield from walk(child, functions)
+        yield from walk(child, functions, typing)
 
 
 @functools.cache
-def imports(module: str, functions: bool = True) -> list[str]:
+def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
     """Dotted names a module imports: `fbuf._ring`, `jax.numpy`."""
-    return list(_imports(module, functions))
+    return list(_imports(module, functions, typing))
 
 
-def _imports(module: str, functions: bool) -> Iterator[str]:
+def _imports(module: str, functions: bool, typing: bool) -> Iterator[str]:
     names = {m.removesuffix(".__init__") for m in MODULES}
-    for node in walk(TREES[module], functions):
+    for node in walk(TREES[module], functions, typing):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,8 +98,8 @@ def _imports(module: str, functions: bool) -> Iterator[str]:
 
 
 def ours(module: str) -> list[str]:
-    """Modules of the package it imports, without the prefix."""
-    return [name.removeprefix("fbuf.") for name in imports(module) if name.startswith("fbuf.")]
+    """Modules of the package it imports, under TYPE_CHECKING too, without the prefix."""
+    return [name.removeprefix("fbuf.") for name in imports(module, typing=True) if name.startswith("fbuf.")]
 
 
 def test_imports_go_downwards() -> None:
