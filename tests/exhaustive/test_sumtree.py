@@ -11,17 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import _descent
+from fbuf import _descent, _words
+from fbuf import _sumtree as st
 from tests.support.sumtree import (
     check_every_row,
+    check_frequencies,
     check_inplace,
+    check_keep_last,
     check_many_updates,
+    check_one_leaf,
     check_paths,
     check_rebuild,
     check_set,
     check_strata,
+    check_together,
     check_zero_leaves,
+    draw_write,
+    drawer,
     expected_tree,
+    setter,
 )
 from tests.test_sumtree import path
 
@@ -66,7 +74,7 @@ def test_strata_bound_the_count_of_every_block(path: str) -> None:
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("batch", [2, 4096])
+@pytest.mark.parametrize("batch", [1, 2, 256, 4096])
 def test_set_writes_in_place(path: str, batch: int) -> None:
     check_inplace(batch)
 
@@ -108,3 +116,17 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     # The test can fail: with one uniform for the whole descent the bias is far above the deviation.
     monkeypatch.setattr(_descent, "middle", lambda capacity: 0)
     assert added(shares(None, 0.5, 1), leaves) > 10_000
+
+
+def test_vmap_over_trees_and_over_keys(path: str) -> None:
+    leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
+    trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
+    keys = jax.random.split(jax.random.key(0), 3)
+    step = functools.partial(draw_write, capacity=600)
+    many, indices = jax.jit(jax.vmap(step))(trees, keys)
+    over_keys = jax.vmap(lambda k: _descent.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
+    for lane in range(3):
+        one, index = step(trees[lane], keys[lane])
+        np.testing.assert_array_equal(many[lane], one)
+        np.testing.assert_array_equal(indices[lane], index)
+        np.testing.assert_array_equal(over_keys[lane], _descent.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])

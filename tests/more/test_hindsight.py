@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Transition
-from tests.support.inplace import assert_draw_write_draw
-from tests.test_hindsight import drawn, follow, observation, reward
+from tests.test_hindsight import drawn, follow
 
 
 @pytest.mark.parametrize(
@@ -78,23 +76,6 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert bool(data["relabelled"].all()) and data["goal"].dtype == jnp.int32
     reached = data["goal"] == (data["action"] + 1) // 2
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
-def test_steps_are_in_place(storage: Any) -> None:
-    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
-    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
-    number = np.zeros((), int)
-    rows = {
-        "obs": observation(number, number, 0.0),
-        "last": observation(number, number, 0.0),
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
-    }
-    assert_draw_write_draw(buffer, rows, buffer.init(rows))
 
 
 def test_an_episode_far_longer_than_the_ring() -> None:

@@ -11,9 +11,6 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Staleness
-from fbuf.views import Row, Sequence
-from tests.support.epoch import FIELDS
-from tests.support.inplace import assert_draw_write_draw
 from tests.test_staleness import INVERSE, check_chances, check_versions
 
 
@@ -74,16 +71,6 @@ def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
     batch = buffer.peek(state, jax.random.key(0), 2**18)
     assert bool(batch.mask.all()) and int(batch.data["version"].min()) >= 70
     assert (np.asarray(batch.probability) > 0).all()
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("sampler", "view"),
-    [(Staleness(8, unit=100), Row()), (Staleness(8, version="action"), Sequence(16, boundary="mask"))],
-)
-def test_steps_are_in_place(sampler: Any, view: Any) -> None:
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
-    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
 def test_a_lot_that_is_not_full_yet_is_the_newest() -> None:

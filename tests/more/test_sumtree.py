@@ -79,20 +79,6 @@ def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
     check_frequencies(capacity)
 
 
-def test_vmap_over_trees_and_over_keys(path: str) -> None:
-    leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
-    trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
-    keys = jax.random.split(jax.random.key(0), 3)
-    step = functools.partial(draw_write, capacity=600)
-    many, indices = jax.jit(jax.vmap(step))(trees, keys)
-    over_keys = jax.vmap(lambda k: _descent.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
-    for lane in range(3):
-        one, index = step(trees[lane], keys[lane])
-        np.testing.assert_array_equal(many[lane], one)
-        np.testing.assert_array_equal(indices[lane], index)
-        np.testing.assert_array_equal(over_keys[lane], _descent.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
-
-
 def test_gradients_pass_by(path: str) -> None:
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
@@ -120,12 +106,6 @@ def test_clean_under_strict_jax(path: str) -> None:
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])
     np.testing.assert_array_equal(plain[1], strict[1])
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("batch", [1, 256])
-def test_set_writes_in_place(path: str, batch: int) -> None:
-    check_inplace(batch)
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])

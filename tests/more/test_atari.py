@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-ale_py = pytest.importorskip("ale_py")
-pytest.importorskip("gymnasium")
-
-from fbuf.demo._atari import VectorAtari  # noqa: E402
+from benchmarks import _atari
+from fbuf.demo._atari import VectorAtari
 
 
 def play(env, steps, seed=0):
@@ -142,8 +140,6 @@ def test_names_in_any_spelling(name):
 
 
 def test_benchmark_frames_are_the_run_itself(monkeypatch, tmp_path):
-    from benchmarks import _atari
-
     monkeypatch.setattr(_atari.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(_atari, "BLOCK", 60)
     made, starts = _atari.frames("Breakout", 400)
