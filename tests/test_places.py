@@ -113,25 +113,6 @@ def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataOb
     assert readable
 
 
-def test_a_future_that_is_dropped_costs_nothing() -> None:
-    store = make(None, length=8, slack=4)
-    table, last = np.zeros(8, np.uint64), 0
-
-    def write(slots: list[int], value: int) -> tuple[int, np.ndarray]:
-        rows = np.full((len(slots), 1, 5), value, np.uint8)
-        tickets = store.write([rows], None, np.array(slots, np.int32)[:, None], (last, table))[:, 0]
-        new = table.copy()
-        new[slots] = tickets
-        return int(tickets[0]), new
-
-    last, table = write(list(range(8)), 1)
-    for i in range(100):
-        write([0, 1, 2], 99)  # dropped
-        last, table = write([7], i)
-        got, ok = fetch(store, table)
-        assert ok.all() and (got[:7] == 1).all() and (got[7] == i).all()
-
-
 def test_tickets_differ_and_every_place_has_one_owner() -> None:
     for first in (0, 2**40):
         places, rng, seen, number = Places(9, 5, first), np.random.default_rng(0), set(), 0

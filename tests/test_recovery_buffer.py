@@ -59,21 +59,24 @@ STORAGES = {"memmap": Memmap, "files": lambda path, **kw: Compressed(path=path, 
 
 
 def damage(path: Path, first: int, count: int) -> None:
-    """Flips a byte of the rows in the files of a buffer's store."""
-    with open(path / "column1.rows", "r+b") as file:
-        for row in range(first, first + count):
-            file.seek(row * 4)
-            byte = file.read(1)
-            file.seek(row * 4)
-            file.write(bytes([byte[0] ^ 64]))
+    """Flip a byte of the rows in the files of a buffer's store."""
+    text = np.memmap(path / "column1.rows", np.uint8, "r+")
+    text[4 * first : 4 * (first + count) : 4] ^= 64
+
+
+def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
+    """Return `t` of the first rows of a buffer that is resumed without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = buffer.resume(EXAMPLE)
+    return np.asarray(buffer.rows(state).data["t"])[:rows].tolist()
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Path) -> None:
     """And says so once; the next time there is nothing to say."""
     buffer = fbuf.Buffer(100, storage=STORAGES[storage](str(tmp_path)), sampler=fbuf.samplers.Prioritized())
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60))
-    jax.block_until_ready(state)
+    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60)))
     del state
     damage(tmp_path, 50, 2)
     last = 50 if storage == "memmap" else 48  # between two chunks
@@ -85,10 +88,7 @@ def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Pa
     state, batch = buffer.sample(state, jax.random.key(0), 64)
     assert batch.mask.all() and (batch.data["obs"][:, 0] == batch.data["t"] % 251).all()
     del state
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        state = buffer.resume(EXAMPLE)
-    assert np.asarray(buffer.rows(state).data["t"])[: last + 30].tolist() == list(range(last + 30))
+    assert resumed_silently(buffer, last + 30) == list(range(last + 30))
 
 
 def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path) -> None:
@@ -138,10 +138,7 @@ def test_changes_that_are_lost_are_told(tmp_path: Path) -> None:
         state = buffer.resume(EXAMPLE)
     assert np.asarray(buffer.rows(state).data["t"])[:6].tolist() == [0, 1, 2, -3, 4, 5]
     del state
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        state = buffer.resume(EXAMPLE)
-    assert np.asarray(buffer.rows(state).data["t"])[:6].tolist() == [0, 1, 2, -3, 4, 5]
+    assert resumed_silently(buffer, 6) == [0, 1, 2, -3, 4, 5]
 
 
 def test_nothing_whole_is_an_error_and_leaves_the_files_alone(tmp_path: Path) -> None:

@@ -96,16 +96,6 @@ def test_a_dictionary_that_was_replaced_is_noticed_by_its_chunks() -> None:
             fetch(damaged, tickets[i])
 
 
-def test_swapped_chunks_are_noticed() -> None:
-    store, _, tickets = compressible(Plain(8))
-    part = store._parts[0]
-    part.address[[1, 2]] = part.address[[2, 1]]
-    assert fetch(store, tickets[:8])[1].all()
-    for row in (8, 16):
-        with pytest.raises(StoreCorrupted, match="a chunk has checksum"):
-            fetch(store, tickets[row])
-
-
 @pytest.mark.parametrize("own", [None, Zstd(), Deflate()], ids=["raw", "zstd", "own"])
 def test_every_flipped_bit_of_a_changed_row_is_noticed(own: Codec | None) -> None:
     store = make(own, shape=(100,), length=10)
@@ -131,7 +121,8 @@ def test_a_dictionary_is_not_made_of_damaged_rows() -> None:
 
 
 def test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _, _ = compressible()
+    with pytest.raises(StoreCorrupted):  # a frame without a size
+        Zstd().decode(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), np.empty(100, np.uint8))
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
     out = np.empty((8, 24, 24), np.uint8)
 
@@ -144,20 +135,6 @@ def test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded(monkey
     monkeypatch.setattr(zstd.zstandard, "ZstdDecompressor", Refuses)
     with pytest.raises(StoreCorrupted, match="claims 16777216 bytes; expected 4608"):
         Zstd().decode(bomb, out)
-    arrays = store.to_arrays()
-    arrays["column0:payload"] = np.frombuffer(bomb, np.uint8)
-    arrays["column0:span"] = np.array([[0, 0, len(bomb)]])
-    arrays["column0:address"] = np.zeros((8, 1), np.uint64)
-    arrays["column0:length"] = np.array([[len(bomb)]] + [[0]] * 7, np.uint32)
-    arrays["column0:checksum"] = np.full((8, 1), zlib.crc32(bomb), np.uint32)
-    with pytest.raises(StoreCorrupted, match="claims 16777216 bytes"):
-        fetch(load(store, arrays), [1])
-
-
-def test_a_frame_without_a_size_is_refused() -> None:
-    packer = zstandard.ZstdCompressor(write_content_size=False)
-    with pytest.raises(StoreCorrupted):
-        Zstd().decode(packer.compress(bytes(100)), np.empty(100, np.uint8))
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
