@@ -8,7 +8,6 @@ from tests.more.test_host import (  # noqa: F401
     test_leaves_of_64_bits_are_kept,
     test_many_changes_of_one_slot_expire_no_other_row,
     test_readers_beside_a_writer,
-    test_two_threads_train_at_once,
     test_without_the_token_a_write_does,
     untied,
 )

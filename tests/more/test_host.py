@@ -109,29 +109,6 @@ def test_readers_beside_a_writer(storage: str) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(latest[0])), np.arange(800, 832))
 
 
-def test_two_threads_train_at_once(storage: str) -> None:
-    """One jitted step, two stores: results as if each had been alone."""
-    buffer = make(storage, 16, slack=0)
-
-    @partial(jax.jit, donate_argnums=0)
-    def step(state: Any, key: Any, rows: Any) -> Any:
-        state = buffer.extend(state, rows)
-        return buffer.sample(state, key, 8)
-
-    def train(first: int, out: list[np.ndarray]) -> None:
-        state = filled(buffer)
-        for i in range(40):
-            state, batch = step(state, jax.random.key(i), rows_of(first + 4 * i, 4))
-            out.append(agree(batch))
-
-    results: list[list[np.ndarray]] = [[], [], [], []]
-    run_at_once(partial(train, 1000, results[0]), partial(train, 9000, results[1]))
-    train(1000, results[2])
-    train(9000, results[3])
-    for at_once, alone in ((0, 2), (1, 3)):
-        np.testing.assert_array_equal(results[at_once], results[alone])
-
-
 def test_gradients_pass_around_a_sample(storage: str) -> None:
     buffer = make(storage)
 

@@ -17,8 +17,7 @@ from jax import lax
 import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
-from tests.support.host_priorities import BATCH, CAPACITY, EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, same, verb
-from tests.support.ownership import late
+from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, same, verb
 from tests.support.threads import Thread
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
@@ -160,32 +159,6 @@ def test_bytes_are_counted() -> None:
             assert plan.device == host.nbytes(state)["device"] and plan.host_from == "exact"
             assert own <= plan.host == plan.host_raw < 2 * own + 256 * 600
         del state, other
-
-
-def test_a_pending_draw_keeps_its_store() -> None:
-    """The state is dropped while what it draws by is still being computed."""
-    buffer = make("host")
-    draw = jax.jit(lambda state, key: buffer.peek(state, key, BATCH))
-    state = run(buffer, "jit")("extend", buffer.init(EXAMPLE), np.int32(0))[0]
-    expected = draw(state, KEY)
-    batch = draw(state, late(KEY))
-    del state
-    gc.collect()
-    same(expected, batch)
-
-
-def test_stores_of_equal_buffers_share_programs() -> None:
-    buffer, traces = make("host"), []
-
-    @jax.jit
-    def step(state: Any) -> Any:
-        traces.append(1)
-        return verb(buffer, "extend", state, jnp.int32(0))[0]
-
-    for _ in range(3):
-        jax.block_until_ready(step(buffer.init(EXAMPLE)))
-        gc.collect()
-    assert len(traces) == 1
 
 
 def test_the_callbacks_for_accelerators_agree(monkeypatch: pytest.MonkeyPatch) -> None:

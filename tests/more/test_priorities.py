@@ -66,25 +66,3 @@ def test_a_changed_alpha_of_ranks_applies_at_once() -> None:
         chances = np.array([1, 2, 3.0]) ** -alpha
         np.testing.assert_allclose(batch.probability, (chances / chances.sum())[batch.data], rtol=1e-6)
         np.testing.assert_allclose(batch.weight, (chances.min() / chances)[batch.data], rtol=1e-5)
-
-
-def test_torchrl_gives_the_weights_of_its_formula() -> None:
-    """Where its extension loads."""
-    samplers = pytest.importorskip("torchrl.data.replay_buffers.samplers")
-    torch, data = pytest.importorskip("torch"), pytest.importorskip("torchrl.data")
-    try:
-        sampler = samplers.PrioritizedSampler(64, 0.7, 0.5, eps=1e-6)
-    except RuntimeError as error:
-        pytest.skip(f"torchrl's trees do not load: {error}")
-    priority = np.random.default_rng(1).exponential(size=50).astype(np.float32)
-    theirs = data.ReplayBuffer(storage=data.LazyTensorStorage(64), sampler=sampler, batch_size=512)
-    theirs.extend(torch.arange(50))
-    theirs.update_priority(torch.arange(50), torch.from_numpy(priority))
-    _, info = theirs.sample(return_info=True)
-    buffer, state = filled(Prioritized(0.7, 0.5, 1e-6, normalize="buffer"), priority)
-    batch = jax.device_get(buffer.peek(state, KEY, 2048))
-    ours = dict(zip(batch.data.tolist(), batch.weight.tolist(), strict=True))
-    for i, weight in zip(
-        info["index"].tolist(), np.asarray(info.get("priority_weight", info.get("_weight"))).tolist(), strict=True
-    ):
-        assert ours.get(i, weight) == pytest.approx(weight, rel=1e-4)

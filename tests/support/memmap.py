@@ -1,0 +1,58 @@
+"""Buffers whose rows lie in files, and rows for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Compressed, Memmap, Zstd
+from fbuf.views import Row, Transition
+
+STORAGES = {
+    "memmap": Memmap,
+    "files": partial(Compressed, codec=Zstd(chunk=4)),
+}
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((40, 40), jnp.uint8),
+    "next": {"half": jax.ShapeDtypeStruct((3,), jnp.bfloat16), "none": jax.ShapeDtypeStruct((0, 2), jnp.float32)},
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "small": jax.ShapeDtypeStruct((2,), jnp.float8_e4m3fn),
+}
+PLAIN: dict[str, Any] = {"view": Row(), "sampler": Uniform()}
+TRANSITION = Transition(n_step=2, stack=3, observation="obs")
+
+
+def rows_of(first: int, count: int, lanes: int) -> dict[str, Any]:
+    t = np.arange(first, first + count)[:, None] * lanes + np.arange(lanes)
+    return {
+        "obs": (t[..., None, None] % 251 * np.ones((40, 40))).astype(np.uint8),
+        "next": {
+            "half": np.repeat(t[..., None] % 100, 3, -1).astype(jnp.bfloat16),
+            "none": np.zeros((*t.shape, 0, 2), np.float32),
+        },
+        "action": t.astype(np.int32),
+        "reward": (t / 7).astype(np.float32),
+        "terminated": t % 17 == 0,
+        "truncated": t % 23 == 0,
+        "small": np.repeat(t[..., None] % 8, 2, -1).astype(jnp.float8_e4m3fn),
+    }
+
+
+def make(storage: str, path: Any, capacity: int = 24, **settings: Any) -> fbuf.Buffer:
+    parts: dict[str, Any] = {"view": TRANSITION, "sampler": Prioritized(), "lanes": 2} | settings
+    return fbuf.Buffer(capacity, storage=STORAGES[storage](path=str(path)), **parts)
+
+
+def same(one: Any, two: Any) -> None:
+    one, two = jax.device_get((one, two))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
