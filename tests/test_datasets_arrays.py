@@ -24,7 +24,7 @@ from tests.support import datasets_oracle as oracle
 OBS = {"obs": ((3,), np.float32)}
 ACTION = {"action": ((2,), np.float32)}
 LENGTHS = (4, 1, 6, 3, 5)
-ROW = fbuf.views.Row()  # where the view is not what is looked at: it compiles nothing
+ROW = fbuf.views.Row()  # compiles nothing
 
 
 def made(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[oracle.Episode]:
