@@ -25,8 +25,8 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Unifor
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence, Transition
-from tests.support import pieces
 from tests.disk import fresh, somewhere
+from tests.support import pieces
 from tests.test_uniformity import chi_square_z
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "id": np.int32(0)}

@@ -41,8 +41,8 @@ from fbuf.transforms import (
     Stack,
 )
 from fbuf.views import Episode, Sequence, Transition
-from tests.support import pieces
 from tests import test_combinations as combinations
+from tests.support import pieces
 
 ON_WRITE = Chain(
     (
