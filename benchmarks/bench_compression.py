@@ -14,9 +14,6 @@ ReplayBuffer's. (Of a write's time 0.3 ms is dispatch whatever its size: JAX cal
 from Python, some 10 us an array of the state.) Chunks are read as they are after `repack`, which a store does by itself
 once some 38,000 are there. At 20,000 frames 400x fewer bytes than raw stacks, 200x in every game.
 
-`Blocks`, the other codec, is shown against the default one by the store's own calls, without a target: what its
-faster reads cost in bytes and in writes.
-
 The first run plays the games (3,000 frames/s; 1.2 million frames in all) and keeps them, see `_atari`.
 """
 
@@ -43,7 +40,6 @@ from benchmarks._harness import (
     row,
     spread,
 )
-from fbuf._host.blocks import Blocks
 from fbuf._host.store import Column, Store
 
 RAW = "Bytes of raw obs and next_obs stacks over ours on the host, {} frames"
@@ -53,10 +49,8 @@ STACKS = "Write of 1,024 that come as stacks: time of torchrl's over ours"
 READ = "Read of 256 pairs of stacks: time of torchrl's over ours"
 TAIL = "Read of 256 pairs of stacks, 99th percentile: time of torchrl's over ours"
 CALLBACK = "What jit, callback and draw cost: time of our jitted verb over the store's own numpy call"
-BLOCKS = "codec=Blocks(): bytes, write of 1,024 and read of 256 pairs of the default codec over its own, {} frames"
 
 STACK, BATCH = 4, 256
-BLOCK_CODECS = {repr(c): c for c in (Blocks(), Blocks(chunk=8), Blocks(block=(6, 12), chunk=8))}
 CODECS = {"zlib, its default": "default", "zstandard 3": "zstd"}  # targets are for the default; both are shown
 WRITTEN = 1024  # rows a write: a buffer is filled in large pieces, and a call costs 0.3 ms whatever its size
 GROUP = 3  # writes made before they are timed: their stacks are 175 MB
@@ -243,7 +237,6 @@ def measure(run: Run, peer: Any, rounds: int) -> dict[str, Any]:
     mine, state = ours(run)
     plain, store = numpy_store(run, fbuf.storages.Zstd())
     sides = {"ours": mine, "stacked": ours(run, stacked=True)[0], "store": plain}
-    sides |= {label: numpy_store(run, codec)[0] for label, codec in BLOCK_CODECS.items()}
     if not isinstance(peer, Absent):
         sides |= {label: torchrl(peer, codec, len(run.frames)) for label, codec in CODECS.items()}
 
@@ -378,17 +371,6 @@ def compare(games: Sequence[str], count: int, rounds: int, peer: Any, judged: bo
             shown = ratio(mine, store)
             report.append(row(CALLBACK, f"{game}, {kind}", ours=spread(mine), peer=spread(store), ratio=shown))
         mean(CALLBACK, f", {kind}", ratios, None)
-    question = BLOCKS.format(f"{count:,}")
-    for label in BLOCK_CODECS:
-        for kind in ("bytes", "write", "read"):
-            ratios = []
-            for game in games:
-                mine, store = found[game][kind][label], found[game][kind]["store"]
-                shown = store / mine if kind == "bytes" else ratio(store, mine)
-                ratios.append(shown if kind == "bytes" else shown.median)
-                sizes = (mine, store) if kind == "bytes" else (spread(mine), spread(store))
-                report.append(row(question, f"{game}, {label}, {kind}", ours=sizes[0], peer=sizes[1], ratio=shown))
-            mean(question, f", {label}, {kind}", ratios, None)
     order = list(dict.fromkeys(r["question"] for r in report))
     return sorted(report, key=lambda r: order.index(r["question"]))
 

@@ -35,7 +35,7 @@ from benchmarks.bench_compression import (
     torchrl,
 )
 from fbuf._host.store import Store
-from fbuf.storages import Blocks, Codec, Zstd
+from fbuf.storages import Codec, Zstd
 
 QUESTION = "Settings side by side, {} frames: bytes of raw stacks over its own; reads and writes as fast as torchrl's"
 RAW_BYTES = 2 * STACK * 84 * 84
@@ -51,8 +51,6 @@ SETTINGS: dict[str, tuple[Codec | None, bool]] = {  # and whether chunks were co
     "Zstd(level=9)": (Zstd(level=9), False),
     "Zstd(chunk=1)": (Zstd(chunk=1), False),
     "Zstd(dictionary=0)": (Zstd(dictionary=0), False),
-    "Blocks()": (Blocks(), False),
-    "Blocks(chunk=8)": (Blocks(chunk=8), False),
 }
 
 

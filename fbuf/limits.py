@@ -314,8 +314,7 @@ def samples_per_insert(
             )
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
-        late = each * (_whole_steps(min_size, rows) - min_size)
-        apart = max(each * rows + draws, late) if error_buffer is None else _fraction("error_buffer", error_buffer)
+        apart = each * rows + draws if error_buffer is None else _fraction("error_buffer", error_buffer)
         low, high = each * min_size - apart, each * min_size + apart
     limit = Limit(ratio, min_size, _plain(low), _plain(high))
     least = max(Fraction(1), each)

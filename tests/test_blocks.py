@@ -1,240 +1,36 @@
-"""`fbuf._blocks` against numpy: frames cut into blocks of words and put together again, to the bit.
-
-The oracle cuts the bytes of one frame after the other with slices, as the module's docstring says it is done.
-"""
+"""`fbuf._blocks`: frames cut into blocks of words and put together again (`tests/support/blocks.py`), and the block chosen."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import functools
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf import _blocks
-from fbuf._blocks import Grid
+from tests.support.blocks import check, cut_by_hand, noise, raw, shapes
 
-SMALL = ("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
-FLOATS = ("bfloat16", "float16", "float32") + tuple(
-    f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
-)
-NARROW = tuple(name for name in SMALL + FLOATS if name == "bool" or hasattr(jnp, name))  # older releases lack some
-WIDE = ("int64", "uint64", "float64")
-SHAPES = [
-    (),
-    (1,),
-    (3,),
-    (1030,),
-    (84, 84),
-    (5, 7),
-    (1, 1),
-    (13, 1),
-    (210, 160, 3),
-    (9, 11, 3),
-    (9, 11, 2),
-    (9, 11, 1),
-    (4, 84, 84),
-    (4, 9, 11),
-    (84, 84, 4),
-    (9, 11, 4),
-    (9, 5, 4),
-    (5, 4, 4),  # too small for frames stacked last: five frames of 4 x 4
-    (4, 9, 11, 3),
-    (2, 9, 11, 4),
-    (2, 3, 5, 6, 7),
-    (2, 2, 9, 7, 4),
-    (2, 1, 3, 7, 3),
+WITNESSES = [
+    ((9, 11, 3), "uint8", None),
+    ((5,), "bool", None),
+    ((9, 7, 4), "int4", None),  # frames stacked last
+    ((2, 9, 11), "bfloat16", (2, 6)),
+    ((5, 4, 4), "float32", None),  # too small for frames stacked last: five frames of 4 x 4
+    ((31, 33), "uint8", (7, 28)),
+    ((), "int16", None),
+    ((2, 1, 3, 7, 3), "float16", (2, 2)),
+    ((4, 9, 11), "uint32", (100, 200)),
 ]
 
 
-def x64() -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
-
-
-def noise(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
-    """Every bit pattern of the dtype is as likely as every other: NaNs of all payloads, both zeros, denormals."""
-    draw = np.random.default_rng(seed)
-    kind = jnp.dtype(dtype)
-    if dtype == "bool":
-        return draw.integers(0, 2, shape).astype(bool)
-    if dtype.endswith(("int2", "int4")):
-        bits = int(dtype[-1])
-        low = 0 if dtype.startswith("u") else -(2 ** (bits - 1))
-        return draw.integers(low, low + 2**bits, shape).astype(np.int8).astype(kind)
-    highest = 16 if dtype.startswith("float4") else 256
-    drawn = draw.integers(0, highest, (int(np.prod(shape)), kind.itemsize), dtype=np.uint8)
-    return drawn.view(kind).reshape(shape)
-
-
-def raw(values: Any) -> bytes:
-    """The bytes of an array, which compare where NaNs do not."""
-    return np.ascontiguousarray(np.asarray(values)).tobytes()
-
-
-def frames_of(row: np.ndarray) -> np.ndarray:
-    """Bytes `[frames, height, bytes of a line]` of one row of a leaf."""
-    shape = row.shape
-    if str(row.dtype).endswith(("int2", "int4")):
-        row = row.astype(np.int8)  # as they are moved: a byte each, with its sign
-    if row.ndim < 2:
-        frames = row.reshape(1, 1, -1)
-    elif row.ndim == 2:
-        frames = row[None]
-    elif shape[-1] == 4 and shape[-2] > 4 and shape[-3] > 4:  # frames stacked along the last axis
-        frames = np.stack([lead[..., i] for lead in row.reshape(-1, *shape[-3:]) for i in range(4)])
-    elif shape[-1] in (1, 2, 3):  # colours
-        frames = row.reshape(-1, *shape[-3:])
-    else:
-        frames = row.reshape(-1, *shape[-2:])
-    lines = np.ascontiguousarray(frames).reshape(*frames.shape[:2], -1)
-    return lines.view(np.uint8).reshape(*frames.shape[:2], -1)
-
-
-def cut_by_hand(rows: np.ndarray, high: int, wide: int) -> list[list[bytes]]:
-    """Blocks of `high` lines and `wide` bytes of each row, in order, padded with zeros."""
-    out = []
-    for row in rows:
-        blocks = []
-        for frame in frames_of(row):
-            height, line = frame.shape
-            down, across = -(-height // high), -(-line // wide)
-            whole = np.zeros((down * high, across * wide), np.uint8)
-            whole[:height, :line] = frame
-            for i in range(down):
-                for j in range(across):
-                    blocks.append(whole[i * high : (i + 1) * high, j * wide : (j + 1) * wide].tobytes())
-        out.append(blocks)
-    return out
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def use_all(values: jax.Array, other: jax.Array, grid: Grid, leaf: jax.ShapeDtypeStruct) -> dict[str, jax.Array]:
-    """Everything the module computes of two lots of rows."""
-    number = values.shape[0]
-    a, b = _blocks.to_words(values, grid), _blocks.to_words(other, grid)
-    items = jnp.arange(number * grid.blocks, dtype=jnp.int32)
-    taken = _blocks.take(a, grid, items).reshape(number, grid.blocks, grid.block_words)
-    theirs = _blocks.take(b, grid, items[::-1]).reshape(taken.shape)[::-1, ::-1]
-    return {
-        "blocks": taken,
-        "back": _blocks.from_blocks(taken, grid, leaf),
-        "differ": _blocks.differ(a, b, grid),
-        "differ_from_blocks": _blocks.differ_from_blocks(a, theirs, grid),
-    }
-
-
-def changed(values: np.ndarray, seed: int) -> np.ndarray:
-    """A copy with one bit of a few elements of some rows flipped."""
-    draw = np.random.default_rng(seed)
-    flat = values.reshape(values.shape[0], -1).copy()
-    name = str(values.dtype)
-    for row in range(values.shape[0]):
-        for at in draw.integers(0, flat.shape[1], draw.integers(0, 4)):
-            if name == "bool":
-                flat[row, at] = not flat[row, at]
-            elif name.endswith(("int2", "int4")):  # any other value of the type
-                flat[row, at] = flat[row, at].astype(np.int8) ^ np.int8(1)
-            elif name.startswith("float4"):
-                flat[row].view(np.uint8)[at] ^= np.uint8(1)
-            else:
-                bits = flat[row].view(f"u{values.itemsize}")
-                bits[at] ^= bits.dtype.type(1 << draw.integers(0, 8 * values.itemsize))
-    return flat.reshape(values.shape)
-
-
-def check(
-    shape: tuple[int, ...],
-    dtype: str,
-    block: tuple[int, int] | None,
-    rows: int = 3,
-    seed: int = 0,
-    values: np.ndarray | None = None,
-) -> None:
-    leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    grid = _blocks.grid(leaf, block)
-    values = noise((rows, *shape), dtype, seed) if values is None else values
-    other = changed(values, seed)
-    ours, theirs = (cut_by_hand(x, grid.rows, 4 * grid.words) for x in (values, other))
-    differs = np.array([[x != y for x, y in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
-
-    assert grid.blocks == len(ours[0]) and grid.block_words * 4 == len(ours[0][0])
-    if block is not None:
-        channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
-        size = 1 if dtype.endswith(("int2", "int4")) else values.itemsize
-        assert grid.rows == block[0] and 4 * grid.words == block[1] * channels * size
-    got = use_all(jnp.asarray(values), jnp.asarray(other), grid, leaf)
-    assert raw(got["blocks"]) == b"".join(b"".join(row) for row in ours)
-    assert got["back"].dtype == leaf.dtype and got["back"].shape == (rows, *shape)
-    assert raw(got["back"]) == raw(values)
-    np.testing.assert_array_equal(got["differ"], differs)
-    np.testing.assert_array_equal(got["differ_from_blocks"], differs)
-
-
-# -------------------------------------------------------------------------------------------------- what it is for
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("shape", [(9, 11, 3), (9, 7, 4), (5,)], ids=str)
-def test_every_dtype_comes_back_to_the_bit(dtype: str, shape: tuple[int, ...]) -> None:
-    check(shape, dtype, None)
-
-
-@pytest.mark.skipif(not hasattr(jnp, "float4_e2m1fn"), reason="this jax has no float4")
-def test_4_bit_floats_come_back_to_the_bit() -> None:
-    check((9, 11), "float4_e2m1fn", None)
-
-
-@pytest.mark.parametrize("dtype", WIDE)
-@pytest.mark.parametrize("shape", [(), (9, 11), (9, 11, 3), (9, 7, 4), (2, 3, 5)], ids=str)
-def test_64_bit_dtypes_come_back_to_the_bit(dtype: str, shape: tuple[int, ...]) -> None:
-    with x64():
-        check(shape, dtype, None)
-        check(shape, dtype, (2, 3))
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_shape_comes_back_to_the_bit(shape: tuple[int, ...], dtype: str) -> None:
-    check(shape, dtype, None, rows=2)
-
-
-@pytest.mark.parametrize("block", [(1, 4), (5, 12), (7, 28), (84, 84), (100, 200), (1, 400), (83, 4)], ids=str)
-@pytest.mark.parametrize("shape", [(84, 84), (2, 31, 33), (31, 33, 3), (31, 33, 4), (50,)], ids=str)
-def test_blocks_of_a_size_asked_for(shape: tuple[int, ...], block: tuple[int, int]) -> None:
-    check(shape, "uint8", block, rows=2)
-
-
-shapes = some.one_of(
-    some.lists(some.integers(1, 40), min_size=0, max_size=2),
-    some.builds(
-        lambda lead, frame, last: [*lead, *frame, *last],
-        some.lists(some.integers(1, 3), max_size=2),
-        some.tuples(some.integers(1, 14), some.integers(1, 14)),
-        some.one_of(some.just(()), some.tuples(some.integers(1, 6))),
-    ),
-).map(tuple)
-
-
-@given(
-    shape=shapes,
-    dtype=some.sampled_from(["uint8", "bool", "bfloat16", "float32"]),
-    block=some.one_of(some.none(), some.tuples(some.integers(1, 20), some.integers(1, 20))),
-    seed=some.integers(0, 2**32 - 1),
-)
-@example(shape=(1, 1, 4), dtype="uint8", block=(3, 4), seed=0)
-@example(shape=(5, 5, 4), dtype="uint8", block=(3, 4), seed=0)
-@example(shape=(5, 4, 4), dtype="uint8", block=(3, 4), seed=0)
-def test_any_shape_and_block(shape: tuple[int, ...], dtype: str, block: tuple[int, int] | None, seed: int) -> None:
-    channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
-    assume(block is None or block[1] * channels * jnp.dtype(dtype).itemsize % 4 == 0)
-    check(shape, dtype, block, rows=2, seed=seed)
+def test_rows_come_back_to_the_bit() -> None:
+    for shape, dtype, block in WITNESSES:
+        check(shape, dtype, block, rows=2)
 
 
 def test_bits_and_not_values_are_compared() -> None:
@@ -249,7 +45,7 @@ def test_bits_and_not_values_are_compared() -> None:
     np.testing.assert_array_equal(_blocks.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
 
 
-def test_items_may_come_in_any_order_and_twice() -> None:
+def test_items_are_taken_in_any_order() -> None:
     leaf = jax.ShapeDtypeStruct((2, 9, 11, 3), jnp.uint8)
     grid = _blocks.grid(leaf, (4, 4))
     values = noise((5, *leaf.shape), "uint8")
@@ -259,52 +55,27 @@ def test_items_may_come_in_any_order_and_twice() -> None:
     assert [raw(block) for block in taken] == [expected[i] for i in items]
 
 
-def test_eager_and_vmapped_are_the_same() -> None:
-    leaf = jax.ShapeDtypeStruct((9, 11, 3), jnp.uint8)
-    grid = _blocks.grid(leaf, None)
-    values, other = (jnp.asarray(noise((4, 2, *leaf.shape), "uint8", seed)) for seed in (0, 1))
-    at_once = jax.vmap(lambda a, b: use_all(a, b, grid, leaf))(values, other)
-    with jax.disable_jit():
-        one_by_one = [use_all(a, b, grid, leaf) for a, b in zip(values, other, strict=True)]
-    for name, stacked in at_once.items():
-        assert raw(stacked) == raw(jnp.stack([result[name] for result in one_by_one])), name
+DEFAULTS = [
+    ((84, 84), "uint8", 7, 12),
+    ((4, 84, 84), "uint8", 7, 12),
+    ((84, 84, 4), "uint8", 7, 12),
+    ((96, 96, 3), "uint8", 7, 12),
+    ((64, 64), "float32", 8, 16),
+    ((84, 85, 3), "uint8", 7, 24),  # 13 bytes would be enough: 16 fill words, 24 cut no pixel either
+]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
-def test_clean_under_strict_flags(dtype: str) -> None:
-    """Finite values: words that look like NaNs are integers, and the way there makes none."""
-    values = np.random.default_rng(0).integers(0, 2, (3, 9, 11, 3)).astype(jnp.dtype(dtype))
-    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
-        check((9, 11, 3), dtype, None, values=values)
-    with x64(), jax.numpy_dtype_promotion("strict"):
-        check((9, 11, 3), dtype, None, values=values)
-
-
-# ------------------------------------------------------------------------------------------------------ the choice
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "high", "wide"),
-    [
-        ((84, 84), "uint8", 7, 12),
-        ((4, 84, 84), "uint8", 7, 12),
-        ((84, 84, 4), "uint8", 7, 12),
-        ((96, 96, 3), "uint8", 7, 12),
-        ((64, 64), "float32", 8, 16),
-        ((84, 85, 3), "uint8", 7, 24),  # 13 bytes would be enough: 16 fill words, 24 cut no pixel either
-    ],
-)
-def test_blocks_when_nobody_says(shape: tuple[int, ...], dtype: str, high: int, wide: int) -> None:
-    """About 7 lines of 12 bytes, which the lines fill evenly."""
-    grid = _blocks.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
-    assert (grid.rows, 4 * grid.words) == (high, wide)
+def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
+    for shape, dtype, high, wide in DEFAULTS:
+        grid = _blocks.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
+        assert (grid.rows, 4 * grid.words) == (high, wide)
 
 
 @given(shape=shapes, dtype=some.sampled_from(["uint8", "int16", "float32"]))
 @example(shape=(84, 85, 3), dtype="uint8")
 @example(shape=(84, 85, 3), dtype="float32")
 def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> None:
-    """No block is out of proportion, none lies outside the frame, and no element is cut in two."""
+    """No block is out of proportion or outside the frame, and no element is cut in two."""
     grid = _blocks.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
     channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
     assert 4 * grid.words % (channels * jnp.dtype(dtype).itemsize) == 0

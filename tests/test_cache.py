@@ -1,8 +1,7 @@
-"""Decoded chunks kept: the same rows, fewer decompressions, never more bytes than allowed."""
+"""The cache of decoded chunks: the same rows, fewer decompressions, at most the allowed bytes."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
@@ -10,13 +9,16 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._host import owner
 from fbuf._host.cache import Cache
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
+from fbuf._host.stacks import Stacks
 from fbuf._host.store import Column, Store
 from fbuf.storages import Compressed
+from tests.support.store import Deflate, fetch, frames, same
+from tests.support.threads import Thread
 from tests.test_codecs import boards
-from tests.test_store import Deflate, fetch, frames, same
 
 
 def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str = "uint8") -> Store:
@@ -25,6 +27,7 @@ def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str =
 
 def cache_of(store: Store) -> Cache:
     part = store._parts[0]
+    part = part.inner if isinstance(part, Stacks) else part
     assert isinstance(part, Chunks) and part.cache is not None
     return part.cache
 
@@ -41,23 +44,23 @@ def test_rows_are_the_same_and_decoded_once(codec: Any, bits: bool) -> None:
         assert ok.all() and same(out, rows[pick])
         chunks = len(np.unique(pick // codec.chunk))
         assert (cache_of(store).hits, cache_of(store).misses) == (turn * chunks, chunks)
-    store.write([rows[1000:, None]], None)  # and what expires is not served from it
+    store.write([rows[1000:, None]], None)  # expired rows are not served from the cache
     out, ok = fetch(store, tickets[:500])
     assert not ok.any() and not out.any()
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_the_least_recently_used_chunk_is_evicted() -> None:
     cache = Cache(30)
     for address in range(4):
         cache.put(address, memoryview(bytes([address]) * 10))
         assert cache.get(0) is not None or address == 3
     assert cache.nbytes == 30
     assert [cache.get(address) is not None for address in range(4)] == [True, False, True, True]
-    cache.put(9, memoryview(bytes(31)))  # larger than all of it
+    cache.put(9, memoryview(bytes(31)))  # larger than the cache
     assert cache.get(9) is None and cache.nbytes == 30
 
 
-def test_nbytes_counts_what_is_kept() -> None:
+def test_nbytes_counts_the_cache() -> None:
     rows = frames(1000)
     plain, kept = make(Zstd(), 0), make(Zstd(), 100_000)
     for store in (plain, kept):
@@ -65,44 +68,33 @@ def test_nbytes_counts_what_is_kept() -> None:
     assert 0 < kept.nbytes - plain.nbytes == cache_of(kept).nbytes <= 100_000
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_the_cache() -> None:
     rows, store = frames(1000), make(Zstd(), 40_000)
     tickets = store.write([rows[:, None]], None)[:, 0]
-    failures: list[BaseException] = []
 
     def reader(seed: int) -> None:
-        try:
-            for pick in np.random.default_rng(seed).integers(0, 1000, (60, 50)):
-                out, ok = fetch(store, tickets[pick])
-                assert ok.all() and same(out, rows[pick])
-        except BaseException as error:
-            failures.append(error)
+        for pick in np.random.default_rng(seed).integers(0, 1000, (60, 50)):
+            out, ok = fetch(store, tickets[pick])
+            assert ok.all() and same(out, rows[pick])
 
-    threads = [threading.Thread(target=reader, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
+    for thread in [Thread(reader, i) for i in range(4)]:
+        thread.ends()
     cache = cache_of(store)
     assert cache.nbytes == sum(map(len, cache._held.values())) <= 40_000
 
 
-def test_a_buffer_with_a_cache_gives_the_batches_of_device() -> None:
-    rows = {"obs": frames(400)}
-    batches = []
-    for storage in (Compressed(keys=("obs",), cache=1 << 20), fbuf.storages.Device()):
-        buffer = fbuf.Buffer(300, storage=storage, sampler=fbuf.samplers.Prioritized())
-        state = buffer.extend(buffer.init({"obs": rows["obs"][0]}), rows)
-        for step in range(4):
-            state, batch = buffer.sample(state, jax.random.key(step), 50)
-            state = buffer.update_priority(state, batch.index, np.arange(50, dtype=np.float32) ** 3)
-            batches.append(batch.data["obs"])
-    for a, b in zip(batches[:4], batches[4:], strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_a_buffer_reads_through_its_cache() -> None:
+    rows = {"obs": frames(300), "t": np.arange(300)}
+    buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), cache=1 << 20))
+    state = buffer.extend(buffer.init({"obs": rows["obs"][0], "t": 0}), rows)
+    for _ in range(2):
+        batch = buffer.peek(state, jax.random.key(0), 50)
+        np.testing.assert_array_equal(batch.data["obs"], rows["obs"][np.asarray(batch.data["t"])])
+    cache = cache_of(owner.find(owner.join_id(np.asarray(state.rows.id))))
+    assert cache.hits == cache.misses > 0
 
 
-@pytest.mark.parametrize("cache", [-1, True, 1.5])
-def test_settings(cache: Any) -> None:
-    with pytest.raises(ValueError, match="Compressed: cache is"):
-        Compressed(cache=cache)
+def test_invalid_sizes_are_refused() -> None:
+    for cache in (-1, True, 1.5):
+        with pytest.raises(ValueError, match="Compressed: cache is"):
+            Compressed(cache=cache)  # type: ignore[arg-type]

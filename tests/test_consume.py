@@ -1,4 +1,4 @@
-"""`samplers.Consume`: at most so many times each, whoever comes and goes meanwhile."""
+"""`samplers.Consume`: every row at most so many times, whatever is written meanwhile."""
 
 from __future__ import annotations
 
@@ -14,30 +14,10 @@ from jax import lax
 import fbuf
 from fbuf import _roster
 from fbuf.samplers import Consume
-from fbuf.views import Row, Sequence, Transition
-from tests.inplace import assert_draw_write_draw
-from tests.model import Model
-from tests.test_uniformity import chi_square_z
-
-FIELDS = {
-    "action": ((), np.int32),
-    "obs": ((2,), np.uint8),
-    "reward": ((), np.float32),
-    "terminated": ((), np.bool_),
-    "truncated": ((), np.bool_),
-}
-EXAMPLE = {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}
-
-
-def rows_of(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
-    values = {
-        "action": rng.integers(0, 9, shape),
-        "obs": rng.integers(0, 256, (*shape, 2)),
-        "reward": rng.normal(size=shape),
-        "terminated": rng.random(shape) < 0.1,
-        "truncated": rng.random(shape) < 0.1,
-    }
-    return {n: x.astype(FIELDS[n][1]) for n, x in values.items()}
+from tests.support.epoch import FIELDS, empty, rows_of
+from tests.support.inplace import assert_draw_write_draw
+from tests.support.model import Model
+from tests.support.uniformity import chi_square_z
 
 
 @functools.cache
@@ -50,7 +30,7 @@ def verbs(buffer: fbuf.Buffer, donated: bool) -> tuple[Any, Any, Any]:
 
     return (
         jax.jit(lambda state, rows, mask: buffer.extend(state, rows, mask=mask), donate_argnums=donate),
-        jax.jit(lambda state, key, size: buffer.sample(state, key, size), static_argnums=2, donate_argnums=donate),
+        jax.jit(lambda state, key: buffer.sample(state, key, 30), donate_argnums=donate),
         jax.jit(lambda state, given: lax.scan(step, state, given), donate_argnums=donate),
     )
 
@@ -59,28 +39,32 @@ class Trial:
     """A buffer, its model, and how often each row may still be drawn."""
 
     def __init__(self, buffer: fbuf.Buffer, seed: int, donated: bool):
-        self.buffer, self.model = buffer, Model(buffer, FIELDS)  # type: ignore[arg-type]
-        self.state, self.rng = buffer.init(EXAMPLE), np.random.default_rng(seed)
+        self.buffer, self.model = buffer, Model(buffer, FIELDS)
+        self.state, self.rng = empty(buffer), np.random.default_rng(seed)
         self.left: dict[int, int] = {}  # by name of the row
-        self.extend_, self.sample_, self.scan_ = verbs(buffer, donated)
-        self.share = 1.0
+        self.verbs = verbs(buffer, donated)
+
+    def made(self, count: int, most: int) -> Any:
+        """Rows in a call of `most` a lane, those after `count` masked."""
+        shape = (most, self.model.lane_count)
+        mask = self.rng.random(shape) < self.rng.choice([0.3, 1.0])
+        return rows_of(self.rng, *shape), mask & (np.arange(most) < count)[:, None]
+
+    def given(self, tree: Any) -> Any:
+        return tree if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], tree)
 
     def arrived(self, rows: Any, mask: np.ndarray) -> None:
         self.model.extend(rows, None, mask)
         live = {row.name for row in self.model.anchors()}
-        times = self.buffer.sampler.times  # type: ignore[attr-defined]
-        self.left = {name: self.left.get(name, times) for name in live}
+        self.left = {name: self.left.get(name, self.buffer.sampler.times) for name in live}
 
     def drawn(self, batch: Any) -> None:
         mask, slots = np.asarray(batch.mask), np.asarray(batch.index.slot)
         may = {name for name, left in self.left.items() if left}
         number = min(len(mask), len(may))
         assert mask.tolist() == [True] * number + [False] * (len(mask) - number)
-        names = []
-        for slot in slots[:number]:
-            row = self.model.in_slot(int(slot))
-            assert row is not None
-            names.append(row.name)
+        rows = [self.model.in_slot(int(slot)) for slot in slots[:number]]
+        names = [row.name for row in rows if row is not None]
         assert len(set(names)) == number and set(names) <= may
         np.testing.assert_allclose(batch.probability[:number], np.float32(1 / max(len(may), 1)), rtol=1e-6)
         assert not np.asarray(batch.probability)[number:].any()
@@ -96,73 +80,44 @@ class Trial:
         assert sorted(np.flatnonzero(place >= 0).tolist()) == sorted(slots.tolist())
         assert (place[slots] == np.arange(left)).all()
 
-    def extend(self, count: int) -> None:
-        rows, mask = self.made(count)
-        self.state = self.extend_(self.state, self.given(rows), self.given(mask))
-        self.arrived(rows, mask)
-
-    def made(self, count: int) -> Any:
-        shape = (count, self.model.lane_count)
-        return rows_of(self.rng, *shape), self.rng.random(shape) < self.rng.choice([0.3, 1.0])
-
-    def given(self, tree: Any) -> Any:
-        return tree if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], tree)
-
-    def sample(self, size: int) -> None:
-        self.state, batch = self.sample_(self.state, jax.random.key(int(self.rng.integers(2**31))), size)
-        self.drawn(batch)
+    def key(self) -> jax.Array:
+        return jax.random.key(int(self.rng.integers(2**31)))
 
     def scan(self) -> None:
-        made = [self.made(2) for _ in range(3)]
-        keys = jax.random.split(jax.random.key(int(self.rng.integers(2**31))), 3)
+        made = [self.made(2, 2) for _ in range(3)]
+        keys = jax.random.split(self.key(), 3)
         rows, masks = jax.tree.map(lambda *x: np.stack(x), *[(self.given(r), self.given(m)) for r, m in made])
-        self.state, batches = self.scan_(self.state, (rows, masks, keys))
+        self.state, batches = self.verbs[2](self.state, (rows, masks, keys))
         for i, (one, mask) in enumerate(made):
             self.arrived(one, mask)
             self.drawn(jax.tree.map(lambda x, i=i: x[i], batches))
 
     def run(self, steps: int) -> None:
+        names = ["few", "many", "sample", "scan", "clear"]
+        most = self.model.length + 2
         for _ in range(steps):
-            step = self.rng.choice(
-                ["few", "many", "sample", "sample", "large", "scan", "clear"], p=[0.3, 0.1, 0.1, 0.1, 0.1, 0.25, 0.05]
-            )
-            if step == "few":
-                self.extend(3)
-            elif step == "many":
-                self.extend(self.model.length + 2)
+            step = self.rng.choice(names, p=[0.3, 0.1, 0.2, 0.35, 0.05])
+            if step in ("few", "many"):
+                rows, mask = self.made(3 if step == "few" else most, most)
+                self.state = self.verbs[0](self.state, self.given(rows), self.given(mask))
+                self.arrived(rows, mask)
             elif step == "clear":
                 self.state, self.left = self.buffer.clear(self.state), {}
                 self.model.clear()
             elif step == "scan":
                 self.scan()
             else:
-                self.sample(4 if step == "sample" else 30)
+                self.state, batch = self.verbs[1](self.state, self.key())
+                self.drawn(batch)
             self.check()
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view", "lanes", "donated"),
-    [
-        (Consume(), Row(), None, True),
-        (Consume(2), Row(), 3, False),
-        (Consume(3), Transition(n_step=2), 2, True),
-        pytest.param(Consume(), Transition(n_step=2, stack=3), None, False, marks=pytest.mark.slow),
-        pytest.param(Consume(), Sequence(3, boundary="mask"), 3, True, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_nobody_is_drawn_too_often(sampler: Any, view: Any, lanes: int | None, donated: bool, seed: int) -> None:
-    buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
-    Trial(buffer, seed, donated).run(40)
-
-
-@pytest.mark.parametrize("number", [20, 3000])
-def test_every_part_is_as_likely_as_every_other(number: int) -> None:
-    """Who is in a batch, and in which place."""
-    buffer = fbuf.Buffer(number, sampler=Consume())
-    state = buffer.extend(buffer.init(jnp.float32(0)), jnp.zeros(number))
-    batches = jax.vmap(lambda key: buffer.peek(state, key, 8))(jax.random.split(jax.random.key(0), 20_000))
-    slots = np.asarray(batches.index.slot)
+def check_places(number: int) -> None:
+    """Draw every row as often as any other: in a batch, and in each place of one."""
+    buffer = fbuf.Buffer(number, sampler=fbuf.samplers.Consume())
+    state = buffer.extend(buffer.init(np.float32(0)), np.zeros(number, np.float32))
+    peek = jax.jit(jax.vmap(lambda key: buffer.peek(state, key, 8).index.slot))
+    slots = np.asarray(peek(jax.random.split(jax.random.key(0), 20_000)))
     assert (np.diff(np.sort(slots, axis=1), axis=1) > 0).all()
     for place in (0, 7):
         counts = np.bincount(slots[:, place], minlength=number)
@@ -176,60 +131,37 @@ def test_every_part_is_as_likely_as_every_other(number: int) -> None:
     assert abs(chi_square_z(several, expected)) < 4
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view"),
-    [
-        (Consume(), Row()),
-        (Consume(4), Transition(n_step=3, stack=4)),
-        pytest.param(Consume(4), Row(), marks=pytest.mark.slow),
-    ],
-)
-def test_steps_are_in_place(sampler: Any, view: Any) -> None:
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
-    assert_draw_write_draw(buffer, EXAMPLE)
+def test_no_row_is_drawn_too_often() -> None:
+    buffer = fbuf.Buffer(33, sampler=Consume(2), lanes=3)
+    for seed in range(2):
+        Trial(buffer, seed, donated=True).run(40)
 
 
-def test_many_at_once_are_as_each_alone() -> None:
-    buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition())
-    every = [rows_of(np.random.default_rng(i), 9) for i in range(3)]
-    states = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
-    together = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    keys = jax.random.split(jax.random.key(0), 3)
-    for _ in range(3):
-        together, batches = jax.vmap(lambda s, k: buffer.sample(s, k, 5))(together, keys)
-        for i in range(3):
-            states[i], one = buffer.sample(states[i], keys[i], 5)
-            assert all(jax.tree.leaves(jax.tree.map(lambda a, b, i=i: np.array_equal(a[i], b), batches, one)))
+def test_every_row_is_as_likely_as_every_other() -> None:
+    check_places(20)
 
 
-def test_rows_given_up_are_off_the_list() -> None:
-    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(8, 8), blocks=128)
-    buffer = fbuf.Buffer(100, sampler=Consume(), storage=storage)
-    example = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}
-    state, rng = buffer.init(example), np.random.default_rng(0)
-    extend = jax.jit(buffer.extend)
-    for _ in range(30):
-        state = extend(state, {"obs": rng.integers(0, 256, (4, 16, 16), np.uint8)})
-    stats = buffer.stats(state)
-    assert int(stats["retired_rows"]) > 0 and int(stats["anchors_left"]) == int(stats["size"])
-    state, batch = buffer.sample(state, jax.random.key(0), 100)
-    assert int(batch.mask.sum()) == int(stats["size"]) and int(buffer.stats(state)["draws_refused"]) == 0
+@pytest.mark.optimized
+def test_steps_are_in_place() -> None:
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4))
+    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
 
 
 def test_a_list_too_long_to_shuffle() -> None:
     """Of more than 1024: all different, in range, and every one in the end."""
-    roster = _roster.add(_roster.init(5000), jnp.arange(5000), jnp.arange(5000) % 3 != 0, jnp.int32(0))
+    add, strike = jax.jit(_roster.add), jax.jit(_roster.strike)
+    there = np.arange(5000) % 3 != 0
+    roster = add(_roster.init(5000), np.arange(5000, dtype=np.int32), there, np.int32(0))
+    draw = jax.jit(lambda r, key: (_roster.draw(r, key, 400), jnp.arange(400) < r.number))
     seen: list[int] = []
-    step = jax.jit(lambda r, key: (_roster.draw(r, key, 400), r))
     for i in range(9):
-        place, _ = step(roster, jax.random.key(i))
-        mask = jnp.arange(400) < roster.number
-        seen += np.asarray(roster.slot[place])[np.asarray(mask)].tolist()
-        roster = _roster.strike(roster, place, mask, jnp.int32(0))
+        place, mask = draw(roster, jax.random.key(i))
+        seen += np.asarray(roster.slot)[np.asarray(place)[np.asarray(mask)]].tolist()
+        roster = strike(roster, place, mask, np.int32(0))
     assert int(roster.number) == 0 and sorted(seen) == [i for i in range(5000) if i % 3]
 
 
 @pytest.mark.parametrize("times", [0, 1.0, True, 2**31])
-def test_times_must_be_a_number(times: Any) -> None:
+def test_times_must_be_a_number(times: object) -> None:
     with pytest.raises(ValueError, match=r"Consume: times is .*; expected an int >= 1"):
         Consume(times)

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import _pieces
-from fbuf.datasets._flat import Settings
-from fbuf.datasets._sliced import write_columns
+from fbuf.datasets._rows import Settings, write_columns
 from fbuf.interop._source import Column
 from tests.support import datasets_oracle as oracle
 
@@ -180,6 +179,21 @@ def test_npz(tmp_path: Path) -> None:
         fbuf.datasets.from_arrays(tmp_path / "missing.npz", path=tmp_path / "b")
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_files_that_an_export_wrote(tmp_path: Path, suffix: str) -> None:
+    """They name dtypes that their format lacks, and say whether rows come in lanes."""
+    pytest.importorskip("h5py")
+    rows = {"obs": np.arange(6).astype(jnp.bfloat16), "done": np.arange(6) == 5}
+    fbuf.interop.to_file(tmp_path / f"one{suffix}", *fbuf.interop.from_arrays(rows))
+    buffer, state = fbuf.datasets.from_arrays(tmp_path / f"one{suffix}", path=tmp_path / "a", episode_end=("done",))
+    assert buffer.rows(state).data["obs"].dtype == jnp.bfloat16
+    oracle.check_files(tmp_path / "a", rows | {"terminated": np.zeros(6, bool), "truncated": rows["done"]})
+    lanes = {name: leaf.reshape(3, 2) for name, leaf in rows.items()}
+    fbuf.interop.to_file(tmp_path / f"two{suffix}", *fbuf.interop.from_arrays(lanes, lanes=2))
+    with pytest.raises(ValueError, match=r"has rows of 2 lanes; expected one stream, \[N, ...\]"):
+        fbuf.datasets.from_arrays(tmp_path / f"two{suffix}", path=tmp_path / "b")
+
+
 def bad(**change: Any) -> dict[str, Any]:
     data: dict[str, Any] = dict(flat(made()))
     for name, value in change.items():
@@ -201,7 +215,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (bad(rewards=np.ones(19)), TypeError, r"leaf 'reward' is float64.*dtypes=\{'reward': 'float32'\}"),
     (bad(words=np.array(["a"] * 19)), ValueError, "leaf 'words' is <U1; expected plain numbers"),
     (bad(things=np.array([None] * 19)), ValueError, "leaf 'things' is object; expected plain numbers"),
-    (bad(lists=[[1], [2, 3]]), ValueError, "leaf 'lists' is no array"),
+    (bad(lists=[[1], [2, 3]]), ValueError, "leaf 'lists' is not an array"),
     (bad(terminals=np.full(19, 2)), ValueError, "leaf 'terminated' is 2 in row 0; expected 0 or 1"),
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
     (bad(terminated=np.zeros(19, bool)), ValueError, "'terminals' and 'terminated' would be the leaves"),
@@ -302,10 +316,10 @@ def test_a_failure_removes_nothing_of_others(tmp_path: Path) -> None:
     theirs = tmp_path / "project/pieces/7/notes.txt"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
-    column = Column((), np.dtype(np.float32), broken)
+    column = Column((), np.dtype(np.float32), broken, 9)
     for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
         with pytest.raises(OSError, match="disk of the source"):
-            write_columns({"x": (column, 9)}, path, Settings(None, (), None, None, None), {}, 0, None)
+            write_columns({"x": column}, path, Settings(None, (), None, None, None), {}, 0, None)
         assert [p for p in path.rglob("*") if p.is_file()] == left
     assert not (tmp_path / "new").exists()
 
@@ -425,7 +439,7 @@ def test_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW, progress=True, piece_rows=5)
     assert "19/19" in capsys.readouterr().err
     fbuf.datasets.from_arrays(iter([bad()]), path=tmp_path / "b", view=ROW, progress=True, piece_rows=5)
-    assert capsys.readouterr().err.endswith("from_arrays: 19 rows\n")
+    assert "from_arrays: 19 rows" in capsys.readouterr().err
     seen: list[tuple[int, int]] = []
     fbuf.datasets.from_arrays(
         iter([bad()]), path=tmp_path / "c", view=ROW, piece_rows=5, progress=lambda *told: seen.append(told)

@@ -2,7 +2,7 @@
 
 | # | fault | promise | shown by |
 |---|---|---|---|
-| 1-30 | checkpoints | an old or a new one, whole, or an error | see `CATALOGUE` |
+| 1-30 | checkpoints | an old or a new one, whole, or an error | test_files, test_checkpoint |
 | 31 | no memory during `extend` | MemoryError; the state and its rows are as before, and nothing is leaked | here |
 | 32 | no memory at `init` | `plan` says the bytes beforehand; `init` names them | here, test_plan |
 | 33 | a callback raises inside jit | its words surface; the store is as before | here, test_host, test_memmap |
@@ -17,17 +17,12 @@
 | 45 | a sample of nothing | masked and counted; `Replay` and `checked` raise | test_errors, test_checked, test_replay |
 | 46 | a key used twice | typed and raw keys; `jax_debug_key_reuse` finds it | here |
 
-Of live stores in files rows 4, 5, 6, 12 to 15 are in test_recovery, test_disk and test_memmap. `CATALOGUE` has each row's
-tests; that they exist is a test too.
+Of live stores in files rows 4, 5, 6, 12 to 15 are in test_recovery, test_disk and test_memmap.
 """
 
 from __future__ import annotations
 
-import ast
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,279 +34,27 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf._host import callback, owner
+from fbuf._host import callback
 from fbuf._host.store import Store
-from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device, Host
-
-HERE = Path(__file__).parent
-CATALOGUE: dict[int, tuple[str, ...] | str] = {
-    1: (
-        "test_files_faults::test_kills_at_random_moments",
-        "test_files_faults::test_kills_at_every_call",
-        "test_checkpoint_kills::test_a_kill_leaves_the_old_or_the_new",
-    ),
-    2: (
-        "test_files_faults::test_kills_at_every_call",
-        "test_files::test_there_is_no_checkpoint",
-    ),
-    3: (
-        "test_files_faults::test_removing_fails",
-        "test_files::test_generations_and_files_are_kept_and_removed",
-    ),
-    4: (
-        "test_files_faults::test_failures_of_power",
-        "test_files_faults::test_a_save_that_does_not_wait_may_be_lost_but_never_lies",
-        "test_recovery::test_after_a_failure_of_power_what_was_flushed_is_there",
-        "test_recovery::test_flush_waits_for_every_file",
-        "test_recovery::test_writes_wait_for_the_disk_as_often_as_asked",
-    ),
-    5: (
-        "test_files_faults::test_a_full_disk",
-        "test_files_faults::test_a_full_tmpfs",
-        "test_disk::test_a_full_disk_is_an_error_and_no_signal",
-        "test_disk::test_a_limit_on_the_size_of_files_is_an_error_with_words",
-    ),
-    6: (
-        "test_files_faults::test_every_call_fails_once",
-        "test_files_faults::test_writes_that_are_short",
-        "test_disk::test_a_write_that_fails_at_any_call_leaves_the_store_as_it_was",
-        "test_disk::test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was",
-        "test_disk::test_opening_that_fails_at_any_call_leaves_the_folder_to_the_next",
-    ),
-    7: ("test_files::test_where_nothing_may_be_written_no_source_is_read",),
-    8: (
-        "test_checkpoint_saving::test_an_error_in_the_background_is_raised_by_result",
-        "test_checkpoint_saving::test_an_error_in_the_background_is_raised_by_the_next_save",
-    ),
-    9: ("test_checkpoint_saving::test_a_process_that_ends_waits_and_tells",),
-    10: (
-        "test_files::test_one_saver_at_a_time",
-        "test_files::test_two_threads_do_not_save_to_one_path_at_once",
-        "test_disk::test_another_process_cannot_have_it_too",
-    ),
-    11: (
-        "test_snapshots::test_a_snapshot_is_read_while_others_write",
-        "test_checkpoint::test_an_old_state_is_saved_as_it_was",
-        "test_disk::test_readers_never_see_other_rows",
-    ),
-    12: (
-        "test_files_faults::test_every_flip_and_every_length_of_one_generation_is_an_error",
-        "test_recovery::test_no_cut_and_no_flipped_bit_shows_another_row",
-    ),
-    13: (
-        "test_files_faults::test_every_flip_and_every_length_of_two_generations",
-        "test_files_faults::test_flips_of_a_larger_checkpoint",
-        "test_recovery::test_no_cut_and_no_flipped_bit_shows_another_row",
-        "test_recovery::test_a_checksum_is_of_the_row_its_place_and_its_store",
-        "test_disk::test_damaged_chunks_are_found_and_the_rest_is_read",
-    ),
-    14: (
-        "test_files::test_files_that_are_not_what_they_were",
-        "test_recovery::test_files_of_another_store_and_missing_ones_are_noticed",
-    ),
-    15: (
-        "test_files::test_files_of_two_saves_mixed",
-        "test_recovery::test_files_of_two_moments_never_make_a_third",
-        "test_recovery::test_files_of_another_store_and_missing_ones_are_noticed",
-    ),
-    16: (
-        "test_files_hostile::test_a_load_executes_imports_and_writes_nothing",
-        "test_layering::test_no_pickle_and_no_eval",
-    ),
-    17: (
-        "test_files_hostile::test_any_values_in_any_place",
-        "test_layering::test_no_pickle_and_no_eval",
-    ),
-    18: (
-        "test_store::test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded",
-        "test_store::test_a_frame_without_a_size_is_refused",
-    ),
-    19: "no part reads a compressed data set yet",
-    20: ("test_files_hostile::test_sizes_are_checked_before_memory_is_taken",),
-    21: (
-        "test_files_hostile::test_manifests_that_ask_for_what_they_must_not_have",
-        "test_files_hostile::test_links_lead_nowhere",
-    ),
-    22: (
-        "test_files_hostile::test_text_that_is_large_or_deep",
-        "test_files_hostile::test_a_manifest_larger_than_any_is_not_read",
-    ),
-    23: ("test_files::test_a_later_version_is_never_taken_for_damage_nor_overwritten",),
-    24: (
-        "test_format::test_golden_files_load",
-        "test_format::test_every_golden_folder_has_a_case",
-    ),
-    25: (
-        "test_checkpoint::test_what_may_not_differ",
-        "test_checkpoint::test_what_may_differ",
-    ),
-    26: ("test_checkpoint::test_what_may_not_differ",),
-    27: (
-        "test_checkpoint::test_what_may_not_differ",
-        "test_checkpoint::test_structures_of_rows",
-    ),
-    28: (
-        "test_files::test_all_of_jax_s_dtypes_are_in_the_table",
-        "test_checkpoint::test_every_dtype_and_shape",
-    ),
-    29: ("test_files::test_arrays_that_do_not_lie_plainly_in_memory",),
-    30: (
-        "test_files::test_nothing_at_all_can_be_saved",
-        "test_checkpoint::test_at_every_number_of_rows",
-    ),
-    31: (
-        "test_faults::test_no_memory_during_extend",
-        "test_store::test_running_out_of_memory_leaves_the_store_as_it_was",
-    ),
-    32: ("test_faults::test_no_memory_at_init", "test_plan::test_nothing_of_the_buffers_size_is_allocated"),
-    33: (
-        "test_faults::test_a_callback_that_raises_at_any_call",
-        "test_host::test_an_exception_in_a_codec_surfaces_and_changes_nothing",
-        "test_memmap::test_a_write_that_fails_under_jit_leaves_what_was_there",
-    ),
-    34: (
-        "test_faults::test_a_callback_that_raises_at_any_call",
-        "test_memmap::test_replay_goes_on_with_rows_in_files_after_a_failed_write",
-    ),
-    35: (
-        "test_faults::test_a_callback_of_another_dtype_or_shape_is_refused",
-        "test_store::test_wrong_arguments_are_named_and_change_nothing",
-        "test_host::test_every_dtype_and_shape_crosses_the_callback",
-    ),
-    36: (
-        "test_faults::test_each_write_happens_once",
-        "test_host::test_writes_of_one_jit_reach_the_store_in_order",
-        "test_host::test_an_untaken_branch_writes_nothing",
-        "test_host::test_what_cannot_be_vmapped_says_so",
-        "test_host::test_peek_vmaps_over_keys",
-    ),
-    37: (
-        "test_host::test_an_old_state_reads_its_own_rows_then_raises",
-        "test_host::test_an_old_state_can_mask_instead",
-        "test_host::test_two_futures_of_one_state_never_read_each_others_rows",
-        "test_functional::test_old_states_stay_usable",
-    ),
-    38: (
-        "test_faults::test_any_priorities_leave_a_buffer_that_draws",
-        "test_errors::test_priorities_that_are_not_finite_are_refused_one_by_one",
-        "test_errors::test_priorities_that_are_not_finite_are_refused_by_extend",
-    ),
-    39: ("test_faults::test_any_priorities_leave_a_buffer_that_draws",),
-    40: ("test_faults::test_any_priorities_leave_a_buffer_that_draws",),
-    41: (
-        "test_faults::test_all_zero_is_uniform",
-        "test_priorities::test_all_zero_without_replacement_is_a_part_of_all",
-    ),
-    42: (
-        "test_faults::test_any_indices_touch_only_what_they_name",
-        "test_errors::test_priorities_out_of_range_are_refused",
-        "test_errors::test_priorities_of_rows_never_written_are_refused",
-        "test_errors::test_stale_indices_are_refused",
-    ),
-    43: (
-        "test_errors::test_rows_that_do_not_fit",
-        "test_errors::test_errors_leave_the_state_usable",
-        "test_errors::test_arguments_that_do_not_fit",
-    ),
-    44: (
-        "test_faults::test_batches_and_windows_larger_than_the_buffer",
-        "test_priorities::test_a_batch_larger_than_what_there_is",
-        "test_errors::test_configurations_that_cannot_be",
-    ),
-    45: (
-        "test_errors::test_an_empty_sample_is_masked_and_counted",
-        "test_checked::test_an_eager_call_raises_at_once",
-        "test_checked::test_every_sampler_over_every_storage_is_checked",
-    ),
-    46: (
-        "test_faults::test_a_key_used_twice_is_found",
-        "test_functional::test_raw_and_typed_keys_give_the_same_batch",
-    ),
-}
-"""Tests by row; or why a row does not apply. Rows of checkpoints are also shown in the tests of `fbuf.save` and `fbuf.load`."""
-
-
-def names_of(module: str) -> set[str]:
-    tree = ast.parse((HERE / f"{module}.py").read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@pytest.mark.parametrize("row", CATALOGUE)
-def test_the_tests_of_a_row_exist(row: int) -> None:
-    shown = CATALOGUE[row]
-    assert shown, f"row {row} has no test, and no reason why it needs none"
-    if not isinstance(shown, str):
-        for name in shown:
-            module, test = name.split("::")
-            assert test in names_of(module), f"row {row}: {name} does not exist"
-
-
-def test_the_catalogue_is_whole() -> None:
-    assert list(CATALOGUE) == list(range(1, 47))
-
-
-EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
-
-
-def rows_of(first: int, count: int) -> dict[str, Any]:
-    t = np.arange(first, first + count, dtype=np.int32)
-    return {"x": np.repeat(t[:, None].astype(np.float32), 8, 1), "t": t}
-
-
-def held(buffer: fbuf.Buffer, state: Any) -> list[int]:
-    rows = buffer.rows(state)
-    return np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist()
-
-
-# --------------------------------------------------------------------------------------------------- 31, 32: memory
-
-SCARCE = """
-import resource, sys
-import jax, jax.numpy as jnp, numpy as np, fbuf
-storage = {"host": fbuf.storages.Host(), "compressed": fbuf.storages.Compressed()}[sys.argv[1]]
-buffer = fbuf.Buffer(200_000, storage=storage)
-example = {"x": np.zeros(2048, np.uint8)}
-rng = np.random.default_rng(0)
-rows = {"x": rng.integers(0, 256, (2000, 2048), np.uint8)}
-state = jax.block_until_ready(buffer.extend(buffer.init(example), rows))
-before = np.asarray(buffer.last(state, 100).data["x"])
-used = int(open("/proc/self/statm").read().split()[0]) * 4096
-failed = False
-resource.setrlimit(resource.RLIMIT_AS, (used + (120 << 20), resource.RLIM_INFINITY))
-keep = []
-try:
-    for i in range(100):
-        keep.append(np.ones(8 << 20, np.uint8))  # somebody else's
-        state = jax.block_until_ready(buffer.extend(state, rows))
-        before = np.asarray(buffer.last(state, 100).data["x"])
-except BaseException as error:
-    failed = True
-    text = f"{type(error).__name__}: {error}"
-    assert "emory" in text or "RESOURCE_EXHAUSTED" in text, text
-keep.clear()
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert failed
-assert (np.asarray(buffer.last(state, 100).data["x"]) == before).all()
-size = int(buffer.size(state))
-state = jax.block_until_ready(buffer.extend(state, rows))
-assert int(buffer.size(state)) == size + 2000
-assert (np.asarray(buffer.last(state, 2000).data["x"]) == rows["x"]).all()
-assert len(fbuf.stores()) == 1
-print("as before")
-"""
+from tests.support.faults import (
+    EXAMPLE,
+    PRIORITIES,
+    SIZE,
+    check_key_reuse,
+    check_many_keys,
+    check_no_memory,
+    check_priorities,
+    check_raising,
+    held,
+    rows_of,
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("storage", ["host", pytest.param("compressed", marks=pytest.mark.slow)])
-def test_no_memory_during_extend(storage: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCARCE, storage],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(HERE.parent), "MALLOC_ARENA_MAX": "2"},
-    )
-    assert done.returncode == 0 and "as before" in done.stdout, done.stderr
+def test_no_memory_during_extend() -> None:
+    check_no_memory("host")
 
 
 @pytest.mark.parametrize(("storage", "place"), [(Device(), "device"), (Host(), "host")])
@@ -338,66 +81,24 @@ def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyP
     assert fbuf.stores() == []
 
 
-# ------------------------------------------------------------------------------------------------ 33 to 36: callbacks
+def test_a_callback_that_raises_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_raising("write", True, monkeypatch)
 
 
-@pytest.mark.parametrize("verb", ["write", pytest.param("read", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("donated", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_callback_that_raises_at_any_call(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a scan of four steps: what was written before it is there, nothing else is, and a state from before goes on."""
-    buffer = fbuf.Buffer(64, storage=Host())
-
-    def run(state: Any, firsts: Any) -> Any:
-        def step(state: Any, first: Any) -> Any:
-            rows = {"x": jnp.ones((2, 8)) * first, "t": first + jnp.arange(2, dtype=jnp.int32)}
-            state, batch = buffer.sample(buffer.extend(state, rows), jax.random.key(0), 3)
-            return state, batch.data["t"]
-
-        return lax.scan(step, state, firsts)
-
-    jitted = jax.jit(run, donate_argnums=0 if donated else ())
-    firsts = jnp.arange(100, 140, 10, dtype=jnp.int32)
-    real = getattr(Store, verb)
-    for failing in range(4):
-        state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5)))
-        old = jax.tree.map(jnp.copy, state)
-        store = owner.find(owner.join_id(np.asarray(state.rows.id)))
-        calls = []
-
-        def raising(self: Store, *args: Any, calls: list[int] = calls, failing: int = failing, **kwargs: Any) -> Any:
-            calls.append(1)
-            if len(calls) > failing:
-                raise KeyError(f"injected into call {len(calls)}")
-            return real(self, *args, **kwargs)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Store, verb, raising)
-            with pytest.raises(Exception, match=rf"injected into call {failing + 1}"):
-                jax.block_until_ready(jitted(state, firsts))
-        assert len(calls) == failing + 1  # nothing goes on after it
-        assert store.stats()["rows_accepted"] == 5 + 2 * (failing + (verb == "read"))
-        assert held(buffer, old) == list(range(5))
-        if donated:
-            with pytest.raises(RuntimeError, match="deleted|donated"):
-                np.asarray(state.ring.size)
-        again = buffer.extend(old, rows_of(50, 2))
-        assert held(buffer, again) == [0, 1, 2, 3, 4, 50, 51]
-        del state, old, again, store
-    assert fbuf.stores() == []
-
-
-@pytest.mark.parametrize(
-    ("item", "dtype", "message"),
-    [((8,), "int32", "float32"), ((9,), "float32", "shape"), ((), "float32", "shape"), ((8,), "float16", "float32")],
-)
-def test_a_callback_of_another_dtype_or_shape_is_refused(item: Any, dtype: str, message: str) -> None:
+def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
     """Before a byte is copied: JAX would cast, or read past the end, in silence."""
     buffer = fbuf.Buffer(8, storage=Host(keys=("x",)))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5))
-    with pytest.raises(
-        Exception, match=f"Store.read: out of 'x' .*expected .*{message if message != 'shape' else '8'}"
+    for item, dtype, expected in (
+        ((8,), "int32", "float32"),
+        ((9,), "float32", "8"),
+        ((), "float32", "8"),
+        ((8,), "float16", "float32"),
     ):
-        jax.block_until_ready(callback.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True))
+        with pytest.raises(Exception, match=f"Store.read: out of 'x' .*expected .*{expected}"):
+            jax.block_until_ready(
+                callback.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True)
+            )
     assert held(buffer, state) == list(range(5))
 
 
@@ -432,46 +133,10 @@ def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(set(tickets.tolist())) == len(tickets)  # no two rows alike
 
 
-# ------------------------------------------------------------------------------------------- 38 to 42: priorities
-
-SAMPLERS: dict[str, Any] = {"Prioritized": Prioritized(alpha=1.0, eps=0.0), "Ranked": Ranked()}
-SIZE = 16
-WILD = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -0.0, 1e-45, -3.0, 3.4e38])
-
-
-@pytest.mark.parametrize("sampler", ["Prioritized", pytest.param("Ranked", marks=pytest.mark.slow)])
 @settings(max_examples=60)
-@given(errors=st.lists(WILD, min_size=SIZE, max_size=SIZE), alpha=st.sampled_from([0.0, 0.6, 1.0]))
-def test_any_priorities_leave_a_buffer_that_draws(sampler: str, errors: list[float], alpha: float) -> None:
-    """NaN and infinite ones are refused and counted, negative ones count by magnitude; chances are what they say."""
-    buffer = fbuf.Buffer(SIZE, sampler=SAMPLERS[sampler])
-    state = buffer.set(buffer.extend(buffer.init(EXAMPLE), rows_of(0, SIZE)), alpha=alpha)
-    given = np.array(errors, np.float32)
-    state = buffer.update_priority(state, buffer.rows(state).index, given)
-    fine = np.isfinite(given)
-    assert int(buffer.stats(state)["refused_nonfinite"]) == int((~fine).sum())
-    state, batch = buffer.sample(state, jax.random.key(0), 64)
-    slot, chance, weight = (np.asarray(x) for x in (batch.index.slot, batch.probability, batch.weight))
-    assert batch.mask.all() and ((slot >= 0) & (slot < SIZE)).all()
-    assert np.isfinite(chance).all() and (chance > 0).all() and (chance <= 1 + 1e-6).all()
-    assert np.isfinite(weight).all() and (weight > 0).all() and (weight <= 1).all()
-    np.testing.assert_array_equal(batch.data["t"], slot)
-    if sampler == "Prioritized" and alpha == 1.0:
-        leaf = np.where(fine, np.abs(given), 1.0).astype(np.float64)  # 1.0: what new rows begin with
-        if leaf.sum() < 3e38 and leaf.max() > 1e-30:
-            np.testing.assert_allclose(chance, (leaf / leaf.sum())[slot], rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("sampler", ["Prioritized", pytest.param("Ranked", marks=pytest.mark.slow)])
-def test_all_zero_is_uniform(sampler: str) -> None:
-    buffer = fbuf.Buffer(SIZE, sampler=SAMPLERS[sampler])
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
-    state = buffer.update_priority(state, jax.tree.map(lambda x: x[:12], buffer.rows(state).index), jnp.zeros(12))
-    state, batch = buffer.sample(state, jax.random.key(0), 6000)
-    number = np.bincount(np.asarray(batch.index.slot), minlength=SIZE)
-    assert batch.mask.all() and (number[12:] == 0).all() and (number[:12] > 300).all()
-    if sampler == "Prioritized":
-        np.testing.assert_allclose(batch.probability, 1 / 12, rtol=1e-5)
+@given(**PRIORITIES)
+def test_any_priorities_leave_a_buffer_that_draws(errors: list[float], alpha: float) -> None:
+    check_priorities(Prioritized(alpha=1.0, eps=0.0), errors, alpha)
 
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -519,52 +184,9 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
         buffer.last(state, 5)
 
 
-CONSUMED = (Uniform(), Ranked(), Consume(2), Staleness(4))
-"""Samplers whose draws JAX's checker sees; `Prioritized` reads the key's words itself, and `Epoch` in a loop."""
+def test_a_key_used_twice_is_found() -> None:
+    check_key_reuse(Uniform(), 1)
 
 
-@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        s if isinstance(s, Uniform | Epoch) else pytest.param(s, marks=pytest.mark.slow)
-        for s in (*CONSUMED, Epoch(), Prioritized(), Prioritized(on="host"))
-    ],
-    ids=repr,
-)
-def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
-    """And keys that are split are not taken for one."""
-    buffer = fbuf.Buffer(8, sampler=sampler, prefetch=prefetch, batch_size=4)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
-
-    def split(state: Any, key: Any) -> Any:
-        first, second = jax.random.split(key)
-        return buffer.sample(buffer.sample(state, first)[0], second)
-
-    def twice(state: Any, key: Any) -> Any:
-        return buffer.sample(buffer.sample(state, key)[0], key)
-
-    with jax.debug_key_reuse(True):
-        jax.block_until_ready(jax.jit(split)(state, jax.random.key(1)))
-        if sampler in CONSUMED:
-            with pytest.raises(jax.errors.KeyReuseError):
-                jax.jit(twice)(state, jax.random.key(1))
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        Prioritized(replace=False),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in (Prioritized(), Ranked(), Epoch())),
-    ],
-    ids=repr,
-)
-def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
-    """Where states are mapped over too, branches become selects, between keys as well."""
-    buffer = fbuf.Buffer(8, sampler=sampler, batch_size=4)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
-    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    keys = jax.random.split(jax.random.key(0))
-    with jax.debug_key_reuse(True):
-        many = jax.jit(jax.vmap(buffer.sample))(states, keys)[1]
-    np.testing.assert_array_equal(many.index.slot[1], buffer.sample(state, keys[1])[1].index.slot)
+def test_no_key_of_many_states_is_taken_for_one_used_twice() -> None:
+    check_many_keys(Prioritized(replace=False))

@@ -1,7 +1,9 @@
-"""The format is what its page says, and what earlier versions wrote is loaded for ever."""
+"""FORMAT.md describes the format, and files of earlier versions load."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,8 @@ import pytest
 
 import fbuf
 from fbuf import _files
-from tests.checkpoints import bits, load, save, sources, state
 from tests.golden.make import CASES, DTYPES, FOLDER, plain_arrays, plain_meta
+from tests.support.files import bits, load, save, sources, state
 
 PAGE = Path(fbuf.__file__).parent / "FORMAT.md"
 
@@ -26,7 +28,7 @@ def reader() -> dict:
 
 
 def copy_of(case: str, path: Path) -> str:
-    """Golden files are never opened where they lie: a save would change them."""
+    """Copy golden files, because a save would change them."""
     return str(shutil.copytree(FOLDER / case, path / "golden"))
 
 
@@ -35,7 +37,7 @@ def test_golden_files_load(case: str, tmp_path: Path) -> None:
     CASES[case].check(copy_of(case, tmp_path))
 
 
-def test_every_golden_folder_has_a_case() -> None:
+def test_every_golden_folder_is_tested() -> None:
     folders = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("v*/*") if any(path.iterdir())}
     assert folders == set(CASES)
 
@@ -73,9 +75,6 @@ def test_the_page_reads_what_is_saved_now_and_falls_back(tmp_path: Path, capsys:
 
 
 def test_the_page_names_every_key_and_no_other(tmp_path: Path) -> None:
-    import json
-    import re
-
     _files.write(str(tmp_path), sources(2), {"k": 2})
     manifest = json.loads((tmp_path / "manifest-000000000001.json").read_text().splitlines()[1])
     keys = set(manifest) | set(manifest["files"][0]) | {key for a in manifest["arrays"].values() for key in a}

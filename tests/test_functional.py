@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import pickle
 import subprocess
@@ -385,3 +386,38 @@ def test_views_and_storages_are_values_too() -> None:
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
         assert jax.tree.leaves(part) == []
         assert part != object()
+
+
+def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
+    """For every mask of up to five rows into a lane of three, from every cursor."""
+    geometry = fbuf._typing.Geometry(lanes=1, length=3)
+    ring, keep = fbuf._ring.init(geometry), jnp.array([True])
+    place = jax.jit(fbuf._ring.place, static_argnums=(1, 2))
+    for cursor in range(3):
+        for mask in itertools.product([False, True], repeat=5):
+            kept = np.flatnonzero(mask)
+            slot = np.asarray(place(ring, geometry, 5, jnp.asarray(mask)[:, None]).slot)[:, 0]
+            written = {int(row): (cursor + rank) % 3 for rank, row in enumerate(kept) if rank >= len(kept) - 3}
+            assert {row: int(s) for row, s in enumerate(slot) if s < 3} == written
+            assert len(set(slot.tolist())) == 5  # out of range, and all different, where nothing is written
+        ring = place(ring, geometry, 1, keep[:, None]).ring
+
+
+def test_rows_that_are_updated_twice_are_written_once() -> None:
+    """Storages are promised slots that are all different; the last update of a row is the one that stays."""
+    seen: list[np.ndarray] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Noting(Device):
+        def update(self, rows: Any, slot: Any, leaves: Any, token: Any) -> Any:
+            seen.append(np.asarray(slot))
+            return super().update(rows, slot, leaves, token)
+
+    buffer = fbuf.Buffer(4)
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(4)})
+    at = jnp.array([2, 1, 2, 2], jnp.int32)
+    index = fbuf._verbs.index_of(buffer, state, at)
+    noting = dataclasses.replace(buffer, storage=Noting())
+    state, _ = fbuf._verbs._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])})
+    np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
+    assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]

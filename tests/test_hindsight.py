@@ -1,8 +1,4 @@
-"""`views.Hindsight`: goals of the same episode and of no other, rewards to match, wherever the ring's end lies.
-
-The oracle keeps all rows that ever came as a list a lane, and says for each that can be drawn which goals it may be given, and
-whether any. Goals name the state they were achieved in, so that a wrong one is seen at once.
-"""
+"""`views.Hindsight`: goals of the same episode and of no other, rewards to match, wherever the ring's end is."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Row, Sequence, Transition
-from tests.inplace import assert_draw_write_draw
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
 FINAL = 0.5  # added to a row's number: what its true final observation achieved
@@ -205,181 +199,48 @@ def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards:
         assert abs(did - fraction * could) < 5 * np.sqrt(could * fraction * (1 - fraction) + 1)
 
 
-@pytest.mark.parametrize(
-    ("view", "strategy", "lanes"),
-    [
-        ("steps", "future", 3),
-        ("final", "episode", None),
-        ("next step", "final", 3),
-        *(
-            pytest.param(view, strategy, lanes, marks=pytest.mark.slow)
-            for view in VIEWS
-            for strategy in ("future", "final", "episode")
-            for lanes in (None, 3)
-            if (view, strategy, lanes)
-            not in (("steps", "future", 3), ("final", "episode", None), ("next step", "final", 3))
-        ),
-    ],
-)
-def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
-    for seed in range(2):
-        follow(view, strategy, lanes, seed)
+GOAL = np.zeros(2, np.float32)
+ROWS = {
+    "obs": {"achieved_goal": GOAL, "desired_goal": GOAL},
+    "action": np.int32(0),
+    "reward": np.float32(0),
+    "terminated": np.bool_(False),
+    "truncated": np.bool_(False),
+}
 
 
-@pytest.mark.slow
-def test_always_and_never() -> None:
-    follow("one step", "future", None, 0, fraction=1.0)
-    follow("one step", "future", None, 0, fraction=0.0)
+def test_goals_are_of_the_same_episode() -> None:
+    follow("final", "future", 3, seed=0)
 
 
-def test_an_observation_that_is_the_achieved_goal() -> None:
-    """The true final observation counts as for goals below it."""
-    number = jnp.arange(12)
-    rows = {
-        "obs": number.astype(jnp.float32),
-        "final": number + 0.5,
-        "goal": jnp.full(12, -1.0),
-        "action": number,
-        "reward": jnp.zeros(12),
-        "terminated": number % 4 == 3,
-        "truncated": jnp.zeros(12, bool),
-    }
-    inner = Transition(final_observation="final")
-    view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
-    buffer = fbuf.Buffer(20, view=view)
-    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    data = buffer.peek(state, jax.random.key(0), 300).data
-    assert set(data["action"].tolist()) == set(range(12)) and bool(data["relabelled"].all())
-    assert bool((data["goal"] == data["action"] // 4 * 4 + 3.5).all())
+def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> Any:
+    """512 transitions after the first rows came, and then the others."""
+    buffer = fbuf.Buffer(capacity, view=view)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
+    @jax.jit
+    def run(rows: Any) -> Any:
+        state = buffer.extend(buffer.init(example), jax.tree.map(lambda x: x[:first], rows))
+        state = buffer.extend(state, jax.tree.map(lambda x: x[first:], rows))
+        return buffer.peek(state, jax.random.key(0), 512).data
 
-def test_rewards_below_the_observation_are_refused() -> None:
-    goal = np.zeros(2, np.float32)
-    rows = {"obs": {"achieved_goal": goal, "desired_goal": goal, "reward": 0.0}, "action": 0}
-    buffer = fbuf.Buffer(10, view=Hindsight(Transition(reward="obs/reward"), reward))
-    with pytest.raises(ValueError, match="'obs/reward' is part of the observation 'obs'"):
-        buffer.init(rows | {"terminated": False, "truncated": False})
-
-
-def test_a_reward_that_jax_cannot_trace() -> None:
-    goal = np.zeros(2, np.float32)
-    rows = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    buffer = fbuf.Buffer(
-        10, view=Hindsight(Transition(), lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
-    )
-    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
-        buffer.init(rows | {"terminated": False, "truncated": False})
-    assert "jnp.where for if" in error.value.__notes__[-1]
-
-
-def test_what_is_not_relabelled_is_as_without_it() -> None:
-    """The same key draws the same transitions."""
-    rows = {
-        "obs": {
-            "desired_goal": jnp.arange(40.0),
-            "achieved_goal": jnp.arange(40.0),
-            "frame": jnp.arange(40, dtype=jnp.uint8),
-        },
-        "action": jnp.arange(40),
-        "reward": jnp.arange(40.0),
-        "terminated": jnp.arange(40) % 9 == 8,
-        "truncated": jnp.zeros(40, bool),
-    }
-    inner = Transition(n_step=3, stack=4)
-    plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
-    view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
-    both = dataclasses.replace(plain, view=view)
-    batches = []
-    for buffer in (plain, both):
-        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-        batches.append(buffer.sample(state, jax.random.key(0), 256)[1])
-    one, two = batches
-    new = two.data.pop("relabelled")
-    assert 60 < int(new.sum()) < 140 and bool((one.index.slot == two.index.slot).all())
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[~new], b[~new]), one.data, two.data)
-    for name in ("action", "discount", "terminated"):
-        assert bool((one.data[name] == two.data[name]).all())
-    assert bool((one.data["obs"]["frame"] == two.data["obs"]["frame"]).all())
-
-
-def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
-    """A sparse reward over rows that hold int32 rewards; the goal is a leaf of its own."""
-    count = 30
-    rows = {
-        "obs": jnp.arange(count, dtype=jnp.float32),
-        "at": jnp.arange(count) // 2,
-        "goal": jnp.full(count, 99),
-        "action": jnp.arange(count),
-        "reward": jnp.zeros(count, jnp.int32),
-        "terminated": jnp.zeros(count, bool),
-        "truncated": jnp.zeros(count, bool),
-    }
-    view = Hindsight(Transition(), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0)
-    buffer = fbuf.Buffer(100, view=view, storage=fbuf.storages.Host(keys=("at", "goal")))
-    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    data = buffer.sample(state, jax.random.key(0), 200)[1].data
-    assert bool(data["relabelled"].all()) and data["goal"].dtype == jnp.int32
-    reached = data["goal"] == (data["action"] + 1) // 2
-    assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
-
-
-@pytest.mark.parametrize(
-    "storage",
-    [fbuf.storages.Device(), pytest.param(fbuf.storages.Compressed(keys=("obs/frame",)), marks=pytest.mark.slow)],
-)
-def test_steps_are_in_place(storage: Any) -> None:
-    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
-    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
-    number = np.zeros((), int)
-    rows = {
-        "obs": observation(number, number, 0.0),
-        "last": observation(number, number, 0.0),
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
-    }
-    assert_draw_write_draw(buffer, rows, buffer.init(rows))
+    return jax.device_get(run(rows))
 
 
 def test_final_goals_over_the_end_of_the_ring() -> None:
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
     view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
-    buffer = fbuf.Buffer(10, view=view)
-    number = jnp.arange(14)
+    number = np.arange(14, dtype=np.int32)
     rows = {
-        "obs": {"desired_goal": jnp.full(14, -1.0), "achieved_goal": number.astype(jnp.float32)},
+        "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
         "action": number,
-        "reward": jnp.zeros(14),
+        "reward": np.zeros(14, np.float32),
         "terminated": number == 8,
-        "truncated": jnp.zeros(14, bool),
+        "truncated": np.zeros(14, bool),
     }
-    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
-    for part in (slice(0, 8), slice(8, 14)):
-        state = buffer.extend(state, jax.tree.map(lambda x, part=part: x[part], rows))
-    data = buffer.peek(state, jax.random.key(0), 512).data
+    data = drawn(view, rows, 10, 8)
     goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
-
-
-def test_an_episode_far_longer_than_the_ring() -> None:
-    """Nothing is known of where it began; goals are of rows still held."""
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
-    buffer = fbuf.Buffer(16, view=view)
-    example = {
-        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
-        "action": jnp.int32(0),
-        "reward": jnp.float32(0),
-        "terminated": jnp.bool_(False),
-        "truncated": jnp.bool_(False),
-    }
-    state, extend = buffer.init(example), jax.jit(buffer.extend)
-    for i in range(0, 200, 5):
-        rows = jax.tree.map(lambda x: jnp.zeros((5, *x.shape), x.dtype), example)
-        rows["obs"]["achieved_goal"] = jnp.arange(i, i + 5, dtype=jnp.float32)
-        state = extend(state, rows)
-        goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
-        assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
 
 
 @pytest.mark.parametrize(
@@ -413,25 +274,42 @@ def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None
     ],
 )
 def test_wrong_leaves(change: Any, message: str) -> None:
-    rows = {
-        "obs": {"achieved_goal": np.zeros(2, np.float32), "desired_goal": np.zeros(2, np.float32)} | change,
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
-    }
-    rows["obs"] = {n: x for n, x in rows["obs"].items() if x is not None}
-    buffer = fbuf.Buffer(10, view=Hindsight(Transition(), reward))
+    obs = {n: x for n, x in (ROWS["obs"] | change).items() if x is not None}
     with pytest.raises(ValueError, match=re.escape(message)):
-        buffer.init(rows)
+        fbuf.Buffer(10, view=Hindsight(Transition(), reward)).init(ROWS | {"obs": obs})
 
 
-def test_a_reward_of_another_shape() -> None:
-    goal = np.zeros(2, np.float32)
-    rows = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    rows |= {"terminated": False, "truncated": False}
-    buffer = fbuf.Buffer(10, view=Hindsight(Transition(), lambda achieved, goal: achieved - goal))
-    with pytest.raises(
-        ValueError, match=r"reward\(achieved_goal, goal\) gives float32\[2\]; expected real numbers of shape \[\]"
-    ):
-        buffer.init(rows)
+def test_wrong_rewards() -> None:
+    def init(reward: Any, rows: Any = ROWS, name: str = "reward") -> None:
+        fbuf.Buffer(10, view=Hindsight(Transition(reward=name), reward)).init(rows)
+
+    with pytest.raises(ValueError, match=r"gives float32\[2\]; expected real numbers of shape \[\]"):
+        init(lambda achieved, goal: achieved - goal)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        init(lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
+    assert "jnp.where for if" in error.value.__notes__[-1]
+    rows = ROWS | {"obs": ROWS["obs"] | {"reward": 0.0}}
+    with pytest.raises(ValueError, match="'obs/reward' is part of the observation 'obs'"):
+        init(reward, {n: x for n, x in rows.items() if n != "reward"}, "obs/reward")
+
+
+def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
+    """Episodes of one to five rows go round a ring of eleven, one to three rows at a time."""
+    goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
+    example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
+    buffer = fbuf.Buffer(11, view=Hindsight(Transition(), reward))
+    state = buffer.init(example | {"terminated": False, "truncated": False})
+    around = jax.jit(fbuf._anchors.episode_around, static_argnums=2)
+    ends: list[bool] = []
+    for _ in range(20):
+        new = rng.random(3) < 0.4
+        rows = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (3, *np.shape(x))), example)
+        mask = np.arange(3) < rng.integers(1, 4)
+        state = buffer.extend(state, rows | {"terminated": new, "truncated": np.zeros(3, bool)}, mask=mask)
+        ends += new[mask].tolist()
+        held = min(len(ends), 11)
+        episode = np.cumsum([0, *ends])[:-1][-held:]
+        age = np.arange(11, dtype=np.int32)
+        first, last = around(state.anchors.starts, state.ring, buffer.geometry, np.zeros(11, np.int32), age)
+        np.testing.assert_array_equal(first[:held], np.searchsorted(episode, episode))
+        np.testing.assert_array_equal(last[:held], np.searchsorted(episode, episode, side="right") - 1)

@@ -22,7 +22,7 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Epoch, Prioritized, Uniform
-from fbuf.storages import Blocks, Compressed, Device, Host, Memmap, Zstd
+from fbuf.storages import Compressed, Device, Host, Memmap, Zstd
 from fbuf.views import Row, Sequence, Transition
 
 STORAGES = {
@@ -197,8 +197,6 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         jax.jit(lambda: resume(Memmap(str(tmp_path))))()
     with pytest.raises(TypeError, match="Memmap: path is 3; expected the path of a folder, or None"):
         Memmap(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"Compressed: path is 'x', but the table of Blocks\(.*expected chunks"):
-        Compressed(path="x", codec=Blocks())
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot make .*file/lock: .*bytes are free there|cannot make .*/file/lock"):
         fbuf.Buffer(10, storage=Memmap(str(tmp_path / "file"))).init(EXAMPLE)

@@ -17,7 +17,7 @@ from fbuf._mixture import _quota
 from fbuf._mixture._weigh import weigh
 from fbuf._typing import Limited
 from fbuf.samplers import Consume, Epoch, Prioritized
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 PARTS = st.lists(st.integers(0, 64), min_size=1, max_size=5).filter(any)
 
@@ -237,3 +237,10 @@ def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
     # 1 / pi estimates sums without bias: here the number of rows.
     estimate = np.sum(1 / (3 * np.asarray(chance)), axis=1)
     assert abs(estimate.mean() - 6) < 4.5 * estimate.std() / np.sqrt(len(estimate))
+
+
+@pytest.mark.parametrize("total", [2**27, 2**30])
+def test_what_float32_rounds_away_of_a_huge_batch_is_made_up(total: int) -> None:
+    """A third of 2^30 is 11 rows off in float32, of each buffer."""
+    quota = np.asarray(traced(np.full(3, 1 / 3, np.float32), np.int32(total)))
+    assert quota.sum() == total and (abs(quota - total / 3) < 64).all()

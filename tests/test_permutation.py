@@ -15,7 +15,7 @@ import pytest
 
 from fbuf import _permutation
 from fbuf._permutation import permute, shuffled
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 permute_jit = jax.jit(permute)
 WORD = 2**32
@@ -36,9 +36,6 @@ def is_permutation(got: np.ndarray) -> bool:
     seen = np.zeros(len(got), bool)
     seen[got] = True
     return got.min() >= 0 and got.max() < len(got) and bool(seen.all())
-
-
-# --------------------------------------------------------------------------------------------------- the oracle
 
 
 def slow_permute(key: list[int], index: int, n: int) -> int:
@@ -75,7 +72,7 @@ def slow_permute(key: list[int], index: int, n: int) -> int:
 def test_as_the_oracle(n):
     index = np.random.default_rng(n).integers(0, n, 60).astype(np.int32)
     key = key_of(n)
-    got = permute_jit(key, jnp.asarray(index), jnp.int32(n))
+    got = permute_jit(key, index, np.int32(n))
     assert got.dtype == jnp.int32
     assert got.tolist() == [slow_permute(np.asarray(key).tolist(), int(i), n) for i in index]
 
@@ -85,9 +82,6 @@ def test_orders_never_change():
     key = jnp.asarray([1, 2], jnp.uint32)
     got = [permute_jit(key, jnp.arange(5, dtype=jnp.int32), jnp.int32(n)).tolist() for n in (5, 2000, 10**6)]
     assert got == [[3, 1, 2, 0, 4], [1581, 685, 1754, 308, 1484], [845948, 794384, 718335, 368626, 25038]]
-
-
-# ---------------------------------------------------------------------------------------------------- one to one
 
 
 def test_one_to_one_for_every_small_n():
@@ -100,23 +94,9 @@ def test_one_to_one_for_every_small_n():
         assert all(is_permutation(one[:n]) for one, n in zip(got, sizes, strict=True))
 
 
-@pytest.mark.parametrize("n", [1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_537, 10**6, 2**20 - 1, 2**20 + 1])
-def test_one_to_one(n):
-    assert is_permutation(order(n, n))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [2**24 - 1, 2**24 + 1, 5 * 10**7, 4999**2, 4999**2 + 1])
-def test_one_to_one_for_large_n(n):
-    assert is_permutation(order(n, n))
-
-
-@pytest.mark.parametrize("n", [2**30 + 7, LARGEST])
-def test_no_two_alike_among_some_places_of_very_many(n):
-    index = np.unique(np.random.default_rng(0).integers(0, n, 2**19)).astype(np.int32)
-    got = np.asarray(permute_jit(key_of(n), jnp.asarray(index), jnp.int32(n)))
-    assert got.min() >= 0 and got.max() < n and len(np.unique(got)) == len(index)
-    assert abs(got.mean() / n - 0.5) < 5 / np.sqrt(12 * len(index))
+def test_one_to_one():
+    for n in (1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_537):
+        assert is_permutation(order(n, n))
 
 
 def test_places_outside_are_taken_for_the_nearest_inside():
@@ -136,20 +116,8 @@ def test_roots_are_exact():
         assert (got.astype(np.int64) ** 2 <= number).all() and ((got.astype(np.int64) + 1) ** 2 > number).all()
 
 
-def test_vmap_walks_each_as_far_as_alone():
-    sizes, index = [1, 5, 1000, 10**6, 2**30], jnp.arange(40, dtype=jnp.int32)
-    keys = jnp.stack([key_of(seed) for seed in range(5)])
-    together = jax.jit(jax.vmap(permute, (0, None, 0)))(keys, index, jnp.asarray(sizes, jnp.int32))
-    for got, key, n in zip(together, keys, sizes, strict=True):
-        np.testing.assert_array_equal(got, permute_jit(key, index, jnp.int32(n)))
-
-
-# ----------------------------------------------------------------------------------------------------- uniformity
-
-
 @pytest.mark.parametrize("keys", ["random", "counting"])
-@pytest.mark.parametrize("n", [1025, 2000])
-def test_values_at_a_place_are_uniform_over_keys(n, keys):
+def test_values_at_a_place_are_uniform_over_keys(keys, n=1025):
     """So are the differences of two that stand side by side, as those in one batch do; for keys 0, 1, 2, ... as well."""
     number = 60_000
     words = np.random.default_rng(n).integers(0, WORD, (number, 2), np.uint32)
@@ -162,18 +130,6 @@ def test_values_at_a_place_are_uniform_over_keys(n, keys):
     for i, j in ((0, 1), (1, 2), (3, 4), (0, 5)):
         apart = np.bincount((got[:, j] - got[:, i]) % n, minlength=n)
         assert abs(chi_square_z(apart, np.r_[0.0, np.full(n - 1, 1 / (n - 1))])) < 4
-
-
-def test_within_one_order_near_places_hold_unrelated_values():
-    """One long order: where the values of each place and the next lie, in a grid of 32 by 32."""
-    n = 10**6
-    got = order(3, n).astype(np.int64) * 32 // n
-    for step in (1, 2, 1000, 1001):  # 1000 is a column of the rectangle
-        counts = np.bincount(got[:-step] * 32 + got[step:], minlength=1024)
-        assert abs(chi_square_z(counts, np.full(1024, 1 / 1024))) < 4
-
-
-# ------------------------------------------------------------------------------------------------------- shuffles
 
 
 def shuffles(m: int, n: int, number: int) -> np.ndarray:
@@ -202,9 +158,10 @@ def test_shuffles_survive_bits_all_alike(word):
     assert got.tolist() == list(range(9))
 
 
-@pytest.mark.parametrize("number", [1, 32, 33, 256])
+@pytest.mark.parametrize("number", [1, 32, 33])
 def test_mixed_is_one_to_one(number):
-    assert is_permutation(np.asarray(_permutation.mixed(jax.random.key(number), number)))
+    mixed = jax.jit(_permutation.mixed, static_argnums=1)
+    assert is_permutation(np.asarray(mixed(jax.random.key(number), number)))
 
 
 def test_mixed_gives_every_order_of_a_few_as_often():

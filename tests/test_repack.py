@@ -17,7 +17,7 @@ from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
 from fbuf._host.store import Column, Store, StoreClosed
-from tests.test_store import fetch, frames
+from tests.support.store import fetch, frames
 
 SIZE = 24
 

@@ -13,19 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax import lax
 
 import fbuf
 from fbuf import _wide, _words
 from fbuf._wide import Wide
 from fbuf.views import Sequence, Transition
 from fbuf.writers import Reservoir
-from tests.test_uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z
 
 CAPACITY, AT_ONCE = 12, 40
 EXAMPLE = {"id": jax.ShapeDtypeStruct((), np.int32)}
-WORD = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1]))
-LONG = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from([2**32 - 1, 2**32, 2**63, 2**64 - 1]))
 
 
 def buffer_of(seed: int = 0, capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
@@ -64,41 +61,32 @@ class Model:
             self.slots[slot] = row
 
 
-# -------------------------------------------------------------------------------------------------- plain Python
+def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
+    """bool[runs, rows], which rows many buffers hold after some calls; each with a key of its own."""
+    buffer = buffer_of(capacity=capacity)
+
+    def one(key: jax.Array) -> jax.Array:
+        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)  # type: ignore[attr-defined]
+        for ids in np.array_split(np.arange(rows, dtype=np.int32), calls):
+            state = buffer.extend(state, {"id": ids})
+        held = buffer.get(state, jnp.arange(capacity, dtype=jnp.int32)).data["id"]
+        return jnp.zeros(rows, bool).at[held].set(True)
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
 
 
-@settings(max_examples=max(settings.default.max_examples // 3, 1))
-@given(program=st.lists(st.tuples(st.integers(1, AT_ONCE), st.integers(0, 2**16), st.booleans()), max_size=4))
-def test_rows_lie_where_algorithm_r_puts_them(program: list[tuple[int, int, bool]]) -> None:
-    buffer = buffer_of()
-    state, came = buffer.init(EXAMPLE), 0
-    model = Model(state.scatter.own.key, CAPACITY)
-    for number, seed, masked in program:
-        mask = np.random.default_rng(seed).random(number) < 0.6 if masked else np.ones(number, bool)
-        state = put(buffer, state, came, number, mask)
-        for i in np.flatnonzero(mask):
-            model.add(came + int(i))
-        came += number
-        assert by_slot(buffer, state) == model.slots
-        stats = buffer.stats(state)
-        assert float(stats["seen"]) == model.seen and int(stats["refused_rows"]) == 0
+def check_sets(calls: int) -> None:
+    """Hold each set of three of eight rows equally often."""
+    runs = 40_000
+    held = held_sets(rows=8, calls=calls, capacity=3, runs=runs)
+    assert (held.sum(axis=1) == 3).all()
+    sets = list(itertools.combinations(range(8), 3))
+    counts = np.array([held[:, list(s)].all(axis=1).sum() for s in sets])
+    assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
 
 
-def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
-    buffer, laned = buffer_of(seed=3), buffer_of(seed=3, lanes=4)
-    rows = {"id": np.arange(96, dtype=np.int32)}
-    one = buffer.init(EXAMPLE)
-    for i in range(0, 96, 8):
-        one = put(buffer, one, i, 8)
-    run = jax.jit(lambda state: lax.scan(lambda s, row: (buffer.add(s, row), None), state, rows)[0], donate_argnums=0)
-    scanned = run(buffer.init(EXAMPLE))
-    many = laned.extend(laned.init(EXAMPLE), {"id": rows["id"].reshape(24, 4)})
-    assert by_slot(buffer, one) == by_slot(buffer, scanned) == by_slot(laned, many)
-    assert np.asarray(buffer.rows(one).data["id"]).tolist() == sorted(by_slot(buffer, one))
-
-
-@pytest.mark.parametrize("seen", [2**32 - 7, pytest.param(2**40 - 7, marks=pytest.mark.slow)])
-def test_beyond_2_to_32_rows(seen: int) -> None:
+def check_beyond(seen: int) -> None:
+    """Go on as algorithm R does after so many rows."""
     buffer = buffer_of()
     state = put(buffer, buffer.init(EXAMPLE), 0, 12)
     own = dataclasses.replace(state.scatter.own, seen=jnp.array(divmod(seen, 2**32), jnp.uint32))
@@ -114,11 +102,49 @@ def test_beyond_2_to_32_rows(seen: int) -> None:
     assert float(buffer.stats(state)["seen"]) == pytest.approx(seen + 80, rel=1e-6)
 
 
-# ---------------------------------------------------------------------------------------------------- 64-bit numbers
+def check_inplace(number: int) -> None:
+    buffer = buffer_of(capacity=200_000)
+
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, 8)
+        return buffer.extend(state, rows), batch
+
+    rows = {"id": jax.ShapeDtypeStruct((number,), np.int32)}
+    fbuf.testing.assert_inplace(step, jax.eval_shape(buffer.init, EXAMPLE), rows, jax.random.key(0))
+
+
+WORD = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1]))
+LONG = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from([2**32 - 1, 2**32, 2**63, 2**64 - 1]))
+
+
+@settings(max_examples=max(settings.default.max_examples // 3, 1))
+@given(program=st.lists(st.tuples(st.integers(1, AT_ONCE), st.integers(0, 2**16), st.booleans()), max_size=4))
+def test_rows_are_where_algorithm_r_puts_them(program: list[tuple[int, int, bool]]) -> None:
+    buffer = buffer_of()
+    state, came = buffer.init(EXAMPLE), 0
+    model = Model(state.scatter.own.key, CAPACITY)
+    for number, seed, masked in program:
+        mask = np.random.default_rng(seed).random(number) < 0.6 if masked else np.ones(number, bool)
+        state = put(buffer, state, came, number, mask)
+        for i in np.flatnonzero(mask):
+            model.add(came + int(i))
+        came += number
+        assert by_slot(buffer, state) == model.slots
+        stats = buffer.stats(state)
+        assert float(stats["seen"]) == model.seen and int(stats["refused_rows"]) == 0
+
+
+def test_beyond_2_to_32_rows() -> None:
+    check_beyond(2**32 - 7)
+
+
+@jax.jit
+def numbers(a: Wide, b: Wide, c: jax.Array, d: jax.Array) -> tuple[Wide, ...]:
+    return _wide.add(a, b), _wide.negative(a), _wide.multiply(c, d), _wide.product_high(a, b), _wide.at_most(a, b)
 
 
 def pair(number: int) -> Wide:
-    return Wide(jnp.uint32(number >> 32), jnp.uint32(number & 0xFFFFFFFF))
+    return Wide(np.uint32(number >> 32), np.uint32(number & 0xFFFFFFFF))
 
 
 def whole(number: Wide) -> int:
@@ -132,50 +158,15 @@ def test_numbers_of_64_bits(a: int, b: int, c: int, d: int) -> None:
     def signed(x: int) -> int:
         return x - modulus if x >= 2**63 else x
 
-    assert whole(_wide.add(pair(a), pair(b))) == (a + b) % modulus
-    assert whole(_wide.negative(pair(a))) == -a % modulus == whole(_wide.of(-a))
-    assert whole(_wide.multiply(jnp.uint32(c), jnp.uint32(d))) == c * d
-    assert whole(_wide.product_high(pair(a), pair(b))) == a * b >> 64
-    assert bool(_wide.at_most(pair(a), pair(b))) == (signed(a) <= signed(b))
+    total, negative, product, high, at_most = numbers(pair(a), pair(b), np.uint32(c), np.uint32(d))
+    assert whole(total) == (a + b) % modulus
+    assert whole(negative) == -a % modulus == whole(_wide.of(-a))
+    assert whole(product) == c * d and whole(high) == a * b >> 64
+    assert bool(at_most) == (signed(a) <= signed(b))
 
 
-# ------------------------------------------------------------------------------------------------------ uniformity
-
-
-def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
-    """bool[runs, rows], which rows many buffers hold after some calls; each with a key of its own."""
-    buffer = buffer_of(capacity=capacity)
-
-    def one(key: jax.Array) -> jax.Array:
-        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)  # type: ignore[attr-defined]
-        for ids in np.array_split(np.arange(rows, dtype=np.int32), calls):
-            state = buffer.extend(state, {"id": ids})
-        held = buffer.get(state, jnp.arange(capacity, dtype=jnp.int32)).data["id"]
-        return jnp.zeros(rows, bool).at[held].set(True)
-
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
-
-
-@pytest.mark.parametrize("calls", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_every_set_of_rows_is_equally_likely(calls: int) -> None:
-    runs = 40_000
-    held = held_sets(rows=8, calls=calls, capacity=3, runs=runs)
-    assert (held.sum(axis=1) == 3).all()
-    sets = list(itertools.combinations(range(8), 3))
-    counts = np.array([held[:, list(s)].all(axis=1).sum() for s in sets])
-    assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
-
-
-@pytest.mark.slow
-def test_every_row_of_a_long_stream_is_equally_likely() -> None:
-    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
-    counts = held.sum(axis=0)
-    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
-    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
-    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
-
-
-# --------------------------------------------------------------------------------------------- keys, kept, refused
+def test_every_set_of_rows_is_equally_likely() -> None:
+    check_sets(calls=1)
 
 
 def test_seeds_keys_and_clear() -> None:
@@ -230,24 +221,6 @@ def test_what_it_refuses() -> None:
         buffer.writer.rekeyed(state, jax.random.split(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_step_copies_nothing(number: int) -> None:
-    buffer = buffer_of(capacity=200_000)
-
-    def step(state: Any, rows: Any, key: Any) -> Any:
-        state, batch = buffer.sample(state, key, 8)
-        return buffer.extend(state, rows), batch
-
-    rows = {"id": jax.ShapeDtypeStruct((number,), np.int32)}
-    fbuf.testing.assert_inplace(step, jax.eval_shape(buffer.init, EXAMPLE), rows, jax.random.key(0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("x64", [False, True])
-def test_strict_promotion_and_x64(x64: bool) -> None:
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    with jax.numpy_dtype_promotion("strict"), wide(x64):
-        buffer = buffer_of()
-        state = buffer.clear(put(buffer, buffer.init(EXAMPLE), 0, 40))
-        state = put(buffer, state, 0, 40)
-        assert float(buffer.stats(state)["seen"]) == 40 and len(set(by_slot(buffer, state))) == 12
+@pytest.mark.optimized
+def test_a_step_copies_nothing() -> None:
+    check_inplace(1)

@@ -1,7 +1,6 @@
 """`writers.TopK`: what sorting all rows that ever came would leave stays, whatever the ranks are and however they come.
 
-The oracle sorts Python numbers. How such a writer goes together with storages, samplers and verbs is in
-tests/test_scattered.py. Writes are of one shape wherever they can be, because each shape is a compilation.
+How such a writer goes together with storages, samplers and verbs is in tests/test_scattered.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from jax import lax
 
 import fbuf
 from fbuf import _tournament
-from fbuf.storages import Compressed
+from fbuf.testing import assert_inplace
 from fbuf.views import Row, Sequence, Transition
 from fbuf.writers import TopK
 
@@ -99,12 +98,8 @@ def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
         return np.asarray([edges[i] for i in rng.integers(len(edges), size=count)]).astype(dtype)
 
 
-# -------------------------------------------------------------------------------------------------- plain Python
-
-
-@pytest.mark.parametrize("kind", [k if k == "float32" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
-@given(program=st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16), st.booleans()), max_size=6))
-def test_what_sorting_all_rows_would_leave_stays(kind: str, program: list[tuple[int, int, bool]]) -> None:
+def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
+    """Keep what sorting would leave, of rows given as number, seed and whether some are masked."""
     dtype, buffer = KINDS[kind], buffer_of()
     state, ranks, names, came = buffer.init(example_of(dtype)), [], [], 0
     for number, seed, masked in program:
@@ -126,84 +121,8 @@ def test_what_sorting_all_rows_would_leave_stays(kind: str, program: list[tuple[
     assert stats["lowest_rank"].dtype == dtype and stats["lowest_rank"].item() == expected
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.float64, *(pytest.param(d, marks=pytest.mark.slow) for d in (np.int64, np.uint64))]
-)
-def test_ranks_of_64_bits(dtype: Any) -> None:
-    rng = np.random.default_rng(0)
-    if dtype == np.float64:
-        new = np.concatenate([ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
-    else:
-        new = (np.uint64(2**32 - 3) + rng.integers(0, 6, 80, np.uint64)).astype(dtype)
-        new = np.concatenate([new, -new if dtype == np.int64 else new[:5], np.asarray([np.iinfo(dtype).max], dtype)])
-    with wide(True):
-        buffer = buffer_of()
-        state = buffer.init(example_of(dtype))
-        state = put(buffer, state, new)
-        assert held(state) == best(list(new))
-        assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
-
-
-@pytest.mark.parametrize("kind", ["int4", pytest.param("uint4", marks=pytest.mark.slow)])
-def test_ranks_of_four_bits(kind: str) -> None:
-    buffer, dtype = buffer_of(capacity=3), jnp.dtype(kind)
-    ranks = [3, -8, 7, 0, 7] if kind == "int4" else [3, 0, 15, 1, 15]
-    state = buffer.init(example_of(dtype))
-    assert int(buffer.stats(state)["lowest_rank"]) == jnp.iinfo(dtype).min
-    state = buffer.extend(state, {"rank": jnp.array(ranks, dtype), "id": jnp.arange(5, dtype=jnp.int32)})
-    assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
-
-
-@pytest.mark.parametrize("capacity", [1, *(pytest.param(c, marks=pytest.mark.slow) for c in (2, 8, 9, 65))])
-def test_any_capacity(capacity: int) -> None:
-    buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
-    state = buffer.init(example_of(np.float32))
-    for _ in range(3):
-        new = rng.integers(0, 50, 50).astype(np.float32)
-        state = put(buffer, state, new, len(ranks))
-        ranks += new.tolist()
-        empty = max(capacity - len(ranks), 0)  # slots, which hold zeros
-        assert held(state)[empty:] == best(ranks, capacity)
-
-
-def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
-    rng, buffer, laned = np.random.default_rng(0), buffer_of(), buffer_of(lanes=4)
-    ranks = rng.integers(0, 30, 96).astype(np.float32)
-    ranks[rng.random(96) < 0.1] = np.nan
-    rows = {"rank": ranks, "id": np.arange(96, dtype=np.int32)}
-    few = buffer.init(example_of(np.float32))
-    for i in range(0, 96, 7):
-        few = put(buffer, few, ranks[i : i + 7], i)
-    many = laned.extend(laned.init(example_of(np.float32)), {n: x.reshape(24, 4) for n, x in rows.items()})
-
-    def step(state: Any, given: Any) -> Any:
-        return buffer.add(state, given), None
-
-    run = jax.jit(lambda state: lax.scan(step, state, rows)[0], donate_argnums=0)
-    scanned = run(buffer.init(example_of(np.float32)))
-    assert ids(buffer, few) == ids(buffer, scanned) == held(many) == best(ranks.tolist())
-
-
-def test_arrivals_beyond_2_to_32() -> None:
-    """Of equal ranks the first stay, though the low word of the count came round between them."""
-    buffer = buffer_of()
-    state = buffer.init(example_of(np.float32))
-    own = dataclasses.replace(state.scatter.own, arrived=jnp.array([0, 2**32 - 5], jnp.uint32))
-    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
-    state = put(buffer, state, np.ones(20, np.float32))
-    assert np.asarray(state.scatter.own.arrived).tolist() == [1, 35] and ids(buffer, state) == list(range(12))
-    state = put(buffer, state, np.full(3, 2, np.float32), 40)
-    assert ids(buffer, state) == [*range(9), 40, 41, 42]
-
-
-# -------------------------------------------------------------------------------------------------- both ways alike
-
-
-@pytest.mark.parametrize(
-    ("capacity", "number"), [(70, 9), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((5, 9), (70, 3), (600, 40)))]
-)
-def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -> None:
-    """On CPUs rows go in one by one, on accelerators all at once."""
+def check_ways(capacity: int, number: int) -> None:
+    """Keep the same rows one by one, as CPUs put them in, and all at once, as accelerators do."""
 
     @functools.partial(jax.jit, static_argnums=0)
     def by(way: Any, tree: Any, rows: Any, keep: Any, held: Any) -> Any:
@@ -235,17 +154,75 @@ def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -
             ways[way] = [tree, held]
 
 
-@pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
-@pytest.mark.parametrize("words", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
-    """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
+def check_inplace(form: str) -> None:
+    buffer = buffer_of(capacity=200_000, lanes=2)
+    example = example_of(np.float32)
 
-    def insert(tree: Any, rows: Any) -> Any:
-        return _tournament._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
+    def step(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(state, given[1], 8)
+        state = buffer.extend(state, given[0])
+        return state, (batch, buffer.stats(state))
 
-    tree = jax.eval_shape(lambda: _tournament.init(70, words))
-    compiled = jax.jit(insert).lower(tree, jax.ShapeDtypeStruct((100, words + 2), jnp.uint32)).compile()
-    assert compiled.as_text().count("xla_cpu_small_call") == 2
+    def shaped(*axes: int) -> Any:
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
+        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
+
+    state = jax.eval_shape(buffer.init, example)
+    if form == "vmap":
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), state)
+        assert_inplace(jax.vmap(step), state, shaped(3))
+    elif form == "scan":
+        assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+    else:
+        assert_inplace(step, state, shaped())
+
+
+def check_capacity(capacity: int) -> None:
+    """Keep the best however many there is room for."""
+    buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
+    state = buffer.init(example_of(np.float32))
+    for _ in range(3):
+        new = rng.integers(0, 50, 50).astype(np.float32)
+        state = put(buffer, state, new, len(ranks))
+        ranks += new.tolist()
+        empty = max(capacity - len(ranks), 0)  # slots, which hold zeros
+        assert held(state)[empty:] == best(ranks, capacity)
+
+
+PROGRAM = st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16), st.booleans()), max_size=6)
+
+
+@given(program=PROGRAM)
+def test_what_sorting_all_rows_would_leave_stays(program: list[tuple[int, int, bool]]) -> None:
+    check_program("float32", program)
+
+
+def test_ranks_of_four_bits() -> None:
+    buffer, dtype = buffer_of(capacity=3), jnp.dtype("int4")
+    state = buffer.init(example_of(dtype))
+    assert int(buffer.stats(state)["lowest_rank"]) == -8
+    state = buffer.extend(state, {"rank": jnp.array([3, -8, 7, 0, 7], dtype), "id": np.arange(5, dtype=np.int32)})
+    assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
+
+
+def test_one_slot() -> None:
+    check_capacity(1)
+
+
+def test_arrivals_beyond_2_to_32() -> None:
+    """Of equal ranks the first stay, though the low word of the count came round between them."""
+    buffer = buffer_of()
+    state = buffer.init(example_of(np.float32))
+    own = dataclasses.replace(state.scatter.own, arrived=jnp.array([0, 2**32 - 5], jnp.uint32))
+    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
+    state = put(buffer, state, np.ones(20, np.float32))
+    assert np.asarray(state.scatter.own.arrived).tolist() == [1, 35] and ids(buffer, state) == list(range(12))
+    state = put(buffer, state, np.full(3, 2, np.float32), 40)
+    assert ids(buffer, state) == [*range(9), 40, 41, 42]
+
+
+def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
+    check_ways(70, 9)
 
 
 def test_words_are_in_the_order_of_the_ranks() -> None:
@@ -262,9 +239,6 @@ def test_words_are_in_the_order_of_the_ranks() -> None:
         place = {rank: i for i, rank in enumerate(sorted(set(order)))}
         assert np.array_equal(np.unique(words[:, 0], return_inverse=True)[1], [place[rank] for rank in order])
         assert all(b == r or order_of(r) == (False, 0) for b, r in zip(back, ranks, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------ rows and functions
 
 
 def test_a_function_of_a_row_ranks_it() -> None:
@@ -289,24 +263,8 @@ def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
     assert ids(buffer, put(buffer, state, np.float32([5, 1, 5.5]), 40)) == [40, 41, 42]
 
 
-def test_vmapped_buffers_keep_their_own() -> None:
-    buffer, ranks = buffer_of(), np.random.default_rng(0).integers(0, 50, (3, 40)).astype(np.float32)
-    ranks[1] = 0
-    numbers = np.tile(np.arange(40, dtype=np.int32), (3, 1))
-    extend = jax.jit(jax.vmap(buffer.extend))
-    states = jax.tree.map(lambda x: np.stack([x] * 3), buffer.init(example_of(np.float32)))
-    states = extend(states, {"rank": ranks, "id": numbers})
-    states = extend(states, {"rank": ranks + np.float32([[0], [1], [0]]), "id": numbers + 40})
-    for i in range(3):
-        assert held(states)[i] == best([*ranks[i].tolist(), *(ranks[i] + (i == 1)).tolist()])
-
-
-# ------------------------------------------------------------------------------------------- kept, moved, drawn ahead
-
-
-@pytest.mark.parametrize("storage", ["device", pytest.param("compressed", marks=pytest.mark.slow)])
-def test_it_is_saved_with_its_ranks(storage: str, tmp_path: Path) -> None:
-    buffer = buffer_of() if storage == "device" else buffer_of(storage=Compressed(keys=("id",)))
+def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
+    buffer = buffer_of()
     ranks = np.random.default_rng(0).integers(0, 99, 80).astype(np.float32)
     state = put(buffer, buffer.init(example_of(np.float32)), ranks[:40])
     fbuf.save(tmp_path, buffer, state)
@@ -331,40 +289,6 @@ def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match=r"with the function .*_by_id, which no file can hold"):
         fbuf.load(tmp_path)
     assert fbuf.load(tmp_path, buffer)[0] == buffer
-
-
-def test_a_replay_draws_ahead_from_it() -> None:
-    rows = {"rank": np.arange(40, dtype=np.float32), "id": np.arange(40, dtype=np.int32)}
-    rows["rank"][3] = np.nan
-    replay = fbuf.Replay(buffer_of(prefetch=1, batch_size=4), example_of(np.float32))
-    replay.extend(rows)
-    assert min(replay.sample().data["id"].tolist()) >= 28 and len(replay) == CAPACITY
-    assert replay.stats()["lowest_rank"] == 28 and replay.stats()["nan_ranks"] == 1
-
-
-@pytest.mark.slow
-def test_it_is_checked_and_converted() -> None:
-    buffer, other = buffer_of(), buffer_of(sampler=fbuf.samplers.Prioritized())
-    state = put(fbuf.checked(buffer), buffer.init(example_of(np.float32)), np.arange(40, dtype=np.float32))
-    moved = put(other, buffer.convert(other, state), np.float32([40]), 40)
-    assert ids(other, moved) == [*range(29, 40), 40]
-
-
-# --------------------------------------------------------------------------------------- what torchrl's writer does
-
-
-def test_a_nan_keeps_nothing_out() -> None:
-    """torchrl 0.14: of nan, 1, 2 and then 5, 6, 7 in a buffer of three nan, 1, 2 stay, for ever."""
-    buffer = buffer_of()
-    state = put(buffer, buffer.init(example_of(np.float32)), np.float32([NAN] * 10 + [1, 2]))
-    for i, rank in enumerate([5, NAN, 6, 7]):
-        state = put(buffer, state, np.float32([rank]), 40 + i)
-    assert ids(buffer, state) == [*range(7), 10, 11, 40, 42, 43]
-    state = put(buffer, state, np.arange(3, 13, dtype=np.float32), 80)
-    assert not np.isnan(np.asarray(buffer.rows(state).data["rank"])).any()
-
-
-# ------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("view", [Transition(), Sequence(4)])
@@ -406,47 +330,6 @@ def test_a_rank_is_a_name_or_a_function() -> None:
         fbuf.Buffer(10, writer=TopK)  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------------- in place
-
-
-@pytest.mark.parametrize("form", ["scan", *(pytest.param(f, marks=pytest.mark.slow) for f in ("jit", "vmap"))])
-def test_a_step_copies_nothing(form: str) -> None:
-    buffer = buffer_of(capacity=200_000, lanes=2)
-    example = example_of(np.float32)
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        return state, (batch, buffer.stats(state))
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = jax.eval_shape(buffer.init, example)
-    if form == "vmap":
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), state)
-        fbuf.testing.assert_inplace(jax.vmap(step), state, shaped(3))
-    elif form == "scan":
-        fbuf.testing.assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
-    else:
-        fbuf.testing.assert_inplace(step, state, shaped())
-
-
-@pytest.mark.parametrize("number", [1, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_write_alone_copies_nothing(number: int) -> None:
-    buffer = buffer_of(capacity=200_000)
-    example = example_of(np.float32)
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), example)
-    memory = fbuf.testing.assert_inplace(buffer.extend, jax.eval_shape(buffer.init, example), rows)
-    assert memory.bound < 200_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("x64", [False, True])
-def test_strict_promotion_and_x64(x64: bool) -> None:
-    with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
-        buffer = buffer_of(sampler=fbuf.samplers.Prioritized())
-        state = put(buffer, buffer.init(example_of(np.float32)), np.arange(80, dtype=np.float32))
-        state, batch = buffer.sample(state, jax.random.key(0), 4)
-        assert ids(buffer, state) == list(range(68, 80)) and float(buffer.stats(state)["lowest_rank"]) == 68
+@pytest.mark.optimized
+def test_a_step_copies_nothing() -> None:
+    check_inplace("scan")

@@ -1,39 +1,20 @@
-"""Buffers with every transform, saved and loaded: the same batches go on, and chains may change as documented."""
+"""Buffers with transforms, saved and loaded: what stages have learnt is kept, and chains may change as documented."""
 
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf import SchemaError, transforms
-from fbuf.storages import Compressed, Device
-from fbuf.transforms import (
-    Augment,
-    Cast,
-    Chain,
-    Concatenate,
-    Drop,
-    Map,
-    Normalize,
-    NormalizeReward,
-    Rename,
-    RewardToGo,
-    Scale,
-    Select,
-    Split,
-    Stack,
-    Unstack,
-)
-from tests.checkpointing import same
+from fbuf import SchemaError
+from fbuf.storages import Compressed
+from fbuf.transforms import Map, Normalize, NormalizeReward, Rename, Scale
+from tests.support.checkpoint import same
 
 
 def doubled(row: Any) -> Any:
@@ -44,71 +25,6 @@ def doubled(row: Any) -> Any:
 def halved(row: Any) -> Any:
     """Its inverse."""
     return {**row, "f": row["f"] / 2}
-
-
-EVERY_WRITE = Chain(
-    (
-        Rename({"o": "obs"}),
-        Drop("junk"),
-        Concatenate(("a", "b"), "ab"),
-        Stack(("c", "d"), "cd"),
-        Cast("action", "int16"),
-        RewardToGo(0.9, episode_end=("terminated",)),
-        ("at_write", Normalize("ab", clip=3.0)),
-    )
-)
-EVERY_READ = Chain(
-    (
-        Select(("obs", "ab", "cd", "action", "reward", "reward_to_go")),
-        Split("ab", ("a", "b"), (2, 1)),
-        Unstack("cd", ("c", "d")),
-        NormalizeReward(),
-        Augment("obs", 1),
-        ("inner", Chain((Scale("obs"), Normalize("c", of="action")))),
-    )
-)
-
-
-def rows_of(seed: int, count: int = 3) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "o": rng.integers(0, 256, (count, 4, 4), np.uint8),
-        "junk": np.zeros(count, np.int8),
-        "a": rng.normal(size=(count, 2)).astype(np.float32),
-        "b": rng.normal(size=(count, 1)).astype(np.float32),
-        "c": rng.normal(size=count).astype(np.float32),
-        "d": rng.normal(size=count).astype(np.float32),
-        "action": rng.integers(0, 9, count).astype(np.int32),
-        "reward": rng.normal(3, 4, count).astype(np.float32),
-        "terminated": rng.random(count) < 0.2,
-    }
-
-
-EXAMPLE = jax.tree.map(lambda x: x[0], rows_of(0))
-
-
-def test_every_transform_is_among_them() -> None:
-    def names(chain: Chain) -> set[str]:
-        return {type(t).__name__ for _, t in chain}.union(*(names(t) for _, t in chain if isinstance(t, Chain)))
-
-    members = set(transforms.__all__) - {
-        "apply",
-        "Map",
-        "Denormalize",
-    }  # a function needs the buffer to load; an inverse
-    assert names(EVERY_WRITE) | names(EVERY_READ) == members
-
-
-def steps(buffer: fbuf.Buffer, state: Any, first: int, number: int) -> Any:
-    def step(state: Any, rows: Any, key: Any) -> Any:
-        state, batch = buffer.sample(buffer.extend(state, rows), key, 4)
-        return state, (batch.data, batch.index, batch.weight)
-
-    run, out = jax.jit(step), []
-    for i in range(first, first + number):
-        state, batch = run(state, rows_of(i), jax.random.key(i))
-        out.append(jax.device_get(batch))
-    return state, out
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
@@ -125,46 +41,6 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
         same(again.transforms, state.transforms)
 
 
-_OTHER = """
-import sys
-import jax, numpy as np
-import fbuf
-from tests.test_transforms_checkpoint import steps
-buffer, state = fbuf.load(sys.argv[1])
-np.savez(sys.argv[2], *[np.asarray(x) for x in jax.tree.leaves(steps(buffer, state, 100, 3)[1])])
-"""
-
-
-@pytest.mark.parametrize(
-    ("storage", "prefetch"),
-    [(Device(), 1), pytest.param(Compressed(keys=("obs",)), 0, marks=pytest.mark.slow)],
-    ids=["Device", "Compressed"],
-)
-def test_batches_go_on_bit_for_bit(storage: Any, prefetch: int, tmp_path: Path) -> None:
-    ahead = {"prefetch": 1, "batch_size": 4} if prefetch else {}
-    buffer = fbuf.Buffer(20, storage=storage, on_write=EVERY_WRITE, on_read=EVERY_READ, **ahead)
-    state, _ = steps(buffer, buffer.init(EXAMPLE), 0, 9)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    loaded, again = fbuf.load(tmp_path / "saved")
-    assert loaded == buffer and again.transforms.given == state.transforms.given
-    same(again.transforms, state.transforms)
-    want = steps(buffer, state, 100, 3)[1]
-    same(steps(loaded, again, 100, 3)[1], want)
-
-
-@pytest.mark.slow
-def test_another_process_goes_on(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(20, on_write=EVERY_WRITE, on_read=EVERY_READ, prefetch=1, batch_size=4)
-    state, _ = steps(buffer, buffer.init(EXAMPLE), 0, 9)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    command = [sys.executable, "-c", _OTHER, str(tmp_path / "saved"), str(tmp_path / "batches.npz")]
-    done = subprocess.run(command, cwd=Path(fbuf.__file__).parent.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    want = [np.asarray(x) for x in jax.tree.leaves(steps(buffer, state, 100, 3)[1])]
-    with np.load(tmp_path / "batches.npz") as file:
-        same([file[name] for name in file.files], want)
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Any:
     """A buffer of twelve rows with rewards 0 to 11, of which it holds eight."""
@@ -176,7 +52,7 @@ def saved(tmp_path: Path) -> Any:
     return tmp_path / "saved", buffer, state
 
 
-def test_another_on_read_goes_on_with_what_its_stages_know(saved: Any) -> None:
+def test_another_on_read_keeps_the_statistics_of_its_stages(saved: Any) -> None:
     """The same stage under the same name; others learn from the rows that are held."""
     path, buffer, _ = saved
     ever, held = 5.5, 7.5
@@ -211,7 +87,7 @@ def test_examples_are_of_rows_as_they_are_given(saved: Any) -> None:
         fbuf.load(path, buffer, example={"reward": 0.0})
 
 
-def test_functions_are_noted_by_name(tmp_path: Path) -> None:
+def test_functions_are_saved_by_name(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(8, on_write=Map(doubled, halved), on_read=Map(halved))
     state = buffer.extend(buffer.init({"f": 0.0}), {"f": jnp.arange(5.0)})
     fbuf.save(tmp_path, buffer, state)
@@ -230,7 +106,7 @@ class Row(NamedTuple):
     f: Any
 
 
-def test_rows_of_ones_own_need_an_example(tmp_path: Path) -> None:
+def test_custom_nodes_need_an_example(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(8, on_write=Scale("f", 2.0))
     state = buffer.extend(buffer.init(Row(0.0)), Row(jnp.arange(5.0)))
     fbuf.save(tmp_path, buffer, state)
@@ -241,7 +117,7 @@ def test_rows_of_ones_own_need_an_example(tmp_path: Path) -> None:
     same(loaded.extend(again, Row(jnp.ones(1))), buffer.extend(state, Row(jnp.ones(1))))
 
 
-def test_a_replay_goes_on(tmp_path: Path) -> None:
+def test_a_loaded_replay_continues(tmp_path: Path) -> None:
     replay = fbuf.Replay(fbuf.Buffer(8, on_write=Rename({"r": "reward"}), on_read=NormalizeReward()), {"r": 0.0})
     replay.extend({"r": np.arange(5, dtype=np.float32)})
     replay.save(tmp_path)

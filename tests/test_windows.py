@@ -1,13 +1,11 @@
-"""Windows and episodes: what `tests/test_model.py` does not show of them.
+"""Windows and episodes: who is drawn how often, priorities of windows, what other libraries and beginners get wrong.
 
-There every window is compared with an independent model; here are who is drawn how often, memory, priorities of windows, what
-other libraries get wrong, and what a beginner gets wrong.
+Every window is compared with an independent model in `tests/test_model.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -17,12 +15,21 @@ import pytest
 from jax import lax
 
 import fbuf
+from fbuf import _anchors, _sumtree
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
-from tests.test_uniformity import DRAWS, chi_square_z, drawable, slots_drawn
+from tests.support.uniformity import DRAWS, chi_square_z, drawable
 
 ENDS = ("terminated", "truncated")
+WINDOWS = [
+    Sequence(5),
+    Sequence(4, stride=3),
+    Sequence(6, boundary="mask"),
+    Sequence(6, boundary="mask", at=5),
+    Sequence(9, boundary="cross"),
+    Episode(20),
+]
 
 
 def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
@@ -46,80 +53,6 @@ def filled(view: Any, lengths: list[int], capacity: int, sampler: Any = None) ->
     return buffer, buffer.extend(buffer.init(EXAMPLE), rows_of(lengths))
 
 
-# ------------------------------------------------------------------------------------------------ who is drawn
-
-
-@functools.cache
-def lanes_out_of_step(view: Any, sampler: Any) -> tuple[fbuf.Buffer, Any]:
-    """Three lanes of episodes: one fills a fifth of its ring, one half, one goes round several times."""
-    rng = np.random.default_rng(3)
-    buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
-    state, number = buffer.init(EXAMPLE), np.zeros(3, np.int32)
-    for _ in range(8):
-        mask = rng.random((100, 3)) < np.array([0.08, 0.2, 0.9])
-        end = rng.random((100, 3)) < 0.08
-        counted = np.cumsum(end & mask, axis=0)
-        rows = {
-            "id": np.zeros((100, 3), np.int32),
-            "episode": (number + counted - (end & mask)).astype(np.int32),
-            "terminated": end,
-            "truncated": np.zeros_like(end),
-        }
-        number = (number + counted[-1]).astype(np.int32)
-        state = buffer.extend(state, rows, mask=jnp.asarray(mask))
-    return buffer, state
-
-
-WINDOWS = [
-    Sequence(5),
-    Sequence(4, stride=3),
-    Sequence(6, boundary="mask"),
-    Sequence(6, boundary="mask", at=5),
-    Sequence(9, boundary="cross"),
-    Episode(20),
-]
-
-
-@pytest.mark.parametrize("view", WINDOWS, ids=repr)
-def test_every_window_is_as_likely_as_every_other(view: Any) -> None:
-    buffer, state = lanes_out_of_step(view, Uniform())
-    anchors = drawable(state)
-    by_lane = anchors.reshape(-1, 3).sum(axis=0)
-    assert 0 < by_lane[0] < by_lane[1] < by_lane[2]
-    assert abs(chi_square_z(slots_drawn(buffer, state, 0, DRAWS), anchors / anchors.sum())) < 4
-
-
-@pytest.mark.parametrize("view", [Row(), *(v for v in WINDOWS if v.rule.kind != "cross")], ids=repr)
-def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
-    sampler = Uniform(over="episodes")
-    if view == Row():
-        buffer, state = lanes_out_of_step(Sequence(1, episode_end=ENDS), sampler)
-    else:
-        buffer, state = lanes_out_of_step(view, sampler)
-    anchors = drawable(state)
-    episode = np.asarray(state.rows["episode"]) * 3 + np.arange(buffer.capacity) % 3
-    names, which, sizes = np.unique(episode[anchors], return_inverse=True, return_counts=True)
-    chances = np.zeros(buffer.capacity)
-    chances[anchors] = 1 / len(names) / sizes[which]
-    assert len(names) > 20 and (sizes.max() > 3 or isinstance(view, Episode))
-    assert abs(chi_square_z(slots_drawn(buffer, state, 0, DRAWS), chances)) < 4
-    batch = buffer.peek(state, jax.random.key(1), 100)
-    np.testing.assert_allclose(batch.probability, chances[np.asarray(batch.index.slot)], rtol=1e-6)
-
-
-def test_a_short_episode_beside_a_long_one() -> None:
-    """Uniform over starts where asked for, over episodes where asked for (torchrl's slices: the latter only)."""
-    lengths, share = [20, 200], {}
-    for over in ("anchors", "episodes"):
-        buffer, state = filled(Sequence(16), lengths, 220, Uniform(over))
-        batch = buffer.peek(state, jax.random.key(0), 20_000)
-        share[over] = float(np.mean(np.asarray(batch.data["episode"])[:, 0] == 0))
-    assert abs(share["anchors"] - 5 / 190) < 0.005 and abs(share["episodes"] - 0.5) < 0.015
-
-
-# ---------------------------------------------------------------------------------- what other libraries get wrong
-
-
 def check_windows(data: Any, apart: int = 1) -> None:
     """Rows of a window follow one another within one episode, and an end is its last row."""
     there, ids = np.asarray(data["mask"]), np.asarray(data["id"])
@@ -131,83 +64,82 @@ def check_windows(data: Any, apart: int = 1) -> None:
         assert not last[b, at[:-1]].any()
 
 
-@pytest.mark.parametrize(
-    "view", [Sequence(8), Sequence(8, boundary="mask"), Sequence(5, boundary="mask", at=2)], ids=repr
-)
-def test_late_priorities_revive_no_window_across_the_write_head(view: Any) -> None:
-    """flashbax: 240 of 1,280 windows were broken after priorities came late."""
+def check_chances(view: Any, sampler: Uniform) -> None:
+    """Draw from three lanes: one fills a fifth of its ring, one half, one goes round several times."""
+    rng = np.random.default_rng(3)
+    buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
+    mask = rng.random((8, 100, 3)) < np.array([0.08, 0.2, 0.9])
+    end = rng.random((8, 100, 3)) < 0.08
+    ended = np.cumsum((end & mask).reshape(800, 3), axis=0).reshape(8, 100, 3)
+    rows = {
+        "id": np.zeros((8, 100, 3), np.int32),
+        "episode": (ended - (end & mask)).astype(np.int32),
+        "terminated": end,
+        "truncated": np.zeros_like(end),
+    }
+
+    @jax.jit
+    def run(rows: Any, mask: Any, key: Any) -> Any:
+        state, _ = lax.scan(lambda s, x: (buffer.extend(s, x[0], mask=x[1]), None), buffer.init(EXAMPLE), (rows, mask))
+        batch = buffer.peek(state, key, DRAWS)
+        return state.anchors.flags, state.rows["episode"], batch.index.slot, batch.probability, batch.mask
+
+    flags, episode, slots, probability, drawn = map(np.asarray, run(rows, mask, jax.random.key(0)))
+    anchors = (flags & _anchors.OPEN) != 0
+    by_lane = anchors.reshape(-1, 3).sum(axis=0)
+    assert 0 < by_lane[0] < by_lane[1] < by_lane[2] and drawn.all()
+    chances = anchors / anchors.sum()
+    if sampler.over == "episodes":
+        names, which, sizes = np.unique(
+            (episode * 3 + np.arange(len(anchors)) % 3)[anchors], return_inverse=True, return_counts=True
+        )
+        chances = np.zeros(len(anchors))
+        chances[anchors] = 1 / len(names) / sizes[which]
+        assert len(names) > 20 and (sizes.max() > 3 or isinstance(view, Episode))
+    assert abs(chi_square_z(np.bincount(slots, minlength=len(anchors)), chances)) < 4
+    np.testing.assert_allclose(probability, chances[slots], rtol=1e-6)
+
+
+def check_late_priorities(view: Any) -> None:
+    """Change priorities of windows that have been overwritten since (flashbax: 240 of 1,280 windows were broken)."""
     buffer = fbuf.Buffer(64, view=view, sampler=Prioritized(alpha=1.0))
     rng = np.random.default_rng(0)
     state, first, batches = buffer.init(EXAMPLE), 0, []
-    extend = jax.jit(buffer.extend)
     for i in range(30):
         lengths = rng.integers(1, 12, 2).tolist()
         rows = jax.tree.map(lambda x: np.resize(x, 24), rows_of(lengths, first))
         first += sum(lengths)
-        state = extend(state, rows, mask=np.arange(24) < sum(lengths))
+        state = buffer.extend(state, rows, mask=np.arange(24) < sum(lengths))
         if i < 6:
             continue
         state, batch = buffer.sample(state, jax.random.key(i), 64)
         check_windows(batch.data)
         batches.append(batch)
-        state = buffer.update_priority(state, batches[max(0, len(batches) - 4)].index, jnp.full(64, 1e4))
+        state = buffer.update_priority(state, batches[max(0, len(batches) - 4)].index, np.full(64, 1e4, np.float32))
     assert int(buffer.stats(state)["refused_stale"]) + int(buffer.stats(state)["refused_closed"]) > 100
 
 
-def test_slices_keep_their_terminal_step() -> None:
-    """torchrl numbers episodes so that each ends before its terminal row; ours end with it."""
-    buffer, state = filled(Sequence(4), [6, 9, 4], 19)
-    data = buffer.peek(state, jax.random.key(0), 500).data
-    check_windows(data)
-    assert np.asarray(data["terminated"])[:, -1].any()
-    assert set(np.asarray(data["id"])[:, -1][np.asarray(data["terminated"])[:, -1]].tolist()) == {5, 14, 18}
-
-
-@pytest.mark.parametrize("at", [0, 2, 4])
-def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
-    """torchrl's right spans can be empty, and crash."""
+def check_cuts(at: int) -> None:
+    """Cut windows at ends: never shorter than `at` says (torchrl's right spans can be empty, and crash)."""
     buffer, state = filled(Sequence(5, boundary="mask", at=at), [30, 40], 70)
-    data = buffer.peek(state, jax.random.key(0), 2000).data
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 2000).data)
     check_windows(data)
-    there = np.asarray(data["mask"])
+    there = data["mask"]
     cut_right, cut_left = there[~there[:, -1]].sum(axis=1), there[~there[:, 0]].sum(axis=1)
     assert cut_right.min(initial=9) == (at + 1 if at < 4 else 9)
     assert cut_left.min(initial=9) == (5 - at if at else 9)
     assert there[:, at].all()
 
 
-def test_windows_over_the_wrap_of_the_ring() -> None:
-    buffer = fbuf.Buffer(50, view=Sequence(20))
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of([33, 60]))
-    data = buffer.peek(state, jax.random.key(0), 300).data
-    check_windows(data)
-    assert set(np.asarray(data["id"])[:, 0].tolist()) == set(range(93 - 50, 93 - 20 + 1))
-
-
-# ------------------------------------------------------------------------------------------------------- memory
-
 ROW = {
-    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "obs": jax.ShapeDtypeStruct((4, 3), np.uint8),
+    "terminated": jax.ShapeDtypeStruct((), np.bool_),
+    "truncated": jax.ShapeDtypeStruct((), np.bool_),
 }
 
 
-@pytest.mark.parametrize(
-    ("view", "sampler"),
-    [
-        pytest.param(Sequence(8), Uniform("episodes"), marks=pytest.mark.slow),
-        pytest.param(Sequence(8, stride=4), Prioritized(), marks=pytest.mark.slow),
-        (Sequence(6, boundary="mask", at=3), Prioritized(normalize="buffer")),
-        pytest.param(Sequence(8, boundary="cross", dilation=2), Uniform(), marks=pytest.mark.slow),
-        pytest.param(Episode(12), Prioritized(), marks=pytest.mark.slow),
-        (Episode(12, longer="cut"), Uniform("episodes")),
-        pytest.param(Row(), Uniform("episodes"), marks=pytest.mark.slow),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("first", ["extend", pytest.param("sample", marks=pytest.mark.slow)])
-def test_steps_are_in_place(view: Any, sampler: Any, first: str) -> None:
+def check_inplace(view: Any, sampler: Any, first: str) -> None:
+    """Extend (or sample) first, then the other, and update priorities: alone and in a scan."""
     buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler, episode_end=ENDS)
 
     def step(state: Any, given: Any) -> Any:
@@ -223,11 +155,32 @@ def test_steps_are_in_place(view: Any, sampler: Any, first: str) -> None:
 
     def shaped(*axes: int) -> Any:
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), ROW)
-        return jax.ShapeDtypeStruct((*axes, 2), jnp.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), jnp.float32)
+        return jax.ShapeDtypeStruct((*axes, 2), np.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), np.float32)
 
     state = jax.eval_shape(buffer.init, ROW)
     assert_inplace(step, state, shaped())
     assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+
+
+@pytest.mark.parametrize("view", WINDOWS, ids=repr)
+def test_every_window_is_as_likely_as_every_other(view: Any) -> None:
+    check_chances(view, Uniform())
+
+
+@pytest.mark.parametrize("view", [WINDOWS[1], WINDOWS[2], WINDOWS[3], WINDOWS[5]], ids=repr)
+def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
+    check_chances(view, Uniform(over="episodes"))
+
+
+def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
+    """torchrl numbers episodes so that each ends before its terminal row; ours end with it."""
+    buffer = fbuf.Buffer(50, view=Sequence(4))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([33, 30, 20, 10]))
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 500).data)
+    check_windows(data)
+    starts = set(range(93 - 50, 93 - 4 + 1)) - {60, 61, 62, 80, 81, 82}
+    assert set(data["id"][:, 0].tolist()) == starts
+    assert set(data["id"][:, -1][data["terminated"][:, -1]].tolist()) == {62, 82, 92}
 
 
 def test_long_windows_cost_no_more_to_add_to() -> None:
@@ -238,19 +191,6 @@ def test_long_windows_cost_no_more_to_add_to() -> None:
         anchors = jax.eval_shape(buffer.init, ROW).anchors
         sizes.append(sum(x.size for x in jax.tree.leaves(dataclasses.replace(anchors, flags=None))))
     assert len(set(sizes)) == 1 and sizes[0] < 10
-
-
-def test_many_buffers_at_once() -> None:
-    buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask"), sampler=Uniform("episodes"))
-    every = [rows_of([3, 8, 1, 5]), rows_of([10, 2, 4, 1], 50), rows_of([1, 1, 1, 14], 100)]
-    alone = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
-    states = jax.vmap(buffer.extend)(jax.tree.map(lambda x: jnp.stack([x] * 3), buffer.init(EXAMPLE)), stacked)
-    keys = jax.random.split(jax.random.key(0), 3)
-    _, batches = jax.vmap(lambda s, k: buffer.sample(s, k, 6))(states, keys)
-    for i, state in enumerate(alone):
-        got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
 
 
 def test_episodes_that_never_end_are_counted_by_remainders() -> None:
@@ -267,9 +207,6 @@ def test_episodes_that_never_end_are_counted_by_remainders() -> None:
     assert set(np.unique((ids[:, 0] + step) % 3)) == {0} and len(np.unique(ids[:, 0])) in (19, 18)
 
 
-# --------------------------------------------------------------------------------------------------- priorities
-
-
 def test_a_window_takes_a_mixture_of_its_errors() -> None:
     buffer, state = filled(Sequence(4), [20], 20, Prioritized(alpha=1.0, eps=0.0))
     state, batch = buffer.sample(state, jax.random.key(0), 8)
@@ -284,28 +221,18 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     number = np.maximum(mask.sum(axis=1), 1)
     want = 0.7 * magnitude.max(axis=1) + 0.3 * magnitude.sum(axis=1) / number
     assert want[3] == 0
-    from fbuf import _sumtree
-
     got = _sumtree.get(after.sampler.tree, jnp.arange(8))
     np.testing.assert_allclose(got, np.where(np.arange(8) == 4, 1, want), rtol=1e-6)
     assert int(buffer.stats(after)["refused_nonfinite"]) == 1
     plain = buffer.update_priority(state, index, np.abs(error[:, 1:2]))
     assert int(buffer.stats(plain)["refused_nonfinite"]) == 1
-    replay = fbuf.Replay(buffer, EXAMPLE)
-    replay.extend(rows_of([20]))
-    drawn = replay.sample(8)
-    replay.update_priority(drawn.index, np.ones((8, 4)), mask=np.ones((8, 4), bool), eta=0.5)
 
 
 def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() -> None:
     given = np.arange(1.0, 11.0, dtype=np.float32)
-    from fbuf import _sumtree
-
     for view, anchors in (
-        (Sequence(3), {0: 3, 1: 4, 2: 5, 3: 6, 6: 9, 7: 10}),
         (Sequence(3, boundary="mask"), {0: 3, 1: 4, 2: 5, 3: 6, 4: 6, 5: 6, 6: 9, 7: 10, 8: 10, 9: 10}),
         (Episode(6), {0: 6, 6: 10}),
-        (Row(), {i: i + 1 for i in range(10)}),
     ):
         buffer = fbuf.Buffer(10, view=view, sampler=Prioritized(alpha=1.0, eps=0.0))
         state = buffer.init(EXAMPLE)
@@ -315,45 +242,6 @@ def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() 
         leaves = np.asarray(_sumtree.get(state.sampler.tree, jnp.arange(10)))
         assert {int(i): float(leaves[i]) for i in np.flatnonzero(leaves)} == anchors, view
 
-
-def test_windows_with_nothing_to_learn_do_not_take_over() -> None:
-    """They lose the priority of new ones like all others, and are nobody's error."""
-    view = Sequence(8, burn_in=4, boundary="mask")
-    buffer, state = filled(view, [20] * 30, 600, Prioritized())
-
-    @jax.jit
-    def step(state: Any, key: jax.Array) -> Any:
-        state, batch = buffer.sample(state, key, 64)
-        learn = batch.data["learning_mask"]
-        state = buffer.update_priority(state, batch.index, jnp.full(learn.shape, 0.01), mask=learn)
-        return state, jnp.mean(~jnp.any(learn, axis=1))
-
-    shares = []
-    for i in range(100):
-        state, share = step(state, jax.random.key(i))
-        shares.append(float(share))
-    assert np.mean(shares[-20:]) < np.mean(shares[:5]) and int(buffer.stats(state)["refused_nonfinite"]) == 0
-
-
-def test_episodes_of_one_row() -> None:
-    rows = rows_of([2, 3, 3]) | {"terminated": np.isin(np.arange(8), (1, 4))}
-    for longest in (1, 2):
-        buffer = fbuf.Buffer(20, view=Episode(longest, longer="cut", autoreset="next_step"))
-        state = buffer.extend(buffer.init(EXAMPLE), rows)
-        ids = np.asarray(buffer.peek(state, jax.random.key(0), 100).data["id"])
-        assert set(ids[:, 0].tolist()) == {0, 3, 6}
-
-
-def test_leaves_keep_their_structure() -> None:
-    rows = rows_of([5, 5]) | {"carry": (np.zeros((10, 2)), {"h": [np.ones(10)]})}
-    buffer = fbuf.Buffer(10, view=Sequence(3))
-    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-    data = buffer.peek(state, jax.random.key(0), 4).data
-    assert jax.tree.structure(data["carry"]) == jax.tree.structure(rows["carry"])
-    assert data["carry"][1]["h"][0].shape == (4, 3)
-
-
-# -------------------------------------------------------------------------------------------- what goes wrong
 
 WRONG = [
     (lambda: Sequence(0), ValueError, r"length is 0; expected an int >= 1"),
@@ -404,12 +292,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_what_is_wrong_is_said(make: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_settings_are_refused(make: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make()
 
 
-def test_errors_of_windows_are_checked() -> None:
+def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
     buffer, state = filled(Sequence(4), [20], 20, Prioritized())
     index = buffer.peek(state, jax.random.key(0), 8).index
     with pytest.raises(ValueError, match=r"td_error has shape \[7, 4\]; expected \[8, 4\]"):
@@ -439,15 +327,32 @@ def test_errors_of_windows_are_checked() -> None:
         dataclasses.replace(buffer, view=Transition()).peek(state, jax.random.key(0), 8)
 
 
-def test_nothing_to_draw() -> None:
-    """Too few rows, or no episode over yet: nothing, and it is counted."""
-    for view, sampler in (
-        (Sequence(4), Uniform("episodes")),
-        (Episode(9), Prioritized()),
-        (Sequence(4, boundary="mask"), Uniform()),
-    ):
-        buffer = fbuf.Buffer(20, view=view, sampler=sampler)
-        rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}
-        state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
-        assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
-        assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))
+def learnt(view: Any, ends: str) -> list[bool]:
+    """`learning_mask` of the newest window that can be drawn, after rows with these ends (`t` is terminated)."""
+    count = len(ends)
+    end = np.array([letter == "t" for letter in ends])
+    buffer = fbuf.Buffer(count, view=view)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([count]) | {"terminated": end})
+    batch = buffer.peek(state, jax.random.key(0), 64)
+    newest = int(np.argmax(np.where(batch.mask, batch.data["id"][:, 0], -1)))
+    return np.asarray(batch.data["learning_mask"])[newest].tolist()
+
+
+def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
+    assert learnt(Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
+
+
+def test_reset_rows_are_not_learnt_from() -> None:
+    """Whether they are the last of a window, or in the middle of one that crosses ends."""
+    assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
+    crossing = Sequence(4, boundary="cross", autoreset="next_step")
+    assert learnt(crossing, "-t--") == [True, True, False, True]
+
+
+def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
+    """After a conversion, too: the oldest row's frames behind it are unknown."""
+    view = Transition(stack=2, observation="id", action=None, reward="episode")
+    rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
+    state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
+    state = dataclasses.replace(state, ring=fbuf._ring.retire(state.ring, jnp.array([2], jnp.int32)))
+    assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]

@@ -68,8 +68,6 @@ def missing(config: Any) -> str | None:
         return f"the function {config['function']}"
     if "own" in config:
         return f"a {config['own']}"
-    if "type" in config and named(config["type"]) is None:
-        return f"a {config['type']}, which this version of fbuf has not"
     items = config["tuple"] if "tuple" in config else config.values()
     return next((found for found in map(missing, items) if found is not None), None)
 

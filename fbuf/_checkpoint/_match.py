@@ -95,13 +95,13 @@ def _current(call: str, path: str, config: Any) -> Any:
 
 
 def build(call: str, path: str, config: Any) -> Any:
-    """The component that was saved."""
+    """Return the component that was saved."""
     try:
         return _describe.build(config)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _files.VersionError(
-            f"{call}: {path} was saved with {shown(config)}, which this release of fbuf does not know: {error}. Use a "
-            f"later one."
+            f"{call}: {path} was saved with {shown(config)}, which this release of fbuf does not know ({error}). "
+            f"Load it with the release that saved it."
         ) from None
 
 

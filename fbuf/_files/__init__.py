@@ -16,7 +16,6 @@ Example:
 
 from fbuf._files._disk import Disk
 from fbuf._files._errors import CheckpointNotFound, SchemaError, VersionError
-from fbuf._files._progress import Bar
 from fbuf._files._reading import read, restore
 from fbuf._files._saved import Saved, SavedArray
 from fbuf._files._sources import Source
@@ -24,7 +23,6 @@ from fbuf._files._writing import Written, write
 from fbuf._host.arrays import StoreCorrupted
 
 __all__ = [
-    "Bar",
     "CheckpointNotFound",
     "Disk",
     "Saved",

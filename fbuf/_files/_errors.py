@@ -8,7 +8,7 @@ class CheckpointNotFound(FileNotFoundError):
 
 
 class VersionError(ValueError):
-    """A checkpoint was written by a release of fbuf that knows more than this one."""
+    """A checkpoint was written by another release of fbuf and needs what this one does not have."""
 
 
 class SchemaError(ValueError):

@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable
 from typing import Literal, NoReturn, TypeVar
 
+from fbuf._core.progress import Progress
 from fbuf._files._disk import DISK, Disk
 from fbuf._files._errors import CheckpointNotFound
 from fbuf._files._folder import DAMAGED, Folder
-from fbuf._files._progress import Progress
 from fbuf._files._saved import Saved
 from fbuf._host.arrays import StoreCorrupted, bare
 
@@ -27,7 +27,7 @@ def read(
     path: str | os.PathLike[str],
     *,
     verify: Verify = "full",
-    progress: Progress | bool | None = None,
+    progress: Progress = None,
     disk: Disk = DISK,
 ) -> Saved:
     """Opens the newest generation that is whole; if that is not the newest of all, a RuntimeWarning says why.
@@ -60,7 +60,7 @@ def restore(
     build: Callable[[Saved], Built],
     *,
     verify: Verify = "full",
-    progress: Progress | bool | None = None,
+    progress: Progress = None,
     disk: Disk = DISK,
 ) -> Built:
     """What `build` makes of the newest generation that is whole: as `read`, but each byte is read once in all.

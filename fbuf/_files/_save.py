@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.progress import Bar, Progress
 from fbuf._files._columns import NEW, Column, Old
 from fbuf._files._data import DataFile, OpenFile, bytes_of, header_room, same
 from fbuf._files._disk import INSTEAD
 from fbuf._files._folder import LOST, Folder
 from fbuf._files._manifest import ArrayEntry, FileEntry, Manifest, encode
 from fbuf._files._names import data_name
-from fbuf._files._progress import Bar, Progress
 from fbuf._files._sources import Plan
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.beside import Beside
@@ -52,7 +52,7 @@ class Save:
         self._beside = Beside("fbuf-save")
         self.written = 0
 
-    def run(self, meta: dict[str, Any], progress: Progress | bool | None) -> Manifest:
+    def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
         """Writes and publishes."""
         total = sum(column.plan.layout.nbytes for column in self._columns)
         with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar, self._beside:

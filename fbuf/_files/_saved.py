@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.progress import Bar, Progress
 from fbuf._files._data import OpenFile, bytes_of
 from fbuf._files._folder import DAMAGED, Folder
 from fbuf._files._manifest import ArrayEntry, Manifest
-from fbuf._files._progress import Bar, Progress
 from fbuf._host.arrays import Array, StoreCorrupted
 
 _PIECE = 1 << 20
@@ -186,7 +186,7 @@ class Saved:
         return sum(array.nbytes for array in self.arrays.values())
 
     @contextlib.contextmanager
-    def told(self, progress: Progress | bool | None) -> Iterator[None]:
+    def told(self, progress: Progress) -> Iterator[None]:
         """Tells how far reading is, of all that is read meanwhile."""
         with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
             for array in self.arrays.values():

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fbuf._core.progress import Progress
 from fbuf._files._columns import Old
 from fbuf._files._disk import DISK, Disk
 from fbuf._files._errors import VersionError
 from fbuf._files._folder import Folder
-from fbuf._files._progress import Progress
 from fbuf._files._save import Save
 from fbuf._files._sources import Source, plan
 from fbuf._files._text import MOST_DEPTH
@@ -33,7 +33,7 @@ def write(
     *,
     keep: int = 2,
     sync: bool = True,
-    progress: Progress | bool | None = None,
+    progress: Progress = None,
     disk: Disk = DISK,
 ) -> Written:
     """Saves arrays as the next generation of the checkpoint at `path`; what is there stays as it is until that is done.

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from fbuf._host.arrays import Array, StoreCorrupted, flat
-from fbuf._host.blocks import Blocked
 from fbuf._host.chunks import Chunks
 from fbuf._host.filechunks import FileChunks
 from fbuf._host.filering import FileRing
@@ -62,10 +61,8 @@ def save(part: Part, count: Array) -> dict[str, Any]:
         return _save_ring(part, count)
     if isinstance(part, Chunks | FileChunks):
         return save_chunks(part if isinstance(part, Chunks) else part.chunks, count)
-    if isinstance(part, Stacks):
-        return _save_stacks(part, count)
-    assert isinstance(part, Blocked)
-    return _save_blocks(part, count)
+    assert isinstance(part, Stacks)
+    return _save_stacks(part, count)
 
 
 def load(part: Part, arrays: Mapping[str, Source], count: Array) -> None:
@@ -74,14 +71,12 @@ def load(part: Part, arrays: Mapping[str, Source], count: Array) -> None:
         _load_ring(part, arrays, count)
     elif isinstance(part, Chunks):
         load_chunks(part, arrays, count)
-    elif isinstance(part, Stacks):
-        _load_stacks(part, arrays, count)
     elif isinstance(part, FileChunks):
         load_chunks(part.chunks, arrays, count, record=part.records)
         part.loaded(count)
     else:
-        assert isinstance(part, Blocked)
-        _load_blocks(part, arrays, count)
+        assert isinstance(part, Stacks)
+        _load_stacks(part, arrays, count)
 
 
 def _save_ring(ring: Ring | FileRing, count: Array) -> dict[str, Any]:
@@ -106,40 +101,6 @@ def _load_ring(ring: Ring | FileRing, arrays: Mapping[str, Source], count: Array
         ring.put(lane, number[step, lane], block[step, lane])
     if isinstance(ring, Ring):
         ring.touched = min(int(count.max()), ring.depth)
-
-
-def _save_blocks(part: Blocked, count: Array) -> dict[str, Any]:
-    """The column of ids, and the table that it refers to."""
-    blocks, prints, references = part.table.saved()
-    own = {
-        "probed": np.array([part.probed], np.int64),
-        "references": references,
-        "table_checksum": np.array([_checksum(references)], np.uint32),
-        "block": blocks,
-        "fingerprint": prints,
-    }
-    return own | {f"ids:{n}": a for n, a in save(part.ids, count).items()}
-
-
-def _load_blocks(part: Blocked, arrays: Mapping[str, Source], count: Array) -> None:
-    references = expect(arrays, "references", np.int64, (None,))
-    (stated,) = expect(arrays, "table_checksum", np.uint32, (1,)).tolist()
-    actual = _checksum(references)
-    if actual != stated:  # a place given up too early would come to hold another row's block
-        raise StoreCorrupted(
-            f"Store.from_arrays: the table of blocks has checksum {actual:#010x}; expected {stated:#010x}. "
-            f"Its bytes were damaged: load another checkpoint."
-        )
-    block = lazily(arrays, "block", np.uint8, (None, None))
-    if block.shape != (len(references), part.table.size):
-        raise ValueError(
-            f"Store.from_arrays: blocks are {list(block.shape)}; expected {[len(references), part.table.size]}. "
-            f"Load with the codec that was saved."
-        )
-    (probed,) = expect(arrays, "probed", np.int64, (1,)).tolist()
-    part.table.load(block, expect(arrays, "fingerprint", np.uint64, references.shape), references)
-    part.probed = bool(probed)
-    load(part.ids, within(arrays, "ids:"), count)
 
 
 def _checksum(*arrays: Array) -> int:

@@ -279,10 +279,6 @@ class Chunks:
 
     # ---------------------------------------------------------------- compressing again
 
-    def due(self, count: Array, low: Array | None = None) -> bool:
-        """Whether there is a lot of closed chunks that were not compressed again."""
-        return self.packer is not None and self._waiting(count, low) >= self.lot_size
-
     def _waiting(self, count: Array, low: Array | None) -> int:
         tail, head = self.span(count, low)
         return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())

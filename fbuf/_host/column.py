@@ -10,7 +10,6 @@ import numpy as np
 
 from fbuf._host.arrays import Array
 from fbuf._host.bits import BitPack
-from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Raw, Zstd
 
 
@@ -62,7 +61,7 @@ def one_by_one(column: Column) -> Column:
         return replace(column, codec=replace(codec, chunk=1, repack=False))
     if codec is None or codec.chunk == 1:
         return column
-    if not isinstance(codec, (BitPack, Blocks)):
+    if not isinstance(codec, BitPack):
         raise ValueError(
             f"Column: codec of '{column.name}' has chunk {codec.chunk}, but with a writer that replaces any row no rows stay "
             f"together; expected 1. Use {type(codec).__name__}(chunk=1)."

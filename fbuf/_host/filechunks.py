@@ -24,7 +24,7 @@ from fbuf._host.coder import PROBE_BYTES, PROBE_CHUNKS
 from fbuf._host.filearena import NOWHERE, Entry, FileArena
 from fbuf._host.files import File, existing, unlink
 from fbuf._host.folder import Folder, replace
-from fbuf._host.part import Census
+from fbuf._host.part import Census, Part
 from fbuf._host.plan import Plan
 from fbuf._host.sums import Sums
 from fbuf._host.whole import Lost
@@ -46,7 +46,7 @@ class FileStaged:
         return self.inner.incompressible
 
 
-class FileChunks:
+class FileChunks(Part):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
 
     def __init__(
@@ -92,14 +92,6 @@ class FileChunks:
     def census(self, count: Array) -> Census:
         """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
         return self.chunks.census(count)
-
-    def due(self, count: Array) -> bool:
-        """Chunks in files are not compressed again."""
-        return False
-
-    def lot(self, count: Array, least: int | None) -> None:
-        """Chunks in files are not compressed again."""
-        return None
 
     # ---------------------------------------------------------------- writing
 

@@ -19,7 +19,7 @@ from fbuf._host.arrays import Array, StoreCorrupted, flat, intact
 from fbuf._host.batch import Batch
 from fbuf._host.files import File, existing
 from fbuf._host.folder import Folder
-from fbuf._host.part import Census
+from fbuf._host.part import Part
 from fbuf._host.ring import Unstaged
 from fbuf._host.source import Lazy
 from fbuf._host.sums import Sums
@@ -39,7 +39,7 @@ def spare(depth: int) -> int:
     return max(16, min(depth // 16, _SPARE))
 
 
-class FileRing:
+class FileRing(Part):
     """The newest `depth` rows of each lane, as they are, in a file, and their checksums in another.
 
     Args:
@@ -102,14 +102,6 @@ class FileRing:
             f"Its bytes were damaged: start a new store at another path."
         )
 
-    def due(self, count: Array) -> bool:
-        """Nothing is compressed."""
-        return False
-
-    def lot(self, count: Array, least: int | None) -> None:
-        """Nothing is compressed."""
-        return None
-
     def room(self, count: Array) -> int:
         """Rows a lane that can be written at once, when the lanes have int64[E] `count` rows."""
         return self.places - min(int(count.max()), self.depth)
@@ -117,10 +109,6 @@ class FileRing:
     def size(self, count: Array) -> int:
         """Nothing lies in memory but what the system keeps in its page cache."""
         return 0
-
-    def census(self, count: Array) -> Census:
-        """Nothing is encoded."""
-        return Census()
 
     def stage(self, batch: Batch, rows: Array) -> Unstaged:
         """Writes the rows where only expired ones lay."""
@@ -229,17 +217,8 @@ class FileRing:
             self.unchecked[at[~wrong[new]]] = False
         return wrong
 
-    def reserve(self, staged: Unstaged) -> None:
-        """Nothing to do: the rows are written."""
-
-    def cancel(self, staged: Unstaged) -> None:
-        """Nothing to undo: they lie where no row is."""
-
     def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
-        """Nothing to do: the store's count says that they are there."""
-
-    def compact(self, count: Array) -> None:
-        """Nothing to give back."""
+        """Do nothing: `stage` wrote the rows where no row was, and the store's count makes them readable."""
 
     def saved(self, count: Array) -> Lazy:
         """As `Ring.saved`, read from the file: nothing of it comes to lie in memory. Rows nobody has looked at yet are."""

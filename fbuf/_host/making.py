@@ -10,7 +10,6 @@ import numpy as np
 
 from fbuf._host.arrays import Array, flat, intact
 from fbuf._host.batch import ranges
-from fbuf._host.blocks import Blocked, Blocks
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
 from fbuf._host.column import Column
@@ -51,8 +50,6 @@ class Making:
             return self._chunks(index) if self.folder.kinds[index : index + 1] == CHUNKS else self.ring(index)
         if column.codec is None:
             return Ring(*settings)
-        if isinstance(column.codec, Blocks):
-            return Blocked(column.codec, *settings)
         if column.stacks and isinstance(column.codec, Zstd) and stackings(column.shape, column.dtype.itemsize):
             return Stacks(column.codec, *settings, self.cache)
         chunks = Chunks(column.codec, *settings, self.cache)

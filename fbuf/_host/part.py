@@ -1,28 +1,37 @@
-"""What a store asks of a column's rows, however they are kept: as they are, encoded, or as blocks.
+"""What a store asks of a column's rows, as they are or encoded.
 
 Writing is in three steps, so that an exception leaves the store as it was: `stage` is slow and shows readers nothing,
-`reserve` allocates, `commit` cannot fail; `cancel` undoes the first two. Reading is in two: `fetch` says how, under the
+`reserve` allocates, `commit` cannot fail; `cancel` undoes `reserve`. Reading is in two: `fetch` says how, under the
 store's lock, and `run` does it without. One writer at a time, with any number of readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
-
-if TYPE_CHECKING:
-    from fbuf._host.repack import Lot
 
 
 class Census(NamedTuple):
     """What `Store.stats` adds up."""
 
     chunks: int = 0  # encoded, live
-    payload: int = 0  # their bytes, and those of what they refer to
+    payload: int = 0  # their bytes
     dictionaries: int = 0
+
+
+class Job(Protocol):
+    """Chunks to compress again."""
+
+    @property
+    def part(self) -> Any:
+        """The chunked column that made it: `packer`, `look`, `swap` and `leave` do its work."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
 
 
 class Fetch(Protocol):
@@ -46,22 +55,23 @@ class Part(Protocol):
         """Prepares a batch; the result has `incompressible`, which asks for a ring instead and needs no `cancel`."""
 
     def reserve(self, staged: Any) -> None:
-        """Stores the bytes. The last step that can fail."""
+        """Store the bytes. The last step that can fail."""
+        return None
 
     def cancel(self, staged: Any) -> None:
-        """Undoes `stage` and `reserve`."""
+        """Undo `reserve`."""
+        return None
 
     def commit(self, batch: Batch, rows: Array, staged: Any) -> None:
         """Makes a staged batch readable and drops what has expired."""
 
     def compact(self, count: Array) -> None:
-        """Gives memory back, where that pays."""
+        """Give memory back, where that pays."""
+        return None
 
-    def due(self, count: Array) -> bool:
-        """Whether there is a lot of chunks to compress again."""
-
-    def lot(self, count: Array, least: int | None) -> Lot | None:
-        """Chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
+    def lot(self, count: Array, least: int | None) -> Job | None:
+        """Return chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
+        return None
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
         """Says how to fetch rows; the store's lock is held.
@@ -78,4 +88,5 @@ class Part(Protocol):
         """Bytes held when the lanes have int64[E] `count` rows."""
 
     def census(self, count: Array) -> Census:
-        """Counts for `Store.stats`."""
+        """Return counts for `Store.stats`."""
+        return Census()

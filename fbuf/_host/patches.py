@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fbuf._host.arrays import Array, StoreCorrupted, flat
-from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Zstd
 
 PATCH = 1 << 63
 _OVERHEAD = 600  # bytes of Python objects a patch takes, about
 _RAW, _ZSTD = b"\0", b"\1"
-_OURS = (Zstd, Blocks)  # their `encode` is zstd without a dictionary
 _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of the rest
 
 
@@ -121,7 +119,7 @@ class Patches:
     def _encode(self, column: int, value: Array) -> bytes:
         kind, data = _RAW, bytes(flat(np.ascontiguousarray(value)))
         codec = self._codecs[column]
-        if isinstance(codec, _OURS) and len(data) >= 64:
+        if isinstance(codec, Zstd) and len(data) >= 64:
             packed = codec.encode(np.frombuffer(data, np.uint8))
             if len(packed) < len(data):
                 kind, data = _ZSTD, packed
@@ -131,7 +129,7 @@ class Patches:
         """Puts a value of a patch into `target`. Raises StoreCorrupted on damaged bytes."""
         kind, data, codec = value[:1], memoryview(value)[_HEAD:], self._codecs[column]
         intact = len(value) >= _HEAD and value[1:_HEAD] == zlib.crc32(data, kind[0]).to_bytes(4, "little")
-        if intact and kind == _ZSTD and isinstance(codec, _OURS):
+        if intact and kind == _ZSTD and isinstance(codec, Zstd):
             codec.decode(data, np.frombuffer(target, np.uint8))
         elif intact and kind == _RAW and len(data) == len(target):
             target[:] = data

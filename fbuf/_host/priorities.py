@@ -29,8 +29,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fbuf._host.arrays import Array, bare
-from fbuf._host.store import StoreClosed
+from fbuf._host.arrays import Array, StoreClosed, bare
+from fbuf._host.served import Kept
 from fbuf._host.sumtree import Layout, Tree, normal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +85,7 @@ def _remembered(method: F) -> F:
     return cast(F, call)
 
 
-class Priorities:
+class Priorities(Kept):
     """Leaves float32[C] by version, with their sum and the least of them. For any number of threads.
 
     Attributes:
@@ -221,18 +221,10 @@ class Priorities:
         steps = list(self._steps.values())
         return self._tree.nbytes + sum(_A_VERSION if step is None else step.nbytes for step in steps)
 
-    @property
-    def disk(self) -> int:
-        """None of it is in files."""
-        return 0
-
     def stats(self) -> dict[str, int]:
         """Leaves above 0, versions, and leaves kept for the older ones."""
         live = int(np.count_nonzero(self._tree.leaves))
         return {"rows_live": live, "versions": len(self._steps), "kept": self._kept, "nbytes": self.nbytes}
-
-    def repack(self) -> None:
-        """There is nothing to compress."""
 
     def close(self) -> None:
         """Frees the tree; later calls raise StoreClosed."""

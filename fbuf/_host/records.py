@@ -18,13 +18,13 @@ import numpy as np
 
 from fbuf._host import values
 from fbuf._host.arena import Arena
-from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
+from fbuf._host.arrays import Array, StoreClosed, StoreCorrupted, bare, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.codec import Codec
+from fbuf._host.served import Served
 from fbuf._host.shelf import INDEX, OBJECT, STRING, Leaf, Shelf, Staged, stage
 from fbuf._host.source import Source, expect, lazily
 from fbuf._host.spans import Spans
-from fbuf._host.store import StoreClosed
 from fbuf._host.values import MISSING
 
 FORMAT = 1
@@ -32,7 +32,7 @@ _PLAIN, _PACKED = b"\0", b"\1"
 _MEASURED = 1 << 14  # values measured together when a store is loaded
 
 
-class Records:
+class Records(Served):
     """Ragged rows of E lanes, readable by ticket from any thread.
 
     Args:
@@ -360,14 +360,6 @@ class Records:
                 "objects": sum(len(shelf.objects) for shelf in self._shelves),
                 "nbytes": self._nbytes(),
             }
-
-    @property
-    def disk(self) -> int:
-        """0: everything is in memory."""
-        return 0
-
-    def repack(self) -> None:
-        """Values are compressed once, on their own."""
 
     def close(self) -> None:
         """Frees everything; later calls raise StoreClosed. Closing twice is fine."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -25,17 +26,20 @@ import zstandard
 from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.codec import Zstd
 from fbuf._host.coder import ZstdCoder
-from fbuf._host.zstd import Dictionary, checksum
-
-if TYPE_CHECKING:
-    from fbuf._host.chunks import Chunks
-    from fbuf._host.store import Store
+from fbuf._host.zstd import Dictionary, checksum, compressor
 
 LOT_BYTES = 1 << 28
 """Raw bytes of a lot: 38,000 frames of 84x84."""
 _PIECE = 64  # chunks swapped at once
 _TRIAL = 24  # chunks on which dictionaries are compared
 _MORE = 3  # times the usual rows: the larger of two dictionaries tried
+_SEARCH = {  # a long one: as small as level 9, in a quarter of its time
+    "strategy": zstandard.STRATEGY_LAZY2,
+    "hash_log": 16,
+    "chain_log": 17,
+    "search_log": 5,
+    "min_match": 6,
+}
 _BUSY = 0.5  # share of its time that the thread works, so that a learner on few cores hardly feels it
 
 
@@ -43,7 +47,7 @@ _BUSY = 0.5  # share of its time that the thread works, so that a learner on few
 class Lot:
     """Chunks to compress again, oldest first, as they were when the lot was taken; one may have expired since."""
 
-    part: Chunks
+    part: Any  # the `Chunks` they are in
     lane: Array
     chunk: Array
     address: Array
@@ -80,27 +84,6 @@ class Piece(NamedTuple):
     blobs: list[bytes]
     books: list[Dictionary | None]
     checksums: list[int]
-
-
-def compressor(codec: Zstd, size: int, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
-    """The long search: as small as level 9, in a quarter of its time."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        9,
-        source_size=max(size, 1),
-        dict_size=len(dictionary.data) if dictionary else 0,
-        window_log=min(max((size - 1).bit_length(), 10), 27),
-        strategy=zstandard.STRATEGY_LAZY2,
-        hash_log=16,
-        chain_log=17,
-        search_log=5,
-        min_match=6,
-        write_checksum=False,
-        write_content_size=True,
-        write_dict_id=False,
-    )
-    if dictionary is None:
-        return zstandard.ZstdCompressor(compression_params=parameters)
-    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
 def applies(codec: Any) -> bool:
@@ -161,7 +144,7 @@ class Packer:
     def _compressor(self, lot: Lot, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
         made = lot.compressors.get(id(dictionary))
         if made is None:
-            made = lot.compressors[id(dictionary)] = compressor(self.codec, self._size, dictionary)
+            made = lot.compressors[id(dictionary)] = compressor(9, self._size, dictionary, **_SEARCH)
         return made
 
     def _sample(self, total: int) -> Sample:
@@ -214,24 +197,24 @@ class Packer:
         return float(sum(book.nbytes * min(n / max(book.count, 1), 1.0) for book, n in uses.values()))
 
 
-def start(store: Store) -> threading.Thread:
-    """Compresses lots for as long as there are any, then ends; the thread does not keep the store alive."""
-    thread = threading.Thread(target=_run, args=(weakref.ref(store),), name="fbuf-repack", daemon=True)
+def start(repack_some: weakref.WeakMethod[Callable[[], bool]]) -> threading.Thread:
+    """Call a store's method in a thread until it returns False; the thread does not keep the store alive."""
+    thread = threading.Thread(target=_run, args=(repack_some,), name="fbuf-repack", daemon=True)
     thread.start()
     return thread
 
 
-def _run(reference: weakref.ref[Store]) -> None:
+def _run(reference: weakref.WeakMethod[Callable[[], bool]]) -> None:
     while True:
-        store = reference()
-        if store is None:
+        repack_some = reference()
+        if repack_some is None:
             return
         begin = time.perf_counter()
         try:
-            if not store.repack_some():
+            if not repack_some():
                 return
         except Exception:  # is the store's `last_error`, and closed stores say so; what was not swapped is as it was
             return
         finally:
-            del store
+            del repack_some
         time.sleep((time.perf_counter() - begin) * (1 / _BUSY - 1))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
-from fbuf._host.part import Census
+from fbuf._host.part import Part
 from fbuf._host.source import Lazy
 from fbuf._host.tracked import Tracked
 
@@ -24,7 +24,7 @@ class Unstaged:
     incompressible = False
 
 
-class Ring:
+class Ring(Part):
     """The newest `depth` rows of each lane, as they are. Pages are committed as they are first written."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
@@ -44,30 +44,9 @@ class Ring:
         """`nbytes`, whatever is live."""
         return self.nbytes
 
-    def census(self, count: Array) -> Census:
-        """Nothing is encoded."""
-        return Census()
-
     def stage(self, batch: Batch, rows: Array) -> Unstaged:
         """Nothing to prepare."""
         return Unstaged()
-
-    def reserve(self, staged: Unstaged) -> None:
-        """Nothing to do: its room is there."""
-
-    def cancel(self, staged: Unstaged) -> None:
-        """Nothing to undo."""
-
-    def compact(self, count: Array) -> None:
-        """Nothing to give back."""
-
-    def due(self, count: Array) -> bool:
-        """Nothing is compressed."""
-        return False
-
-    def lot(self, count: Array, least: int | None) -> None:
-        """Nothing is compressed."""
-        return None
 
     def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
         """Takes the newest rows of a batch."""

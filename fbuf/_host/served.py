@@ -24,9 +24,11 @@ class Kept(Protocol):
     @property
     def disk(self) -> int:
         """Bytes of files."""
+        return 0
 
     def repack(self) -> None:
-        """Compresses again what is worth it."""
+        """Compress again what is worth it; by default nothing."""
+        return None
 
     def close(self) -> None:
         """Frees everything."""

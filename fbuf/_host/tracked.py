@@ -97,13 +97,6 @@ class Tracked:
         for _, snapshot in alive:
             snapshot.keep(blocks)
 
-    def moved(self, rows: int) -> None:
-        """The array is another one from now on, of so many rows, which begins alike; nobody writes to the old one."""
-        self._snapshots = []
-        written = np.zeros(max(-(-max(rows, 1) // self.block), len(self._written)), np.int64)
-        written[: len(self._written)] = self._written
-        self._written = written
-
     def snapshot(self, shape: tuple[int, ...], dtype: Any, read: Callable[[int, int], Array]) -> Lazy:
         """The first `shape[0]` rows as they are now.
 

@@ -7,6 +7,8 @@ checked as it comes, and leaves nothing behind where it fails.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,26 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import load
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _open
-from fbuf.datasets._flat import CALL, Settings, columns_of
-from fbuf.datasets._names import Names, default_view
-from fbuf.datasets._sliced import write_columns
-from fbuf.datasets._streamed import write_blocks, write_once
+from fbuf.datasets._names import KNOWN, default_view
+from fbuf.datasets._rows import CALL, Settings, columns_of, write_columns, write_tables
 from fbuf.datasets._writing import check_free, check_workers, path_of
-from fbuf.interop import _h5, _npz, _sink
-from fbuf.interop._progress import Progress
-from fbuf.interop._source import Column, refused
+from fbuf.interop import _load
+from fbuf.interop._columns import blocks, chosen, length_of, rows_a_block
 
 
 def from_arrays(
     data: Any,
     *,
     path: str | os.PathLike[str],
-    fields: Names = None,
+    fields: Mapping[str, str] | Sequence[str] | None = None,
     episode_end: Sequence[str] | None = None,
     dtypes: Mapping[str, str] | None = None,
     codec: Mapping[str, Codec] | None = None,
@@ -99,27 +99,21 @@ def from_arrays(
     path = path_of(CALL, "path", path)
     check_workers(CALL, workers)
     _open.check(path, view, sampler)
-    if isinstance(episode_end, str):
-        raise TypeError(
-            f"{CALL}: episode_end is {episode_end!r}; expected names. Write episode_end=({episode_end!r},)."
-        )
-    settings = Settings(
-        fields,
-        None if episode_end is None else tuple(episode_end),
-        dtypes,
-        codec,
-        piece_rows,
-        lambda schema: _open.check(path, view, sampler, schema),
-    )
+    for name, value in {"fields": fields, "episode_end": episode_end}.items():
+        if isinstance(value, str):
+            raise TypeError(f"{CALL}: {name} is {value!r}; expected names. Write {name}=({value!r},).")
+    ends = None if episode_end is None else tuple(episode_end)
+    check = functools.partial(_open.check, path, view, sampler)
+    settings = Settings(fields, ends, dtypes, codec, piece_rows, check)
     about = _checked_metadata(metadata)
     if isinstance(data, (str, os.PathLike)):
         _from_file(Path(data).expanduser(), path, settings, about, workers, progress)
     elif isinstance(data, Mapping):
         check_free(CALL, path, unfinished=True)
-        write_columns(columns_of(data), path, settings, about, workers, progress)
+        write_columns(columns_of(CALL, data), path, settings, about, workers, progress)
     elif isinstance(data, Iterable) and not hasattr(data, "dtype"):
         check_free(CALL, path, unfinished=False)
-        write_blocks(data, path, settings, about, progress)
+        write_tables(data, path, settings, about, progress)
     else:
         raise TypeError(
             f"{CALL}: data is a {type(data).__name__}; expected a dict of arrays, an iterable of them, or a path."
@@ -137,25 +131,19 @@ def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buff
 def _from_file(
     file: Path, path: Path, settings: Settings, about: Mapping[str, Any], workers: int, progress: Progress
 ) -> None:
-    if file.suffix not in (".npz", *_sink.H5):
-        raise ValueError(f"{CALL}: {file} ends in {file.suffix!r}; expected .npz, .h5 or .hdf5.")
-    streams = file.suffix == ".npz"
-    check_free(CALL, path, unfinished=not streams)
-    reader: _npz.Reader | _h5.Reader = _npz.Reader(file) if streams else _h5.Reader(file, CALL)
-    try:
-        found: dict[str, tuple[Column, int]] = {}
-        for name, (shape, dtype) in reader.arrays.items():
-            if shape:
-                found[name] = Column(shape[1:], dtype, reader.read(name)), shape[0]
-            else:
-                found[name] = refused(f"{file}: '{name}' is a scalar; expected [N, ...]."), -1
-        found |= {name: (refused(why), -1) for name, why in reader.refused.items()}
-        if streams:
-            write_once(found, path, settings, about, progress)
-        else:
-            write_columns(found, path, settings, about, workers, progress)
-    finally:
-        reader.close()
+    with _load.opened(CALL, file) as reader:
+        check_free(CALL, path, unfinished=file.suffix != ".npz")
+        columns, said = _load.columns_of(file, reader)
+        if said is not None and said["lanes"] is not None:
+            raise ValueError(f"{CALL}: {file} has rows of {said['lanes']} lanes; expected one stream, [N, ...].")
+        if file.suffix != ".npz":
+            return write_columns(columns, path, settings, about, workers, progress)
+        # Members of a zip are read from front to back only.
+        names = chosen(CALL, columns, settings.fields, KNOWN)
+        columns = {name: columns[name] for name in names}
+        rows, size = length_of(CALL, columns), rows_a_block(columns.values())
+        tables = blocks(CALL, columns, 0, rows, size)
+        write_tables(tables, path, dataclasses.replace(settings, fields=names), about, progress)
 
 
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

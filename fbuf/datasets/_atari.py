@@ -16,6 +16,7 @@ import os
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _atari_plan as plan
@@ -23,7 +24,6 @@ from fbuf.datasets import _open
 from fbuf.datasets._atari_download import Request, get
 from fbuf.datasets._atari_names import split
 from fbuf.datasets._atari_piece import schema
-from fbuf.datasets._bars import Progress
 from fbuf.datasets._root import root_of
 from fbuf.views import Transition
 
@@ -74,7 +74,7 @@ def atari_dqn(
       download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
       workers: Processes, which are spawned; each converts one piece at a time in at most 600 MB. 0: this process. Default: one
         a core, two a core where files come over a network, up to 8.
-      progress: True: bars of bytes and rows; a callable: called with bytes done and bytes in all.
+      progress: True: a bar of bytes; a callable: called with bytes done and bytes in all (0: unknown).
       codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and
         more than twice as long.
       view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.

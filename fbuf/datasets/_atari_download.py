@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fbuf import _pieces
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.arrays import StoreCorrupted
 from fbuf.datasets import _atari_plan as plan
 from fbuf.datasets._atari_piece import KINDS, schema
 from fbuf.datasets._atari_workers import ARRIVALS, Job, WorkerEnded, run_jobs
-from fbuf.datasets._bars import Bars, Progress
 from fbuf.datasets._lock import held
 from fbuf.datasets._source import File, FileCorrupted, SourceError, SpaceError, address_of, is_local, list_files
 
@@ -162,9 +162,9 @@ def _convert(ask: Request, missing: _Listing, rows: _pieces.Schema, workers: int
 
     clean()  # what a killed process left, or what is to be made again
     jobs = [Job(ask.path, number, files, rows) for number, files in missing.items()]
-    bars = Bars(ask.progress, ask.id, sum(file.size or 0 for files in missing.values() for file in files.values()))
+    bar = Bar(ask.progress, ask.id, sum(file.size or 0 for files in missing.values() for file in files.values()))
     skipped: dict[int, str] = {}
-    outcomes = run_jobs(jobs, workers, lambda nbytes, rows: bars({"bytes": nbytes, "rows": rows}))
+    outcomes = run_jobs(jobs, workers, bar)
     try:
         for job, error in outcomes:
             if error is None:
@@ -176,7 +176,7 @@ def _convert(ask: Request, missing: _Listing, rows: _pieces.Schema, workers: int
                 raise _explained(ask, job.number, error) from error
     finally:
         outcomes.close()
-        bars.close()
+        bar.close()
         clean()
     return skipped
 

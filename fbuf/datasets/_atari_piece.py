@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
@@ -55,14 +55,11 @@ def schema(codec: Any = None) -> _pieces.Schema:
     return _pieces.Schema({**_LEAVES, **_FLAGS}, codec={"obs": CODEC if codec is None else codec})
 
 
-def convert(
-    files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any], tell: Callable[[int], None]
-) -> None:
+def convert(files: Files, path: str, number: int, rows: _pieces.Schema, meta: dict[str, Any]) -> None:
     """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
 
     Args:
       meta: What else to keep with them.
-      tell: Called with rows read, after each block.
     Raises:
       FileCorrupted: what files say does not fit together. Or what `files` raises. There is no piece then.
     """
@@ -96,7 +93,6 @@ def convert(
                 one.take(at, frames)
             tail.take(at, frames, action, reward, terminal)
             at += len(frames)
-            tell(len(frames))
         about = {
             **meta,
             "capacity": dump.capacity,

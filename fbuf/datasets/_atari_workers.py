@@ -30,14 +30,14 @@ from fbuf.datasets._atari_piece import INVALID_RANGE, KINDS, convert
 from fbuf.datasets._source import File, FileCorrupted, fetch, is_local, read_npy
 
 Array = np.ndarray[Any, Any]
-Report = Callable[[int, int], None]
-"""Called with bytes that were read and rows that were converted since the last call."""
+Report = Callable[[int], None]
+"""Called with the bytes that were read since the last call; negative if a file is fetched again."""
 
 ARRIVALS = "arrivals"
 """The folder of downloaded files, until they are converted."""
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _EVERY = 0.1  # seconds between two reports
-_counts: Any = None  # of a worker process: bytes and rows, shared with the caller's
+_nbytes: Any = None  # that all worker processes have read, shared with the caller
 
 
 class WorkerEnded(RuntimeError):
@@ -74,16 +74,16 @@ def run_jobs(
         return
     context = multiprocessing.get_context("spawn")
     alive, stop = context.Pipe(duplex=False)
-    counts, reported = context.Array("q", 2), [0, 0]
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _start, (alive, counts))
+    nbytes, reported = context.Value("q"), 0
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _start, (alive, nbytes))
     try:
         with _without_main():
             waiting: dict[Future[None], Job] = {pool.submit(_run, job): job for job in jobs}
         while waiting:
             done, _ = wait(waiting, _EVERY, FIRST_COMPLETED)
-            now = list(counts.get_obj())
+            now = nbytes.value
             if now != reported:
-                report(now[0] - reported[0], now[1] - reported[1])
+                report(now - reported)
                 reported = now
             for future in done:
                 failure = future.exception()
@@ -109,7 +109,7 @@ def run(job: Job, report: Report) -> None:
     meta = {"files": {kind: dataclasses.asdict(file) for kind, file in job.files.items()}}
     try:
         files = _Files(job.files, arrivals, report)
-        convert(files, str(job.path), job.number, job.schema, meta, lambda rows: report(0, rows))
+        convert(files, str(job.path), job.number, job.schema, meta)
     finally:
         shutil.rmtree(arrivals, ignore_errors=True)
 
@@ -134,20 +134,17 @@ class _Files:
     ) -> Generator[Array, None, None]:
         file = self._files[kind]
         if is_local(file.url):
-            return read_npy(Path(file.url), dtypes, shape, rows, self._bytes)
+            return read_npy(Path(file.url), dtypes, shape, rows, self._report)
         self._arrivals.mkdir(parents=True, exist_ok=True)
         path = self._arrivals / file.name.rpartition("/")[2]
-        fetch(file, path, self._bytes)
+        fetch(file, path, self._report)
         return read_npy(path, dtypes, shape, rows)
 
-    def _bytes(self, number: int) -> None:
-        self._report(number, 0)
 
-
-def _start(alive: Connection, counts: Any) -> None:
+def _start(alive: Connection, nbytes: Any) -> None:
     """Prepare a worker process."""
-    global _counts
-    _counts = counts
+    global _nbytes
+    _nbytes = nbytes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller's process too, which ends this one
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
@@ -163,10 +160,9 @@ def _run(job: Job) -> None:
     run(job, _count)
 
 
-def _count(nbytes: int, rows: int) -> None:
-    with _counts.get_lock():
-        _counts[0] += nbytes
-        _counts[1] += rows
+def _count(number: int) -> None:
+    with _nbytes.get_lock():
+        _nbytes.value += number
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fbuf._host.codec import Codec, Raw, Zstd
 from fbuf.datasets._names import FINAL, NEXT, under
+from fbuf.interop._columns import Block
 
 _LARGE = 1024  # bytes a row
 
@@ -36,17 +37,28 @@ class Ends:
     follows: Mapping[str, str]
 
     def finished(
-        self, call: str, first: int, rows: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray] | None
-    ) -> tuple[dict[str, np.ndarray], int]:
-        """Rows as they are stored, and how many ends were found by comparing.
+        self, call: str, first: int, raw: Iterable[Block], after: Block | None, found: list[int]
+    ) -> Iterator[Block]:
+        """Yield blocks of rows as they are stored, each once the next has come.
 
         Args:
           first: Number of the first row, for messages.
-          rows: `{name here: [n, ...]}`, n >= 1.
+          raw: `{name here: [n, ...]}`, n >= 1.
           after: Observations `[1, ...]` of the row after the last; None: there is no more row.
+          found: Gets the number of ends in each block that were found by comparing.
         Raises:
-          ValueError: a reward is not finite, or a flag no flag.
+          ValueError: a reward is not finite, or a flag is not 0 or 1.
         """
+        held: Block | None = None
+        for block in raw:
+            if held is not None:
+                yield self._finished(call, first, held, {name: block[name][:1] for name in self.follows}, found)
+                first += len(next(iter(held.values())))
+            held = block
+        if held is not None:
+            yield self._finished(call, first, held, after, found)
+
+    def _finished(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
         none = np.zeros(len(next(iter(rows.values()))), bool)
         check_rewards(call, first, rows)
         flags = {name: as_flag(call, name, first, rows[name]) for name in self.flags(rows)}
@@ -67,7 +79,8 @@ class Ends:
             cuts += int(missing.sum())
             for here, following in self.follows.items():
                 out[final_name(here)] = only(rows[following], terminated | truncated)
-        return out | {"terminated": terminated, "truncated": truncated}, cuts
+        found.append(cuts)
+        return out | {"terminated": terminated, "truncated": truncated}
 
     def flags(self, names: Iterable[str]) -> list[str]:
         """Leaves that say where episodes end."""

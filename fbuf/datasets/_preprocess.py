@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf import _pieces
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
 from fbuf._pieces._manifest import NAME
 from fbuf._state import BufferState
@@ -26,9 +27,8 @@ from fbuf.datasets._lock import held
 from fbuf.datasets._names import default_view
 from fbuf.datasets._origin import Origin, origin_of
 from fbuf.datasets._program import Program
-from fbuf.datasets._writing import Block, Work, check_free, check_workers, path_of, rows_a_piece, write
-from fbuf.interop._fill import BLOCK_BYTES
-from fbuf.interop._progress import Progress
+from fbuf.datasets._writing import Work, check_free, check_workers, path_of, rows_a_piece, write
+from fbuf.interop._columns import BLOCK_BYTES, Block
 from fbuf.views import Row
 
 _CALL = "preprocess"

@@ -1,30 +1,31 @@
-"""Rows that come in blocks, into the pieces of a data set: several pieces at a time, and on from where it stopped.
+"""Blocks of rows into the pieces of a data set.
 
-A piece is there or not, and a data set without its last file does not open; so whatever ends the work, what is left is whole
-pieces. They are used again only by the same work: every piece carries a mark made from where its rows come from, compared
-before anything is written. Threads, not processes: compressing lets go of Python's lock, rows need not be sent anywhere,
-and what a user's function closes over need not be pickled.
+A piece is there or not, and a data set without its last file does not open; so an interruption leaves whole pieces. They
+are used again only by the same work: every piece carries a mark made from its rows, compared before anything is written.
+Pieces are written by threads, not processes: compressing releases Python's lock, and nothing must be pickled. A stream
+cannot be resumed, and leaves nothing where it fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fbuf import _pieces
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.together import together
 from fbuf._pieces._manifest import NAME
 from fbuf._pieces._writer import MOST_ROWS
 from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import held
-from fbuf.interop._progress import Progress, reporter
+from fbuf.interop._columns import Block
 
-Block = Mapping[str, np.ndarray]
 _PIECE_BYTES = 512 * 2**20  # before compression
 _MOST_ROWS = 1_000_000
 
@@ -97,44 +98,96 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
         )
 
 
+@contextlib.contextmanager
+def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
+    """Hold the lock of a data set; remove what nobody can go on with if anything fails."""
+    check_free(call, path, unfinished=unfinished)
+    with held(call, path):
+        check_free(call, path, unfinished=unfinished)  # another process may have finished it meanwhile
+        try:
+            yield
+        except BaseException:
+            if not (unfinished and _pieces.committed(path)):
+                _pieces.remove(path)
+            raise
+
+
 def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress) -> None:
-    """Writes the data set, or what is missing of it.
+    """Write the data set, or what is missing of it.
 
     Raises:
       FileExistsError: there is a data set, or pieces of other work.
       BlockingIOError: another process is at it.
     """
-    check_free(call, path, unfinished=True)
-    with held(call, path):
-        check_free(call, path, unfinished=True)  # nobody else has finished it meanwhile
-        try:
-            _write(call, path, work, workers, progress)
-        except BaseException:
-            if not _pieces.committed(path):  # nothing to go on with
-                _pieces.remove(path)
-            raise
+    bar = Bar(progress, call, sum(work.rows), " rows")
+    with _making(call, path, unfinished=True), contextlib.closing(bar):
+        done = _committed(call, path, work)
+        bar(sum(work.rows[number] for number in done))
+
+        def one(number: int, step: Callable[[int], None]) -> None:
+            _write_piece(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
+
+        together([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
+        used = [_pieces.Used(number, 0, rows) for number, rows in enumerate(work.rows)]
+        _pieces.finish(path, pieces=used, meta=dict(work.meta()))
 
 
-def _write(call: str, path: Path, work: Work, workers: int, progress: Progress) -> None:
-    done = _committed(call, path, work)
-    report, written = reporter(progress, sum(work.rows), call), 0
+def write_stream(
+    call: str,
+    path: Path,
+    schema: _pieces.Schema,
+    blocks: Iterable[Block],
+    piece_rows: int,
+    meta: Mapping[str, Any],
+    progress: Progress,
+) -> int:
+    """Write a data set from blocks that come once, one piece after another; return the number of rows."""
+    bar = Bar(progress, call, 0, " rows")
+    with _making(call, path, unfinished=False), contextlib.closing(bar):
+        used: list[_pieces.Used] = []
+        for part in _split(blocks, piece_rows):
+            rows = _write_piece(path, len(used), schema, part, lambda: "stream", bar)
+            used.append(_pieces.Used(len(used), 0, rows))
+        bar.total = bar.done
+        bar(0)
+        _pieces.finish(path, pieces=used, meta=dict(meta))
+    return bar.done
 
-    def advance(rows: int) -> None:
-        nonlocal written
-        written += rows
-        report(written)
 
-    def one(number: int, step: Callable[[int], None]) -> None:
-        with _pieces.PieceWriter(path, number, work.schema) as piece:
-            for block in work.blocks(number):
-                piece.append(block)
-                step(length_of(block))
-            piece.commit(meta={"mark": work.mark(number)})
+def _write_piece(
+    path: Path,
+    number: int,
+    schema: _pieces.Schema,
+    blocks: Iterable[Block],
+    mark: Callable[[], str],
+    step: Callable[[int], None],
+) -> int:
+    rows = 0
+    with _pieces.PieceWriter(path, number, schema) as piece:
+        for block in blocks:
+            piece.append(block)
+            rows += length_of(block)
+            step(length_of(block))
+        piece.commit(meta={"mark": mark()})
+    return rows
 
-    advance(sum(work.rows[number] for number in done))
-    together([number for number in range(len(work.rows)) if number not in done], one, advance, workers)
-    used = [_pieces.Used(number, 0, rows) for number, rows in enumerate(work.rows)]
-    _pieces.finish(path, pieces=used, meta=dict(work.meta()))
+
+def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:
+    """The blocks of one piece after another, cut where a piece is full."""
+    blocks = iter(blocks)
+    rest: Block | None = None
+
+    def part() -> Iterator[Block]:
+        nonlocal rest
+        left = rows
+        while left and (rest := next(blocks, None) if rest is None else rest) is not None:
+            block, length = rest, length_of(rest)
+            rest = {name: leaf[left:] for name, leaf in block.items()} if length > left else None
+            yield {name: leaf[:left] for name, leaf in block.items()}
+            left -= min(length, left)
+
+    while (rest := next(blocks, None) if rest is None else rest) is not None:
+        yield part()
 
 
 def length_of(block: Block) -> int:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf._tree import named_leaves
-from fbuf.interop._columns import Fields
+from fbuf.interop._columns import Fields, chosen, column_of, length_of
 from fbuf.interop._fill import fill
-from fbuf.interop._progress import Progress
-from fbuf.interop._source import Column, Source
+from fbuf.interop._source import Source
 
 
 def from_arrays(
@@ -47,8 +47,9 @@ def from_arrays(
     Returns:
       The buffer, and its state.
     Raises:
-      ValueError: leaves of different lengths; fewer places than rows; other lanes; a value that a dtype cannot hold.
-      TypeError: dtypes no buffer holds; 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
+      ValueError: leaves of different lengths; text or objects; fewer places than rows; other lanes; a value that a dtype
+        cannot hold.
+      TypeError: 64-bit floats, where jax_enable_x64 is off and no cast is asked for; a dtype that no buffer holds.
     Cost: O(N), in blocks of some 8 MiB.
 
     Example:
@@ -60,35 +61,13 @@ def from_arrays(
     call = "from_arrays"
     if buffer is not None and lanes is None:
         lanes = buffer.lanes
-    leaves = named_leaves(arrays)
-    lead = 1 if lanes is None else 2
-    columns: dict[str, Column] = {}
-    steps: int | None = None
-    for name, leaf in leaves.items():
-        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
-        shape = tuple(array.shape)
-        if len(shape) < lead or (lanes is not None and shape[1] != lanes):
-            axes = "[N, ...]" if lanes is None else f"[N, {lanes}, ...]"
-            raise ValueError(
-                f"{call}: leaf '{name}' has shape {list(shape)}; expected {axes}. Say lanes=E for [N, E, ...]."
-            )
-        if steps is not None and shape[0] != steps:
-            raise ValueError(
-                f"{call}: leaf '{name}' has {shape[0]} rows, but '{next(iter(leaves))}' has {steps}; expected as many. "
-                f"Cut them to the same length."
-            )
-        steps = shape[0]
-        columns[name] = Column(shape[lead:], np.dtype(array.dtype), _slices(array))
+    columns = {name: column_of(name, leaf, lanes) for name, leaf in named_leaves(arrays).items()}
+    steps = length_of(call, {name: columns[name] for name in chosen(call, columns, fields)})
     given = None if priority is None else np.abs(np.asarray(priority, np.float32))
-    if given is not None and steps is not None:
+    if given is not None:
         wanted = (steps,) if lanes is None else (steps, lanes)
         if given.shape != wanted or not np.isfinite(given).all():
             what = f"has shape {list(given.shape)}" if given.shape != wanted else "is not finite throughout"
             raise ValueError(f"{call}: priority {what}; expected finite numbers of shape {list(wanted)}.")
-    structure = jax.tree.structure(arrays)
-    source = Source(columns, steps or 0, lanes, priority=given, structure=structure)
+    source = Source(columns, steps, lanes, priority=given, structure=jax.tree.structure(arrays))
     return fill(call, source, buffer, capacity=capacity, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
-
-
-def _slices(array: Any) -> Any:
-    return lambda first, last: np.asarray(array[first:last])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Bar, Progress
 from fbuf._state import BufferState
 from fbuf.interop import _sink
-from fbuf.interop._progress import Progress, reporter
 from fbuf.interop._read import Reader
 
 FORMAT, VERSION = "fbuf rows", 1
@@ -94,18 +95,18 @@ def to_file(
     lanes = () if reader.lanes is None else (reader.lanes,)
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None
-    report = reporter(progress, len(columns), call, " leaves")
-    with _sink.opened(call, path := Path(path), compress, overwrite) as sink:
-        for done, (leaf, name) in enumerate(columns.items()):
+    bar, path = Bar(progress, call, len(columns), " leaves"), Path(path)
+    with contextlib.closing(bar), _sink.opened(call, path, compress, overwrite) as sink:
+        for leaf, name in columns.items():
             spec = reader.spec[leaf]
             shape = (steps, *lanes, *spec.shape)
             sink.column(name, shape, np.dtype(spec.dtype), reader.steps_of(leaf))
-            report(done + 1)
+            bar(1)
         if episode:
             ids, episodes = _episodes(reader, buffer.ends)
             sink.column(episode, (steps, *lanes), np.dtype(np.int64), [ids.reshape(steps, *lanes)])
         if number != steps * len(reader.sizes):
-            sink.column("__mask__", (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
+            sink.column(_sink.MASK, (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "rows", "lanes": reader.lanes, "steps": steps})
     return Exported(path, number, episodes, 0, path.stat().st_size)
 

@@ -7,8 +7,8 @@ that, they are set afterwards, by the row that an anchor is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,18 +19,17 @@ import numpy as np
 
 from fbuf import _verbs
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Bar, Progress
 from fbuf._host.folder import undone
 from fbuf._sample import Index
 from fbuf._state import COUNTERS, BufferState
 from fbuf._tree import nested
 from fbuf._typing import Growable
-from fbuf.interop._columns import Fields, block_of, cast, chosen
-from fbuf.interop._progress import Progress, reporter
+from fbuf.interop._columns import Fields, blocks, chosen, converted, rows_a_block, without_last_axes
 from fbuf.interop._source import Column, Source
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 
-BLOCK_BYTES = 8 * 2**20
 _REFUSED = COUNTERS.index("refused_rows")
 _CLOSED = COUNTERS.index("refused_closed")
 
@@ -47,14 +46,11 @@ def fill(
     capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows of `source`; arguments and errors as the public functions say."""
-    columns = chosen(call, source, fields)
-    if not columns:
-        raise ValueError(f"{call}: there are no leaves; expected at least one.")
-    columns = {name: cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
-    if unknown := [name for name in dtypes or () if name not in columns]:
-        raise ValueError(
-            f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)} (as they are called here)."
-        )
+    if buffer is not None and buffer.lanes == 1 and source.lanes is None:
+        source = _with_lane(source)
+    taken = chosen(call, source.columns, fields)
+    columns = {here: source.columns[there] for there, here in taken.items()}
+    columns = converted(call, without_last_axes(columns) if fields == "ted" else columns, dtypes)
     if newest is not None and (not isinstance(newest, (int, np.integer)) or newest < 0):
         raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, rows (a lane), or None for all.")
     steps = source.steps if newest is None else min(int(newest), source.steps)
@@ -62,9 +58,21 @@ def fill(
     example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
     whole = source.structure is not None and fields is None
     rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if whole else nested
-    with undone(getattr(buffer.storage, "path", None)):
-        state = _filled(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, progress)
+    with undone(getattr(buffer.storage, "path", None)), contextlib.closing(Bar(progress, call, steps, " rows")) as bar:
+        state = _filled(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
     return buffer, state
+
+
+def _with_lane(source: Source) -> Source:
+    """The same rows as one lane, `[N, 1, ...]`."""
+
+    def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+        return lambda first, last: read(first, last)[:, None]
+
+    columns = {name: dataclasses.replace(c, read=widened(c.read)) for name, c in source.columns.items()}
+    priority = None if source.priority is None else source.priority[:, None]
+    mask = None if source.mask is None else widened(source.mask)
+    return dataclasses.replace(source, columns=columns, lanes=1, priority=priority, mask=mask)
 
 
 def _filled(
@@ -75,13 +83,12 @@ def _filled(
     columns: Mapping[str, Column],
     rows_of: Callable[[dict[str, Any]], Any],
     steps: int,
-    progress: Progress,
+    bar: Bar,
 ) -> BufferState:
     """The state with the newest `steps` rows of the source."""
     lanes = () if source.lanes is None else (source.lanes,)
-    first = source.steps - steps
-    size = sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values()) * (source.lanes or 1)
-    block = max(1, min(steps, BLOCK_BYTES // max(size, 1), buffer.geometry.length))
+    first = start = source.steps - steps
+    block = max(1, min(steps, rows_a_block(columns.values(), source.lanes), buffer.geometry.length))
     if isinstance(buffer.storage, Growable):  # its table makes room by the write
         block = max(1, min(block, 256 // (source.lanes or 1)))
     given = source.priority if buffer.sampler.prioritized else None
@@ -89,10 +96,9 @@ def _filled(
     if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
         write = _write
     came = np.zeros(buffer.geometry.lanes, np.int64)
-    report = reporter(progress, steps, call)
-    for start in range(first, source.steps, block):
+    for rows in blocks(call, columns, first, source.steps, block, lanes):
         stop = min(start + block, source.steps)
-        leaves = {name: _padded(block_of(call, name, c, start, stop, lanes), block) for name, c in columns.items()}
+        leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
         mask = np.ones((stop - start, *lanes), bool) if source.mask is None else source.mask(start, stop)
         priority = None
         if given is not None and buffer.dense:
@@ -101,7 +107,8 @@ def _filled(
         came += mask.reshape(stop - start, -1).sum(axis=0)
         state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
         jax.block_until_ready(state.token)  # else blocks queue up faster than they are written
-        report(stop - first)
+        bar(stop - start)
+        start = stop
     held = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
     if buffer.geometry.streams and held < came.sum():
         raise ValueError(

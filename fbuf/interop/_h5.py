@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.interop._source import DTYPES, check_name
+from fbuf.interop._source import DTYPES, Column, check_name, refused
 
 _ABOUT = "fbuf"  # the attribute that describes the file
 _LARGEST_CHUNK = 2**30  # bytes
@@ -67,7 +67,11 @@ class Writer:
 
 
 class Reader:
-    """The data sets of a file: shape and dtype of each, and blocks."""
+    """The data sets of a file.
+
+    Attributes:
+      columns: By name; those that cannot be read are refused.
+    """
 
     def __init__(self, path: Path, call: str) -> None:
         self.path = path
@@ -78,9 +82,7 @@ class Reader:
             if not path.exists():
                 raise
             raise ValueError(f"{path}: is no HDF5 file ({error}). It is damaged or cut off.") from None
-        self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        self.refused: dict[str, str] = {}
-        self._data: dict[str, Any] = {}
+        self.columns: dict[str, Column] = {}
         self._walk(self._file, "", 0)
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
@@ -96,16 +98,15 @@ class Reader:
             if isinstance(item, self._h5.Group):
                 self._walk(item, name + "/", depth + 1)
             elif isinstance(item, self._h5.Dataset):
-                self._describe(name, item)
+                self.columns[name] = self._column(name, item)
 
-    def _describe(self, name: str, data: Any) -> None:
+    def _column(self, name: str, data: Any) -> Column:
         where = f"{self.path}: data set '{name}'"
         if data.external or data.is_virtual:
             raise ValueError(f"{where} lies in other files; expected one of this file. Do not load this file.")
         dtype = DTYPES.get(data.dtype.name) if data.dtype.isnative else None
         if dtype is None or dtype != data.dtype or data.shape is None:
-            self.refused[name] = f"{where} is {data.dtype}; expected plain little-endian numbers."
-            return
+            return refused(f"{where} is {data.dtype}; expected plain little-endian numbers.")
         shape, size = tuple(data.shape), math.prod(data.shape) * dtype.itemsize
         if data.chunks is None:
             whole = data.id.get_storage_size() == size
@@ -120,25 +121,21 @@ class Reader:
             raise ValueError(
                 f"{where} has fewer bytes than {dtype.name}{list(shape)}, as it says; its writer did not finish."
             )
-        self.arrays[name] = shape, dtype
-        self._data[name] = data
-
-    def read(self, name: str) -> Any:
-        """A function of rows from the first to before the second number."""
-        data = self._data[name]
+        if not shape:
+            return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
 
         def read(first: int, last: int) -> np.ndarray:
             try:
                 return np.asarray(data[first:last])
             except OSError as error:
-                raise ValueError(f"{self.path}: data set '{name}' is damaged ({error}).") from None
+                raise ValueError(f"{where} is damaged ({error}).") from None
 
-        return read
+        return Column(shape[1:], dtype, read, shape[0])
 
-    def bytes_of(self, name: str) -> bytes | None:
-        """The description of the file; None if there is none."""
+    def about(self) -> bytes | None:
+        """Return the description of the file; None if there is none."""
         about = self._file.attrs.get(_ABOUT)
-        return about.encode() if isinstance(about, str) and name == "__fbuf__" else None
+        return about.encode() if isinstance(about, str) else None
 
     def close(self) -> None:
         """Lets go of the file."""

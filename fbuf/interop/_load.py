@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -9,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf.interop import _h5, _npz, _sink
-from fbuf.interop._columns import Fields
+from fbuf.interop._columns import Fields, chosen, length_of
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
-from fbuf.interop._progress import Progress
-from fbuf.interop._source import DTYPES, Column, Source, check_count, refused
+from fbuf.interop._source import DTYPES, Column, Source, check_count
 
 _CALL = "from_file"
+Reader = _npz.Reader | _h5.Reader
 
 
 def from_file(
@@ -58,49 +61,48 @@ def from_file(
       >>> buffer.last(state, 2).data["action"].tolist()
       [3, 4]
     """
-    path = Path(path)
-    if path.suffix not in (".npz", *_sink.H5):
-        raise ValueError(f"{_CALL}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
-    reader: _npz.Reader | _h5.Reader = _npz.Reader(path) if path.suffix == ".npz" else _h5.Reader(path, _CALL)
-    try:
-        source = _source(path, reader, lanes, buffer)
+    with opened(_CALL, path := Path(path)) as reader:
+        source = _source(path, reader, lanes if lanes is not None or buffer is None else buffer.lanes, fields)
         return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
-    finally:
-        reader.close()
 
 
-def _source(path: Path, reader: Any, lanes: int | None, buffer: Buffer | None) -> Source:
+def opened(call: str, path: Path) -> contextlib.closing[Reader]:
+    """The arrays of a file, by its ending."""
+    if path.suffix not in (".npz", *_sink.H5):
+        raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
+    reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _h5.Reader(path, call)
+    return contextlib.closing(reader)
+
+
+def columns_of(path: Path, reader: Reader, lanes: int | None = None) -> tuple[dict[str, Column], dict[str, Any] | None]:
+    """The columns of a file, and what it says of itself if `to_file` or `to_ted` wrote it."""
     about = _about(path, reader)
+    columns = {name: reader.columns[name] for name in sorted(reader.columns) if name != _npz.ABOUT}
     if about is not None:
         lanes = about["lanes"]
-    elif lanes is None and buffer is not None:
-        lanes = buffer.lanes
-    there = (reader.arrays.keys() | reader.refused.keys()) - {"__fbuf__"}
-    if about is not None and there != set(about["columns"]):
-        other = sorted(there ^ set(about["columns"]))
-        raise ValueError(f"{path}: '{other[0]}' is missing, or not one of its own. The file is damaged.")
-    lead = 1 if lanes is None else 2
-    columns: dict[str, Column] = {name: refused(why) for name, why in reader.refused.items()}
-    steps: int | None = None if about is None else about["steps"]
-    mask = None
-    for name, (shape, dtype) in reader.arrays.items():
-        if name == "__fbuf__":
-            continue
-        if len(shape) < lead or (lanes is not None and shape[1] != lanes) or (steps is not None and shape[0] != steps):
-            axes = [steps if steps is not None else "N", *([] if lanes is None else [lanes]), "..."]
+        if other := sorted(columns.keys() ^ set(about["columns"])):
+            raise ValueError(f"{path}: '{other[0]}' is missing, or not one of its own. The file is damaged.")
+    side = () if lanes is None else (lanes,)
+    for name, column in columns.items():
+        steps = column.rows if about is None else about["steps"]
+        if not column.refused and (column.rows != steps or column.shape[: len(side)] != side):
             raise ValueError(
-                f"{path}: '{name}' has shape {list(shape)}; expected {axes}. All arrays are rows of one length; say lanes=E "
+                f"{path}: '{name}' has shape {[column.rows, *column.shape]}; expected {[steps, *side, '...']}. Say lanes=E "
                 f"for [N, E, ...]."
             )
-        steps = shape[0]
-        if name == "__mask__" and about is not None:
-            mask = reader.read(name)
-            continue
+        column = dataclasses.replace(column, shape=column.shape[len(side) :])
         true = None if about is None else about["dtypes"].get(name)
-        column = Column(shape[lead:], dtype, reader.read(name))
         columns[name] = column if true is None else _as(path, name, column, true)
-    order = {name: columns[name] for name in sorted(columns)}
-    return Source(order, steps or 0, lanes, mask=mask)
+    return columns, about
+
+
+def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> Source:
+    columns, about = columns_of(path, reader, lanes)
+    if about is None:
+        steps = length_of(_CALL, {name: columns[name] for name in chosen(_CALL, columns, fields)})
+        return Source(columns, steps, lanes)
+    mask = columns.pop(_sink.MASK, None)
+    return Source(columns, about["steps"], about["lanes"], None if mask is None else mask.read)
 
 
 def _as(path: Path, name: str, column: Column, true: Any) -> Column:
@@ -110,12 +112,12 @@ def _as(path: Path, name: str, column: Column, true: Any) -> Column:
         raise ValueError(
             f"{path}: says '{name}' is {str(true)[:80]!r}; expected a dtype of {column.dtype.itemsize} bytes."
         )
-    return Column(column.shape, dtype, lambda first, last: column.read(first, last).view(dtype))
+    return dataclasses.replace(column, dtype=dtype, read=lambda first, last: column.read(first, last).view(dtype))
 
 
-def _about(path: Path, reader: Any) -> dict[str, Any] | None:
+def _about(path: Path, reader: Reader) -> dict[str, Any] | None:
     """What the file says about itself, checked; None where it is not ours."""
-    text = reader.bytes_of("__fbuf__")
+    text = reader.about()
     if text is None:
         return None
     try:
@@ -134,6 +136,6 @@ def _about(path: Path, reader: Any) -> dict[str, Any] | None:
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise ValueError(f"{path}: '__fbuf__' names no columns. The file is damaged.")
     about["steps"] = check_count(str(path), "steps", about.get("steps"))
-    if about.get("lanes") is not None:
-        about["lanes"] = check_count(str(path), "lanes", about["lanes"])
+    lanes = about.get("lanes")
+    about["lanes"] = None if lanes is None else check_count(str(path), "lanes", lanes)
     return about

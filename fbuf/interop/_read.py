@@ -21,7 +21,7 @@ from fbuf._buffer import Buffer
 from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf._typing import Read
-from fbuf.interop._fill import BLOCK_BYTES
+from fbuf.interop._columns import BLOCK_BYTES
 from fbuf.storages import Ragged
 
 

@@ -16,7 +16,8 @@ from fbuf.interop import _h5, _npz
 from fbuf.interop._source import check_name
 
 H5 = (".h5", ".hdf5")
-RESERVED = ("__fbuf__", "__mask__")
+MASK = "__mask__"  # which rows there are, where lanes hold different numbers
+RESERVED = (_npz.ABOUT, MASK)
 
 
 class Sink:

@@ -1,8 +1,7 @@
-"""What an import reads from: columns of rows in order of time, read a block at a time.
+"""What rows are read from: columns in order of time, read a block at a time.
 
-Every format becomes a `Source`, so that checking, casting and filling a buffer are written once (`fbuf.interop._fill`)
-and a format says only where its bytes are. A column is asked for blocks in ascending order, each row once: a member of
-a zip file can be streamed, and nothing is held but the block at hand.
+Every format becomes columns, so that names, dtypes and lengths are checked once (`fbuf.interop._columns`), and a format
+says only where its bytes are. A `Source` of them fills a buffer; `fbuf.datasets.from_arrays` writes them to files.
 """
 
 from __future__ import annotations
@@ -39,13 +38,15 @@ class Column:
     Attributes:
       shape: Of one row (of one lane).
       dtype: As it lies in the source.
-      read: Rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`.
+      read: Rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`. Called in ascending order.
+      rows: How many there are; -1 where the source says it for all columns.
       refused: Not empty: why it cannot be read; raised if it is asked for.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[int, int], np.ndarray]
+    rows: int = -1
     refused: str = ""
 
 
@@ -78,7 +79,7 @@ def refused(why: str) -> Column:
     def read(first: int, last: int) -> np.ndarray:
         raise ValueError(why)
 
-    return Column((), np.dtype(bool), read, why)
+    return Column((), np.dtype(bool), read, refused=why)
 
 
 def check_name(where: str, name: str) -> str:

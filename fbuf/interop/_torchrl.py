@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
 from fbuf._state import BufferState
 from fbuf.interop._columns import Fields
 from fbuf.interop._fill import fill
 from fbuf.interop._folders import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
-from fbuf.interop._progress import Progress
 from fbuf.interop._source import (
     Column,
     Source,

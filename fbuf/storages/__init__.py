@@ -13,7 +13,7 @@ from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 
 if TYPE_CHECKING:
-    from fbuf.storages._codecs import BitPack, Blocks, Codec, Raw, Zstd
+    from fbuf.storages._codecs import BitPack, Codec, Raw, Zstd
     from fbuf.storages._compressed import Compressed
     from fbuf.storages._dataset import DataSet
     from fbuf.storages._host import Host
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BitPack",
-    "Blocks",
     "Codec",
     "Compressed",
     "DataSet",
@@ -38,7 +37,7 @@ __all__ = [
 __getattr__, __dir__ = later(
     __name__,
     {
-        "fbuf.storages._codecs": ["BitPack", "Blocks", "Codec", "Raw", "Zstd"],
+        "fbuf.storages._codecs": ["BitPack", "Codec", "Raw", "Zstd"],
         "fbuf.storages._compressed": ["Compressed"],
         "fbuf.storages._dataset": ["DataSet"],
         "fbuf.storages._host": ["Host"],

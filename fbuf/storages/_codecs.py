@@ -2,10 +2,9 @@
 
 from fbuf._config import allow
 from fbuf._host.bits import BitPack
-from fbuf._host.blocks import Blocks
 from fbuf._host.codec import Codec, Raw, Zstd
 
-__all__ = ["BitPack", "Blocks", "Codec", "Raw", "Zstd"]
+__all__ = ["BitPack", "Codec", "Raw", "Zstd"]
 
-for _codec in (BitPack, Blocks, Raw, Zstd):
+for _codec in (BitPack, Raw, Zstd):
     allow(_codec, f"fbuf.storages.{_codec.__name__}")

@@ -17,7 +17,7 @@ import jax
 from fbuf._config import component
 from fbuf._host.column import Column
 from fbuf._tree import Spec, item_bytes, name_of
-from fbuf.storages._codecs import Blocks, Codec, Zstd
+from fbuf.storages._codecs import Codec, Zstd
 from fbuf.storages._hosted import Hosted
 
 _LARGE = 1024  # bytes a row
@@ -30,11 +30,10 @@ class Compressed(Hosted):
     Attributes:
       keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more. With a `path` None puts all
         into files, those of 1 KiB or more compressed and the others as they are, so that `Buffer.resume` finds whole rows.
-      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `Blocks(block, chunk)`, larger and read faster;
-        `BitPack()` for zeros and ones; `Raw()` for what does not compress; or any value with `chunk`, `encode`, `decode`
-        (`Codec`). Or one for each leaf that is to have another than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`.
-        With a writer that replaces any row, rows are encoded one by one (some 35 bytes a row beside what they compress to),
-        and a codec of your own must have `chunk` 1.
+      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for what
+        does not compress; or any value with `chunk`, `encode`, `decode` (`Codec`). Or one for each leaf that is to have another
+        than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one
+        by one (some 35 bytes a row beside what they compress to), and a codec of your own must have `chunk` 1.
       slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       cache: Bytes of decoded chunks kept for each leaf, for draws that come back to the same rows: priorities that a few rows
@@ -48,7 +47,7 @@ class Compressed(Hosted):
         Memory then holds 18 bytes a chunk. Chunks in files are not compressed again. None: everything is in memory.
       sync: With a path: seconds after which a write waits for the disk; see `Memmap`.
     Raises:
-      ValueError: a setting is out of range, or `path` is given with a codec that keeps a table in memory (`Blocks`).
+      ValueError: a setting is out of range.
 
     Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, and for a stack of four some 5 us to compare it); a
     read is one callback and one decompression for each distinct chunk.
@@ -83,11 +82,6 @@ class Compressed(Hosted):
             if isinstance(codec, type):
                 name = codec.__name__
                 raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
-            if self.path is not None and isinstance(codec, Blocks):
-                raise ValueError(
-                    f"Compressed: path is {self.path!r}, but the table of {codec!r} lies in memory; expected chunks. "
-                    f"Write Compressed(codec=Zstd(), path=...)."
-                )
 
     def _cache(self) -> int:
         return self.cache

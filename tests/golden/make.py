@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf import _files
 from fbuf._files._dtypes import NAMES, dtype_named
-from tests.checkpoints import Blocks, Keyed
+from tests.support.files import Blocks, Keyed
 
 DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5
 FOLDER = Path(__file__).resolve().parent

@@ -29,9 +29,11 @@ EXAMPLE = {"obs": jax.ShapeDtypeStruct((6,), jnp.int32), "t": jax.ShapeDtypeStru
 KEY = np.array([0, 7], np.uint32)
 
 
-def rows_of(first: int, count: int) -> dict[str, jax.Array]:
-    t = np.arange(first, first + count, dtype=np.int32)
-    return {"obs": jnp.asarray(10 * t[:, None] + np.arange(6, dtype=np.int32)), "t": jnp.asarray(t)}
+def rows_of(first: int, count: int, lanes: int | None = None) -> dict[str, np.ndarray]:
+    """Rows `first`, `first + 1`, ...; with lanes in order of time, then lane."""
+    t = np.arange(first, first + count * (lanes or 1), dtype=np.int32)
+    t = t if lanes is None else t.reshape(count, lanes)
+    return {"obs": 10 * t[..., None] + np.arange(6, dtype=np.int32), "t": t}
 
 
 def agree(batch: Any) -> np.ndarray:
@@ -41,12 +43,13 @@ def agree(batch: Any) -> np.ndarray:
     return t[mask]
 
 
-def make(storage: str, capacity: int = 8, **settings: Any) -> fbuf.Buffer:
-    return fbuf.Buffer(capacity=capacity, storage=STORAGES[storage](**settings))
+def make(storage: str, capacity: int = 8, lanes: int | None = None, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity=capacity, lanes=lanes, storage=STORAGES[storage](**settings))
 
 
-def filled(buffer: fbuf.Buffer, first: int = 0) -> Any:
-    return jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(first, buffer.capacity)))
+def filled(buffer: fbuf.Buffer, first: int = 0, count: int | None = None) -> Any:
+    rows = rows_of(first, buffer.geometry.length if count is None else count, buffer.lanes)
+    return jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows))
 
 
 def id_of(state: Any) -> int:
@@ -65,16 +68,18 @@ _MATRIX = np.full((256, 256), 0.01, np.float32)
 @jax.jit
 def _late(x: Any, matrix: jax.Array) -> Any:
     slow = lax.fori_loop(0, 400, lambda i, a: jnp.tanh(a @ matrix), matrix)
-    return jax.tree.map(lambda leaf: leaf + jnp.isnan(slow[0, 0]).astype(leaf.dtype), x)
+    zero = jnp.isnan(slow[0, 0])  # False, but XLA cannot know
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), x)
 
 
 def late(x: Any) -> Any:
     """The same values, some tenths of a second later."""
-    return _late(x, jnp.asarray(_MATRIX))
+    return _late(x, _MATRIX)
 
 
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=150)
+def run_script(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done

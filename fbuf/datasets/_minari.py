@@ -1,0 +1,304 @@
+"""Minari data sets, read by the `minari` package.
+
+An episode of T steps has T + 1 observations. Its rows are the T steps; the observation after each is compared with that of
+the next row and kept where the episode ends, as flat arrays are (`_episodes`). A piece holds whole episodes. What JAX holds
+by default is stored: float64, which Minari's rewards always are, becomes float32, and 64-bit integers 32-bit ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fbuf._buffer import Buffer
+from fbuf._core.progress import Progress
+from fbuf._host.codec import Codec
+from fbuf._pieces._manifest import NAME, load
+from fbuf._state import BufferState
+from fbuf._typing import Sampler, View
+from fbuf.datasets import _open
+from fbuf.datasets._arrays import opened
+from fbuf.datasets._info import delete
+from fbuf.datasets._names import NEXT, under
+from fbuf.datasets._root import root_of
+from fbuf.datasets._rows import Settings, columns_of, planned, taken
+from fbuf.datasets._writing import Work, check_workers, rows_a_piece, write
+from fbuf.interop._columns import NARROW, Block, blocks
+from fbuf.interop._source import Column, check_name, read_json
+
+_CALL = "minari"
+_VARIABLE = "MINARI_DATASETS_PATH"
+_KEPT = "algorithm_name author author_email code_permalink dataset_id description env_spec minari_version".split()
+
+
+def minari(
+    id: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    download: bool | str = False,
+    skip: Sequence[str] = (),
+    infos: Sequence[str] = (),
+    dtypes: Mapping[str, str] | None = None,
+    codec: Mapping[str, Codec] | None = None,
+    piece_rows: int | None = None,
+    view: View | None = None,
+    sampler: Sampler | None = None,
+    workers: int = 0,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """Open a Minari data set as a frozen buffer; the first time it is converted.
+
+    Rows are steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `final_obs`, the observation after an
+    episode's last step (zeros in other rows). Dicts stay dicts, tuples become dicts of "0", "1", .... An episode that just
+    stops is truncated. The `minari` package reads its files (`pip install "fbuf[minari]"`).
+
+    Args:
+      id: As Minari has it, "D4RL/door/human-v2"; or the path of a data set's folder.
+      root: Where converted data sets lie, this one at `<root>/minari/<id>`; None: `$FBUF_DATASETS`, or ~/.cache/fbuf/datasets.
+      source: Where Minari's lie; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
+      download: False: a missing data set is an error. True: it is downloaded first. "force": it is downloaded and converted
+        again, whatever is there.
+      skip: Leaves or subtrees to leave out, by their names here, such as text: ("obs/mission",).
+      infos: Infos to take as well, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info that came with its
+        observation; where Minari has one for each step only, that of its step.
+      dtypes: `{name: dtype}`, where another is wanted than what JAX holds by default: float64 becomes float32, 64-bit integers
+        32-bit ones (an error where one does not fit).
+      codec, piece_rows, workers, progress: As for `from_arrays`.
+      view, sampler: Of the buffer; None: `Transition(final_observation="final_obs")`, and `Uniform`.
+    Returns:
+      The buffer and its state, as from `fbuf.datasets.open`.
+    Raises:
+      FileNotFoundError: it is not there.
+      ImportError: minari, or a package that it needs for these files, is missing.
+      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several shapes; it
+        was converted before with other settings, or has changed since.
+      FileExistsError: something else lies where it would be converted to.
+    Cost: converting reads every episode once; an episode is in memory at a time, one for each of `workers`. What an
+      interruption leaves is used by the next call.
+
+    Example:
+      >>> import fbuf
+      >>> buffer, state = fbuf.datasets.minari("D4RL/door/human-v2", download=True)  # doctest: +SKIP
+      >>> batch = buffer.peek(state, jax.random.key(0), 256)  # doctest: +SKIP
+    """
+    if download not in (False, True, "force"):
+        raise ValueError(f'{_CALL}: download is {download!r}; expected False, True or "force".')
+    for argument, value in {"skip": skip, "infos": infos}.items():
+        if isinstance(value, str):
+            raise TypeError(f"{_CALL}: {argument} is {value!r}; expected names. Write {argument}=({value!r},).")
+    check_workers(_CALL, workers)
+    _open.check(".", view, sampler)
+    name, folder = _found(id, source)
+    path = root_of(_CALL, root) / "minari" / name
+    asked = json.dumps({"skip": sorted(skip), "infos": sorted(infos), "dtypes": dict(dtypes or {})}, sort_keys=True)
+    there = (path / NAME).exists()
+    if download == "force":
+        _download(name, folder, source, force=True)
+        if there:
+            delete(path)
+            there = False
+    if not (folder / "metadata.json").is_file():
+        if there:
+            _check_same(path, asked, None)
+            return opened(path, view, sampler)
+        if not download:
+            raise FileNotFoundError(
+                f"{_CALL}: there is no data set '{name}' at {folder}. Run minari download {name}, or pass download=True; if it "
+                f"is elsewhere, name the folder where Minari keeps its own: source=."
+            )
+        _download(name, folder, source, force=False)
+    if there:
+        _check_same(path, asked, _mark(folder))
+        return opened(path, view, sampler)
+    settings = Settings(None, None, dtypes, codec, piece_rows, functools.partial(_open.check, path, view, sampler))
+    write(_CALL, path, _work(folder, settings, skip, infos, asked), workers=workers, progress=progress)
+    return opened(path, view, sampler)
+
+
+def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> tuple[str, Path]:
+    """The id, and the folder of its metadata.json."""
+    text = os.fspath(id)
+    if not isinstance(id, str) or text.startswith(("/", "./", "../", "~")):
+        folder = Path(text).expanduser()
+        folder = folder if (folder / "metadata.json").is_file() else folder / "data"
+        if not (folder / "metadata.json").is_file():
+            raise FileNotFoundError(
+                f"{_CALL}: there is no Minari data set at {text}; expected a folder with data/metadata.json."
+            )
+        named = read_json(folder / "metadata.json").get("dataset_id")
+        return check_name(_CALL, str(named or Path(text).resolve().name)), folder
+    base = source if source is not None else os.environ.get(_VARIABLE, "~/.minari/datasets")
+    return check_name(_CALL, text), Path(base).expanduser() / text / "data"
+
+
+def _check_same(path: Path, settings: str, mark: str | None) -> None:
+    """Raise ValueError unless what was converted is what is asked for now."""
+    meta = load(path).meta
+    if meta.get("settings") != settings:
+        raise ValueError(
+            f"{_CALL}: {path} was converted with {meta.get('settings')}; expected {settings}. Make room: "
+            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
+        )
+    if mark is not None and meta.get("mark") != mark:
+        raise ValueError(
+            f"{_CALL}: {path} was converted from another state of the data set than lies there now. Make room: "
+            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
+        )
+
+
+def _mark(folder: Path) -> str:
+    """Of the description: another data set, or another state of this one, has another."""
+    return f"minari {zlib.crc32((folder / 'metadata.json').read_bytes()):08x}"
+
+
+def _download(name: str, folder: Path, source: str | os.PathLike[str] | None, *, force: bool) -> None:
+    package, before = _package(), os.environ.get(_VARIABLE)
+    if source is not None:
+        os.environ[_VARIABLE] = str(Path(source).expanduser())
+    try:
+        package.download_dataset(name, force_download=force)
+    finally:
+        os.environ.pop(_VARIABLE, None)
+        if before is not None:
+            os.environ[_VARIABLE] = before
+    if not (folder / "metadata.json").is_file():
+        raise FileNotFoundError(f"{_CALL}: minari downloaded '{name}', but there is nothing at {folder}.")
+
+
+def _package() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise ImportError(f'{_CALL}: minari is missing ({error}). Run pip install "fbuf[minari]".') from None
+    return minari
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f'{_CALL}: {what} needs more ({error}). Run pip install "fbuf[minari]".') from None
+    except Exception as error:  # of h5py, pyarrow, Pillow, JSON, and what minari asserts
+        raise ValueError(
+            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, its writer did not finish, "
+            f"or it is of another version of Minari."
+        ) from error
+
+
+def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence[str], asked: str) -> Work:
+    """What is to be written. Raises what is wrong with the description, the leaves and the episodes' lengths."""
+    about, mark = read_json(folder / "metadata.json"), _mark(folder)
+    for name in ("observation_space", "action_space"):
+        if name not in about:  # minari would make the environment, and import what the description names
+            raise ValueError(
+                f"{_CALL}: {folder}/metadata.json has no {name}, as those of early Minari; expected one. Make the data set "
+                f"again with a later Minari, or read its arrays: fbuf.datasets.from_arrays."
+            )
+    package = _package()
+    with _reading(f"{folder}"):
+        dataset = package.MinariDataset(folder)
+        number, total = dataset.total_episodes, dataset.total_steps
+        steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
+    if sum(steps) != total or not total:
+        raise ValueError(
+            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}, as metadata.json "
+            f"says. Its writer did not finish, or it is damaged."
+        )
+
+    def read(episode: int) -> dict[str, Column]:
+        with _reading(f"episode {episode} in {folder}"):
+            data = dataset[episode]
+        return _columns(f"{_CALL}: episode {episode}", data, steps[episode], skip, infos)
+
+    first = read(next(episode for episode, length in enumerate(steps) if length))
+    dtypes = {name: NARROW[column.dtype.name] for name, column in first.items() if column.dtype.name in NARROW}
+    dtypes |= settings.dtypes or {}
+    dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
+    settings = dataclasses.replace(settings, dtypes=dtypes)
+    plan = planned(_CALL, taken(_CALL, first, settings)[0], settings)
+    del first
+    pieces = _whole_episodes(steps, rows_a_piece(_CALL, settings.piece_rows, plan.schema))
+
+    def rows(piece: int) -> Iterator[Block]:
+        for episode in pieces[piece]:
+            if steps[episode]:
+                where = f"{_CALL}: episode {episode}"
+                columns, length = taken(where, read(episode), settings)
+                plan.check(f"{where}:", columns)
+                yield from plan.ends.finished(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
+
+    kept = {name: about[name] for name in _KEPT if name in about}
+    return Work(
+        plan.schema,
+        [sum(steps[episode] for episode in piece) for piece in pieces],
+        rows,
+        lambda piece: f"{mark} {asked} {pieces[piece].start} {pieces[piece].stop}",
+        lambda: {"from": "minari", "mark": mark, "settings": asked, "episodes": number, "minari": kept},
+    )
+
+
+def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: Sequence[str]) -> dict[str, Column]:
+    """Leaves of an episode to take, and `next_obs`, each of as many rows as there are steps."""
+    ends = {"terminated": episode.terminations, "truncated": episode.truncations}
+    found = columns_of(where, _dicts({"obs": episode.observations, "action": episode.actions}))
+    if unknown := [name for name in skip if not under(name, found)]:
+        raise ValueError(f"{where}: skip has '{unknown[0]}', but leaves are {', '.join(found)}.")
+    found = {name: column for name, column in found.items() if not any(under(out, [name]) for out in skip)}
+    if refused := [name for name, column in found.items() if column.refused]:
+        raise ValueError(f"{where}: {found[refused[0]].refused} Leave it out: skip={tuple(sorted({*skip, *refused}))}.")
+    if not under("obs", found):
+        raise ValueError(f"{where}: skip={tuple(skip)} leaves no observation; expected one at least.")
+    found |= columns_of(where, {"reward": episode.rewards, **ends})
+    recorded = columns_of(where, _dicts(episode.infos or {}), "infos/")
+    for name in infos:
+        if not (leaves := under(f"infos/{name}", recorded)):
+            there = ", ".join(leaf.removeprefix("infos/") for leaf in recorded) or "nothing"
+            raise ValueError(f"{where}: infos has '{name}', but the episode recorded {there}.")
+        found |= {leaf: recorded[leaf] for leaf in leaves}
+    out = {}
+    for name, column in found.items():
+        if column.refused:
+            raise ValueError(f"{where}: {column.refused} Leave it out of infos.")
+        seen = name in under("obs", [name])
+        if column.rows != steps + seen and not (name in recorded and column.rows == steps + 1):
+            raise ValueError(
+                f"{where}: leaf '{name}' has {column.rows} values; expected {steps + seen}, as {steps} steps have {steps + 1} "
+                f"observations."
+            )
+        out[name] = dataclasses.replace(column, rows=steps)
+        if seen:
+            out[NEXT + name[len("obs") :]] = dataclasses.replace(out[name], read=functools.partial(_next, column))
+    return out
+
+
+def _next(column: Column, first: int, last: int) -> Any:
+    return column.read(first + 1, last + 1)
+
+
+def _dicts(value: Any) -> Any:
+    """Nested dicts, where Minari has tuples too."""
+    if isinstance(value, tuple):
+        value = {str(number): part for number, part in enumerate(value)}
+    return {name: _dicts(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _whole_episodes(steps: Sequence[int], size: int) -> list[range]:
+    """Runs of episodes with at least `size` rows each, but the last."""
+    out, begin, rows = [], 0, 0
+    for episode, number in enumerate(steps):
+        rows += number
+        if rows >= size:
+            out.append(range(begin, episode + 1))
+            begin, rows = episode + 1, 0
+    if rows:
+        out.append(range(begin, len(steps)))
+    return out

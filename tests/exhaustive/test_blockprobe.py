@@ -1,0 +1,34 @@
+"""Counts of every dtype and layout, and `Deduplicated.fit` on ten games."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fbuf import _blockprobe, _blocks
+from fbuf.storages import Deduplicated
+
+GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
+
+
+def test_ten_games_from_their_first_2000_frames() -> None:
+    """What the rule comes to at 20,000 frames, against 4-stacks and next 4-stacks; a table 90 % full grows by half."""
+    atari = pytest.importorskip("benchmarks._atari")
+    pytest.importorskip("ale_py")
+    ratios = {}
+    for name in GAMES:
+        frames, _ = atari.frames(name, 20_000)
+        storage = Deduplicated(keys=("obs",)).fit({"obs": frames[:2000]}, 20_000)
+        grid = _blocks.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), storage.block)
+        found = _blockprobe.count([(frames, grid)], [(grid.rows, grid.words)])[0].distinct[-1]
+        places, grown = storage.blocks, 0
+        while found > 0.9 * places:
+            places, grown = math.ceil(1.5 * places / 32) * 32, grown + 1
+        assert grown <= 1 and found > 0.3 * places, name
+        size = _blockprobe.table_bytes(20_000 * grid.blocks, places, grid.block_words)
+        ratios[name] = 20_000 * 8 * 7056 / size
+    means = [math.exp(sum(math.log(ratios[name]) for name in names) / len(names)) for names in (GAMES, GAMES[:6])]
+    assert means[0] >= 100 and means[1] >= 120 and min(ratios.values()) >= 25, ratios

@@ -1,0 +1,44 @@
+"""`fbuf._blocktable`: every hash, large tables, and loops in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.blocktable import (
+    CONTENTS,
+    DIGESTS,
+    SIZE,
+    check_in_place,
+    check_load,
+    check_rebuild,
+    check_sequences,
+    check_turnover,
+)
+
+
+@pytest.mark.parametrize(("places", "lot"), [(64, SIZE), (160, 7)])
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
+    check_sequences(digest, places, lot)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_nothing_is_refused_before_every_place_is_taken(content: str) -> None:
+    check_load(65_504, content)
+
+
+@pytest.mark.parametrize(("places", "lot"), [(96, 64), (4096, 256)])
+def test_nothing_is_refused_while_blocks_come_and_go(places: int, lot: int) -> None:
+    check_turnover(places, lot)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("loop", "tables"), [(True, None), (False, 3)])
+def test_cycles_are_in_place(loop: bool, tables: int | None) -> None:
+    check_in_place(loop, tables)
+
+
+@pytest.mark.parametrize("places", [64, 1024])
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_rebuilding_keeps_blocks_that_are_referred_to(digest: str, places: int) -> None:
+    check_rebuild(digest, places)

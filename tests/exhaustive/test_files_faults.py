@@ -1,0 +1,31 @@
+"""Checkpoints survive faults: many seeds of random kills, power failures, damage and sequences."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.files_faults import (
+    any_sequence,
+    cuts,
+    damaged_outcomes,
+    flips,
+    power_failures,
+)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_power_failures_leave_the_old_or_the_new_save(seed: int) -> None:
+    assert power_failures(each=12, seed=seed) > 800
+
+
+@pytest.mark.parametrize("change", [flips, cuts])
+def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change: object) -> None:
+    """Damage of a file that only the older save needs leaves the newest."""
+    seen = damaged_outcomes(2, change)
+    assert {k for k, _ in seen} == {0, 1, None} and len(seen) > 1500
+    assert {k for k, data in seen if not data} == {0, 1}  # manifests are not shared
+
+
+@pytest.mark.parametrize("examples", [1000])
+def test_any_sequence_of_saves_kills_and_damage(examples: int) -> None:
+    any_sequence(examples)

@@ -1,0 +1,20 @@
+"""Hostile checkpoints: many mutations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.files_hostile import any_values, mutated_manifests
+
+
+@given(st.data())
+@settings(max_examples=3000)
+def test_any_values_in_any_place(data: st.DataObject) -> None:
+    any_values(data)
+
+
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_mutated_manifests(seed: int) -> None:
+    mutated_manifests(10_000, seed)

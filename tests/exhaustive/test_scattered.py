@@ -1,0 +1,26 @@
+"""Writers that replace any row: every storage in place; long runs."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from tests.support.scattered import EXAMPLE, check_inplace, make, rows_of
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("storage", ["Device", "Host", "Compressed"])
+@pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
+def test_a_step_copies_nothing(storage: str, sampler: str) -> None:
+    check_inplace(storage, sampler)
+
+
+def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
+    buffer = make("Compressed", "Anywhere", capacity=1000)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    state, sizes = buffer.init(EXAMPLE), []
+    for i in range(500):
+        state = extend(state, rows_of(200 * i, 200))
+        if i % 50 == 9:
+            sizes.append(buffer.nbytes(state)["host"])
+    assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything

@@ -1,0 +1,276 @@
+"""Checkpoints: further storages, samplers and views, other buffers and capacities, kills."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
+from fbuf.storages import Compressed, Deduplicated, Host, Ragged
+from fbuf.views import Transition
+from tests.support import combinations
+from tests.support.checkpoint import (
+    OTHERS,
+    ROOT,
+    at_rest,
+    check_custom_writer,
+    check_goes_on,
+    check_golden,
+    check_grown,
+    check_killed,
+    check_other_buffer,
+    check_resize,
+    newest_rows,
+    resized,
+    same,
+    saved_transitions,
+    steps,
+)
+from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
+from tests.support.scattered import Anywhere, Largest
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("Compressed(path=...)", "Consume", "Row", 0),
+        ("Deduplicated", "Uniform", "Row", 0),
+        ("Ragged", "Epoch", "Row", 0),
+        ("Compressed", "Uniform", "Transition", 1),
+        ("Device", "Staleness", "Sequence('mask')", 1),
+    ],
+)
+def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
+    check_goes_on(pair, 8, tmp_path)
+
+
+@pytest.mark.parametrize("storage", ["Device", "Compressed(path=...)", "Ragged"])
+def test_a_kill_leaves_the_old_or_the_new_save(storage: str, tmp_path: Path) -> None:
+    check_killed(storage, 1, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["device", "compressed", "deduplicated", "host", "ragged"])
+def test_golden_checkpoints_go_on(name: str) -> None:
+    check_golden(name, draw=True)
+
+
+@pytest.mark.parametrize("what", [name for name in OTHERS if name != "Deduplicated"])
+def test_another_buffer(what: str, tmp_path: Path) -> None:
+    check_other_buffer(what, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("Device", "Prioritized", "Transition", 16, 9),
+        ("Compressed", "Uniform", "Row", 60, 9),
+        ("Ragged", "Epoch", "Row", 60, 9),
+    ],
+)
+def test_the_newest_rows_stay(case: tuple[str, str, str, int, int], tmp_path: Path) -> None:
+    check_resize(case, tmp_path)
+
+
+def test_cleared_rows_stay_cleared(tmp_path: Path) -> None:
+    buffer = combinations.make("Device", "Ranked", "Transition")
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 12)
+    index = buffer.last(state, 1).index
+    state, _ = steps(buffer, buffer.clear(state), 20, 2)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved")
+    same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
+    assert not np.asarray(loaded.get(again, index).mask).any()
+
+
+def test_annealed_numbers_and_indices_return(tmp_path: Path) -> None:
+    buffer = combinations.make("Device", "Prioritized", "Row")
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 5)
+    state = buffer.set(state, alpha=0.25, beta=0.75)
+    index = buffer.last(state, 2).index
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved")
+    assert float(again.sampler.alpha) == 0.25 and float(again.sampler.beta) == 0.75
+    same(loaded.get(again, index), buffer.get(state, index))
+    again, _ = steps(loaded, again, 200, 20)
+    assert not np.asarray(loaded.get(again, index).mask).any()
+
+
+def test_a_grown_table_of_blocks_returns(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), blocks=512))
+    rows = {"obs": np.random.default_rng(0).integers(0, 255, (30, 16, 16), np.uint8)}
+    state = buffer.extend(buffer.init({"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}), rows)
+    buffer, state = buffer.grow(state)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved")
+    assert loaded == buffer
+    same(again, state)
+
+
+def test_samplers_with_another_state_are_refused(tmp_path: Path) -> None:
+    for sampler, other, match in (
+        (Consume(2), Consume(1), r"state/sampler/left: found int32\[40\], expected int32\[0\]"),
+        (Epoch(), Epoch(shuffle=False), "sampler.shuffle: found True, expected False"),
+        (Ranked(), Prioritized(), "sampler: found Ranked"),
+    ):
+        buffer, _ = saved_transitions(tmp_path, sampler=sampler)
+        with pytest.raises(fbuf.SchemaError, match=match):
+            fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, sampler=other))
+
+
+def test_rows_in_files_at_a_path_are_resized(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(20, storage=Compressed(path=str(tmp_path / "one")))
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(35)})
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity, where in ((10, "two"), (30, "three")):
+        other = fbuf.Buffer(capacity, storage=Compressed(path=str(tmp_path / where)))
+        loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
+        assert np.asarray(loaded.last(again, 4).data["t"]).tolist() == [31, 32, 33, 34]
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("fbuf-")) == []
+    del again
+    assert np.asarray(loaded.last(loaded.resume({"t": 0}), 2).data["t"]).tolist() == [33, 34]
+
+
+def test_a_resized_epoch_goes_on_or_starts_again(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(20, sampler=fbuf.samplers.Epoch())
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(12)})
+    state, first = buffer.sample(state, jax.random.key(0), 4)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity, epoch in ((40, 1), (12, 1), (10, 2)):
+        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+        again, rest = loaded.sample(again, jax.random.key(1), 8)
+        drawn = set(np.asarray(rest.data["t"])[np.asarray(rest.mask)].tolist())
+        assert int(loaded.stats(again)["epoch"]) == epoch
+        if epoch == 1:
+            assert drawn == set(range(12)) - set(np.asarray(first.data["t"]).tolist())
+
+
+def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
+    buffer = resized("Device", "Prioritized", "Row", 40)
+    state = at_rest(buffer, 9, tmp_path)
+    other = dataclasses.replace(buffer, capacity=24, storage=Compressed(keys=("obs",)))
+    loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
+    same(newest_rows(loaded, again, 12), newest_rows(buffer, state, 12))
+    same(again.sampler.max_priority, state.sampler.max_priority)
+    tight = dataclasses.replace(buffer, storage=Deduplicated(keys=("obs",), blocks=64, block=(1, 4), on_full="refuse"))
+    noise = np.random.default_rng(0).integers(0, 256, (20, 2, 8, 8), np.uint8)
+    full = buffer.extend(
+        buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 20) | {"obs": noise}
+    )
+    fbuf.save(tmp_path / "saved", buffer, full)
+    with pytest.raises(fbuf.SchemaError, match="rows found no place in Deduplicated"):
+        fbuf.load(tmp_path / "saved", tight)
+
+
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def test_a_host_store_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_second_save(Host(keys=("obs",)), True, tmp_path / "one")
+    check_second_save(Host(keys=("obs",)), False, tmp_path / "two")
+    check_store_in_use(Host(keys=("obs",)), tmp_path / "three", monkeypatch)
+
+
+def test_marks_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in ("bool", "float32", "bfloat16", "int4", "float8_e4m3fn"):
+        check_marks(dtype, monkeypatch)
+
+
+_SHARDED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import fbuf
+mesh = Mesh(np.array(jax.devices()), ("x",))
+assert mesh.size == 4
+buffer = fbuf.Buffer(40, lanes=4)
+state = buffer.extend(buffer.init({"t": jnp.zeros(3)}), {"t": jnp.arange(60.0).reshape(5, 4, 3)})
+def spread(x):
+    spec = PartitionSpec("x") if x.ndim and x.shape[0] % 4 == 0 else PartitionSpec()
+    return jax.device_put(x, NamedSharding(mesh, spec))
+fbuf.save(sys.argv[1], buffer, jax.tree.map(spread, state))
+rows = jax.device_put(jnp.arange(48.0).reshape(8, 6), NamedSharding(mesh, PartitionSpec(None, None)))
+columns = jax.device_put(jnp.arange(48.0).reshape(6, 8), NamedSharding(mesh, PartitionSpec(None, "x")))
+fbuf.save(sys.argv[2], buffer, state, extra=[rows, columns], wait=False)
+"""
+
+
+def test_arrays_spread_over_devices(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SHARDED, str(tmp_path / "one"), str(tmp_path / "two")]
+    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=flags)
+    assert done.returncode == 0, done.stderr
+    buffer = fbuf.Buffer(40, lanes=4)
+    want = buffer.extend(buffer.init({"t": jnp.zeros(3)}), {"t": jnp.arange(60.0).reshape(5, 4, 3)})
+    same(fbuf.load(tmp_path / "one")[1], want)
+    _, state, (rows, columns) = fbuf.load(tmp_path / "two", extra=True)
+    same(state, want)
+    same(rows, np.arange(48, dtype=np.float32).reshape(8, 6))
+    same(columns, np.arange(48, dtype=np.float32).reshape(6, 8))
+
+
+def test_mangled_metadata_is_refused(tmp_path: Path) -> None:
+    check_mangled_meta("device", 1, tmp_path / "device")
+    check_mangled_meta("compressed", 1, tmp_path / "compressed")
+
+
+def test_only_written_rows_are_stored(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(100_000, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition())
+    example = {"obs": jnp.zeros(25), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    state = buffer.init(example)
+    rows = {n: np.ones((1000, *jnp.shape(x)), jnp.asarray(x).dtype) for n, x in example.items()}
+    rows["terminated"][:] = rows["truncated"][:] = False
+    state = buffer.extend(state, rows)
+    written = fbuf.save(tmp_path / "saved", buffer, state).result()
+    assert written.bytes_total < 1000 * (100 + 4 + 4 + 2 + 3 * 4 + 1) + 2000
+    again = fbuf.load(tmp_path / "saved")[1]
+    same(again, state)
+
+
+def test_replay_goes_on(tmp_path: Path) -> None:
+    buffer = fbuf.prioritized(40, storage=Compressed(keys=("t",)), prefetch=1, batch_size=4)
+    replay = fbuf.Replay(buffer, {"t": 0.0}, seed=3, strict=False)
+    replay.extend({"t": np.arange(30, dtype=np.float32)})
+    replay.update_priority(replay.sample().index, np.array([1.0, np.nan, 2.0, 3.0]))
+    replay.save(tmp_path / "saved", extra={"step": 9})
+    again, extra = fbuf.Replay.load(tmp_path / "saved", extra=True)
+    assert extra == {"step": 9} and not again.strict and again.stats() == replay.stats()
+    for i in range(20):
+        got, want = again.sample(to="numpy"), replay.sample(to="numpy")
+        same(got, want)
+        for one, batch in ((again, got), (replay, want)):
+            one.update_priority(batch.index, np.arange(4.0))
+            one.extend({"t": np.full(3, i, np.float32)})
+    fbuf.save(tmp_path / "plain", buffer, replay.state)
+    with pytest.raises(fbuf.SchemaError, match=r"saved by fbuf.save, without a key; .* fbuf.load\(path\)"):
+        fbuf.Replay.load(tmp_path / "plain")
+
+
+def test_a_grown_buffer_draws_the_batches_of_a_larger_one(tmp_path: Path) -> None:
+    check_grown("Consume", "Row", tmp_path)
+
+
+def test_text_moves(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    rows = [{"text": "x" * n, "n": n} for n in range(14)] + [{"n": 14}]
+    state = buffer.extend(buffer.init({"text": "", "n": 0}), rows)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity in (4, 25):
+        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+        again = loaded.extend(again, [{"text": "new", "n": 15}])
+        last = loaded.last(again, 4)
+        assert last.lazy.get("text") == ["x" * 12, "x" * 13, None, "new"]
+        assert np.asarray(last.data["n"]).tolist() == [12, 13, 14, 15]
+
+
+def test_custom_writers_are_named(tmp_path: Path) -> None:
+    check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
+    check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")

@@ -1,0 +1,176 @@
+"""Mixtures: every sampler and mode once, windows, data sets, loops, and steps in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf._host.store import Store
+from fbuf.samplers import Consume, Prioritized
+from fbuf.storages import Compressed
+from fbuf.views import Transition
+from tests.support import pieces
+from tests.support.mixture import (
+    MODES,
+    check_empty,
+    check_in_place,
+    check_sampler,
+    check_weights,
+    filled,
+    numbers,
+    three,
+    two,
+)
+from tests.support.uniformity import chi_square_z
+
+CASES = [
+    ("Epoch", "annealed"),
+    ("Prioritized(replace=False)", "exact"),
+    ("Uniform", "all"),
+    ("Consume", "random"),
+    ("Consume(3)", "exact"),
+    ("Prioritized", "annealed"),
+    ("Prioritized(on='host')", "random"),
+    ("Ranked", "all"),
+    ("Staleness", "exact"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "mode"), CASES)
+def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
+    check_sampler(sampler, mode)
+
+
+@pytest.mark.parametrize("mode", ["exact", "annealed", "all"])
+def test_weights_are_those_of_the_mixture(mode: str) -> None:
+    check_weights(mode, "union" if mode == "all" else "source", 1.0)
+
+
+@pytest.mark.parametrize("quota", ["exact", "random"])
+def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
+    mixture = three(quota=quota, if_empty="mask")
+    state = filled(mixture, a=0)
+    _, probability, source, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
+    counts = np.bincount(source, minlength=4)
+    if quota == "random":
+        assert chi_square_z(counts[[1, 2, 3]], np.array([0.25, 0.5, 0.25])) < 4 and counts[0] == 0
+    else:
+        assert counts.tolist() == [0, 4 * 300, 8 * 300, 4 * 300]
+    assert not bool(mixture.can_sample(state))
+    np.testing.assert_allclose(probability[source == 2], 0.5 / 40, rtol=1e-6)
+
+
+def test_data_sets_are_mixed(tmp_path: Path) -> None:
+    """Two data sets, and one beside a buffer that grows."""
+    rows = pieces.make(tmp_path)
+    buffer, held = fbuf.datasets.open(tmp_path, view=Transition())
+    sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
+    both = sets.init({"one": held, "two": held})
+    both, batch = sets.sample(both, jax.random.key(0), 10)
+    assert batch.source.tolist() == [0] * 3 + [1] * 7 and bool(jnp.all(batch.mask))
+    actions = np.asarray(rows["action"])[np.asarray(batch.index.slot)]
+    assert (np.asarray(batch.data["action"]) == actions).all()
+
+    online = fbuf.Buffer(50, view=Transition(), sampler=Prioritized())
+    mixture = fbuf.Mixture({"online": online, "offline": buffer})
+    state = mixture.init({"online": {name: array[0] for name, array in rows.items()}, "offline": held})
+    state, batch = mixture.sample(state, jax.random.key(0), 8)
+    assert batch.source.tolist() == [1] * 8 and int(mixture.stats(state)["moved_rows"]) == 4
+    state = mixture.extend(state, "online", {name: array[:20] for name, array in rows.items()})
+    state, batch = mixture.sample(state, jax.random.key(1), 8)
+    assert batch.source.tolist() == [0] * 4 + [1] * 4
+    state = mixture.update_priority(state, batch.index, jnp.ones(8))
+    after = mixture.update_rows(state, batch.index, {"action": batch.data["action"]})
+    assert int(mixture.stats(after)["refused_read_only"]) == 4
+    with pytest.raises(TypeError):
+        mixture.extend(state, "offline", {name: array[:1] for name, array in rows.items()})
+    with pytest.raises(TypeError):
+        mixture.clear(state)
+    assert int(mixture["online"].size(mixture.clear(state, "online")["online"])) == 0
+
+
+@pytest.mark.parametrize("mode", ["exact", "annealed"])
+def test_eager_jitted_and_scanned_give_the_same(mode: str) -> None:
+    samplers = (Prioritized(), Consume(2))
+    one, other = (fbuf.Buffer(c, sampler=s) for c, s in zip((20, 40), samplers, strict=True))
+    mixture = two(one, other, **MODES[mode])
+
+    def step(state: Any, i: Any) -> Any:
+        rows = {"obs": jnp.zeros((2, 8, 8), jnp.uint8) + i.astype(jnp.uint8), "id": jnp.full((2,), i, jnp.int32)}
+        state = mixture.extend(state, "a", rows)
+        state, batch = mixture.sample(state, jax.random.fold_in(jax.random.key(3), i), 8)
+        state = mixture.update_priority(state, batch.index, batch.data["id"] + 1.0)
+        return state, batch
+
+    start = filled(mixture, a=0)
+    eager, out = start, []
+    for i in range(4):
+        eager, batch = step(eager, jnp.int32(i))
+        out.append(batch)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *out)
+    scanned, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(start)
+    for a, b in zip(jax.tree.leaves((eager, stacked)), jax.tree.leaves((scanned, batches)), strict=True):
+        assert a.dtype == b.dtype and bool(jnp.all(a == b))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("sampler", "mode"), [("Consume", "exact"), ("Prioritized", "annealed")])
+def test_steps_are_in_place(sampler: str, mode: str) -> None:
+    check_in_place(sampler, mode)
+
+
+def test_priorities_go_where_rows_came_from() -> None:
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    mixture = fbuf.Mixture(
+        {"a": fbuf.Buffer(20, sampler=sampler), "u": fbuf.uniform(20), "b": fbuf.Buffer(20, sampler=sampler)}
+    )
+    state = filled(mixture)
+    state, batch = mixture.sample(state, jax.random.key(0), 12)
+    error = jnp.where(jnp.arange(12) == 0, jnp.nan, jnp.arange(12) + 2.0)
+    new = mixture.update_priority(state, batch.index, error)
+    for i, name in enumerate(mixture.names):
+        if name == "u":
+            continue
+        leaves = np.ones(20)
+        for row in range(12):
+            if int(batch.source[row]) == i and row:
+                leaves[int(batch.index.slot[row])] = row + 2
+        np.testing.assert_allclose(new[name].sampler.tree[:20], leaves, rtol=1e-6)
+        assert int(mixture.stats(new)[f"{name}/refused_nonfinite"]) == (name == "a")
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
+
+
+def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
+    check_empty(annealed=False)
+
+
+def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
+    """The first rows of a batch drawn in order would all be of the lower half."""
+    mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
+    ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
+    counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
+    assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
+
+
+def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    real = Store.read
+
+    def read(self: Store, requests: Any) -> Any:
+        asked.extend((np.count_nonzero(tickets), len(tickets)) for _, tickets, *_ in requests)
+        return real(self, requests)
+
+    monkeypatch.setattr(Store, "read", read)
+    buffers = {name: fbuf.Buffer(20, storage=Compressed(keys=("obs",))) for name in "ab"}
+    mixture = fbuf.Mixture(buffers, annealed=True)
+    batch = mixture.peek(filled(mixture), jax.random.key(0), 16, fractions={"a": 0.25})
+    assert batch.source.tolist() == [0] * 4 + [1] * 12
+    jax.block_until_ready(batch)
+    assert sorted(asked) == [(4, 16), (12, 16)]

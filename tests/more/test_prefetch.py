@@ -1,0 +1,230 @@
+"""`Buffer(prefetch=1)`: further storages and forms, vmap, export, in place, exits of the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from fbuf.samplers import Prioritized
+from tests.support.prefetch import (
+    BATCH,
+    CHECKS,
+    EXAMPLE,
+    check_batches,
+    check_in_place,
+    make,
+    rows_at,
+    same,
+    settle,
+    store_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("storage", "sampler", "view", "form"),
+    [
+        ("device", "prioritized", "transition", "scan"),
+        ("host", "consume", "sequence", "eager"),
+        ("compressed", "uniform", "hindsight", "scan"),
+        ("device", "consume", "transition", "jit"),
+    ],
+)
+def test_batches_are_those_of_the_step_before(storage: str, sampler: str, view: str, form: str) -> None:
+    check_batches(storage, sampler, view, form)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_a_pending_batch_survives(storage: str, check: Callable[[str], None]) -> None:
+    check(storage)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    ("storage", "sampler", "view", "order"),
+    [("compressed", "consume", "row", "ses")],
+)
+def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, order: str) -> None:
+    check_in_place(storage, sampler, view, order)
+
+
+def test_the_batch_is_that_of_peek_at_the_draw() -> None:
+    buffer = make("compressed", "prioritized")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    key, other = jax.random.split(jax.random.key(0))
+    first, later = buffer.peek(state, jax.random.fold_in(key, 1)), buffer.peek(state, key, beta=0.9)
+    state, batch = buffer.sample(state, key, beta=0.9)
+    np.testing.assert_array_equal(batch.index.slot, first.index.slot)  # weights differ by beta
+    state = buffer.update_priority(state, batch.index, np.full(BATCH, 9.0, np.float32))
+    state = buffer.extend(state, rows_at(1))
+    same(buffer.sample(state, other)[1], later)
+
+
+def test_states_under_vmap_draw_independently() -> None:
+    """One with a pending batch, one with rows, one empty."""
+    for sampler in ("prioritized", "consume"):
+        buffer = make("device", sampler)
+        new = buffer.init(EXAMPLE)
+        filled = buffer.extend(new, rows_at(0))
+        ahead_of = buffer.sample(filled, jax.random.key(7))[0]
+        states = [ahead_of, filled, new]
+        keys = jax.random.split(jax.random.key(1), 3)
+        together = jax.vmap(buffer.sample)(jax.tree.map(lambda *x: jnp.stack(x), *states), keys)
+        for i, state in enumerate(states):
+            same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
+
+
+def test_many_keys_of_one_state() -> None:
+    """On the device; a request to a host store cannot be mapped."""
+    buffer = make("device", "consume")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    keys = jax.random.split(jax.random.key(1), 3)
+    together = jax.vmap(lambda key: buffer.sample(state, key))(keys)
+    for i, key in enumerate(keys):
+        same(buffer.sample(state, key), jax.tree.map(lambda x, i=i: x[i], together))
+    buffer = make("compressed")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
+    with pytest.raises(TypeError, match="cannot be vmapped"):
+        jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
+
+
+def test_no_two_leaves_share_an_array() -> None:
+    for storage in ("deduplicated", "compressed"):
+        buffer = make(storage, view="sequence")
+        state = buffer.init(EXAMPLE)
+        for state_now in (state, buffer.sample(buffer.extend(state, rows_at(0)), jax.random.key(0))[0]):
+            pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state_now) if leaf.size]
+            assert len(set(pointers)) == len(pointers)
+
+
+@pytest.mark.optimized
+def test_a_step_can_be_exported() -> None:
+    buffer = make("device")
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    key = np.array([0, 1], np.uint32)
+    exported = export.export(jax.jit(buffer.sample))(state, key)
+    again = export.deserialize(exported.serialize())
+    same(again.call(state, key), buffer.sample(state, key))
+
+
+def test_grow_and_set_keep_the_pending_batch() -> None:
+    buffer = make("deduplicated", "prioritized")
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    then = buffer.peek(state, jax.random.key(0))
+    larger, state = buffer.grow(buffer.set(state, alpha=0.9))
+    state, batch = larger.sample(state, jax.random.key(1))
+    same(batch, then)
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
+    buffer, plain = make(storage, view="transition"), make(storage, view="transition", prefetch=0)
+    stacks = 2 * BATCH * 4 * 64
+    state = buffer.init(EXAMPLE)
+    plan, before = buffer.plan(EXAMPLE), plain.plan(EXAMPLE)
+    assert plan.device == buffer.nbytes(state)["device"]
+    if storage == "device":
+        assert plan.device - before.device > stacks and plan.host == 0
+        return
+    assert plan.host - before.host == 2 * stacks
+    empty = buffer.nbytes(state)["host"]
+    for i in range(4):
+        state = buffer.extend(state, rows_at(i))
+        state, batch = buffer.sample(state, jax.random.key(i))
+    jax.block_until_ready(batch)
+    settle(store_of(state))
+    grown = buffer.nbytes(state)["host"] - empty
+    assert 2 * stacks < grown <= 2 * stacks + 40 * 64
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_reads_for_itself() -> None:
+    script = """
+import os, sys, warnings
+import numpy as np
+from fbuf._host.store import Column, Store
+warnings.simplefilter("ignore")
+s = Store((Column("a", (), np.dtype(np.int32), None),), lanes=1, length=8, slack=0)
+tickets = s.write([np.arange(8, dtype=np.int32)[:, None]], None)[:, 0]
+numbers = [s.request([(0, tickets)])]
+pid = os.fork()
+for _ in range(3):
+    numbers.append(s.request([(0, tickets)]))
+for number in numbers:
+    out = np.zeros(8, np.int32)
+    assert s.collect(number, [(0, tickets, out)]).all() and (out == np.arange(8)).all()
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_the_interpreter_exits_with_reads_under_way(pending: bool) -> None:
+    script = f"""
+import fbuf, jax, numpy as np
+buffer = fbuf.Buffer(64, storage=fbuf.storages.Compressed(keys=("x",)), prefetch=1, batch_size=2000)
+state = buffer.init({{"x": np.zeros((64, 64), np.uint8)}})
+state = buffer.extend(state, {{"x": np.ones((64, 64, 64), np.uint8)}})
+for i in range(3):
+    state, batch = buffer.sample(state, jax.random.key(i))
+if not {pending}:
+    jax.block_until_ready(batch)
+    del state, batch
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no `buffer_callback`."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    jax.clear_caches()
+    try:
+        check_batches("compressed", "epoch", "row", "donated")
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_an_eager_sample_copies_no_rows(sampler: str) -> None:
+    buffer = make("device", sampler)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    after, _ = buffer.sample(state, jax.random.key(0))
+    kept = jax.tree.map(
+        lambda a, b: a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer(),
+        (state.rows, state.ring, state.sampler),
+        (after.rows, after.ring, after.sampler),
+    )
+    assert all(jax.tree.leaves(kept))
+
+
+def test_convert_to_and_from_prefetch() -> None:
+    buffer = make("compressed", "uniform")
+    other = dataclasses.replace(buffer, sampler=Prioritized(), batch_size=3)
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    converted = buffer.convert(other, state)
+    now = other.peek(converted, jax.random.fold_in(jax.random.key(1), 1))
+    converted, batch = other.sample(converted, jax.random.key(1))
+    same(batch, now)
+    plain = dataclasses.replace(other, prefetch=0)
+    assert other.convert(plain, converted).ahead is None
+    with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
+        plain.sample(converted, jax.random.key(0))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        buffer.sample(converted, jax.random.key(0))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))

@@ -1,0 +1,222 @@
+"""`storages.Ragged`: torch, threads, windows, loops, memory and growth."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.storages import Ragged
+from fbuf.views import Episode, Sequence, Transition
+from tests.support.ragged import same, store_of
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_the_example_of_lazy_stack_storage() -> None:
+    """torchrl's LazyStackStorage, with `stack_dim=-1`."""
+    torch = pytest.importorskip("torch")
+    example = {"a": torch.zeros(0), "b": torch.zeros(4), "c": ""}
+    replay = fbuf.Replay(fbuf.Buffer(capacity=1000, storage=Ragged(keys=("a",))), example)
+    data0 = {"a": torch.randn(10), "b": torch.rand(4), "c": "a string!"}
+    data1 = {"a": torch.randn(11), "b": torch.rand(4), "c": "another string!"}
+    replay.add(data0)
+    replay.add(data1)
+    sample = replay.sample(10, to="torch")
+    assert sample.data["b"].shape == (10, 4)
+    assert set(sample.lazy["c"]) == {"a string!", "another string!"}
+    assert sorted({x.shape for x in sample.lazy["a"]}) == [(10,), (11,)]
+    with pytest.raises(ValueError, match=r"2 shapes \(float32\[1[01]\]: rows"):
+        sample.lazy.stack("a", axis=-1)
+    by_text = {"a string!": data0, "another string!": data1}
+    for text, a, b in zip(sample.lazy["c"], sample.lazy["a"], sample.data["b"], strict=True):
+        assert torch.equal(torch.from_numpy(a), by_text[text]["a"])
+        assert torch.equal(b, by_text[text]["b"])
+    for layout in (None, torch.jagged, torch.strided):
+        nested = sample.lazy.nested("a", layout)
+        assert [len(x) for x in nested.unbind()] == [len(x) for x in sample.lazy["a"]]
+    alike = replay.get(jnp.zeros(3, jnp.int32))
+    assert alike.lazy.stack("a", axis=-1).shape == (10, 3)
+    assert np.array_equal(alike.lazy.stack("a")[0], data0["a"].numpy())
+
+
+def test_rows_are_accepted_in_any_form() -> None:
+    torch = pytest.importorskip("torch")
+    buffer = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(maximum={"obs": 3}))
+    state = buffer.init({"obs": jnp.zeros(0), "x": np.float32(0), "at": {"any": None}})
+    one = {"obs": jnp.ones(2), "x": jnp.float32(1), "at": {"any": {"a": {"b": 1}}}}
+    two = {"obs": torch.ones(3), "x": 2, "at": {"any": (1, 2)}}
+    state = buffer.add(state, [one, two])
+    state = buffer.add(state, {"x": np.array([3, 4], np.float32), "at": {"any": ["c", "d"]}})
+    state = buffer.add(state, {"x": [5, 6], "obs": np.ones((2, 3), np.float32), "obs_length": np.array([[0], [-1]])})
+    state = buffer.extend(state, ((one, two),))
+    state = buffer.extend(state, [])
+    got = buffer.last(state, 4)
+    assert got.data["x"].tolist() == [[1, 2], [3, 4], [5, 6], [1, 2]]
+    assert got.data["obs_length"][..., 0].tolist() == [[2, 3], [-1, -1], [0, -1], [2, 3]]
+    assert got.lazy.get("at/any", "?") == [
+        [one["at"]["any"], (1, 2)],
+        ["c", "d"],
+        ["?", "?"],
+        [one["at"]["any"], (1, 2)],
+    ]
+    assert got.lazy.missing == {"at/any": [(2, 0), (2, 1)], "obs": [(1, 0), (1, 1), (2, 1)]}
+    assert buffer.get(state, jnp.array([[0]])).lazy.stack("obs", -1).shape == (2, 1, 1)
+    alone = fbuf.Buffer(capacity=3, storage=Ragged(maximum={"obs": 3}))
+    state = alone.init({"obs": np.zeros(0, np.float32)})
+    state = alone.add(state, {"obs": np.ones(3, np.float32), "obs_length": np.array([1])})
+    assert alone.rows(state).lazy["obs"][0].tolist() == [1]
+
+
+def test_a_batch_in_torch_reads_its_rows() -> None:
+    torch = pytest.importorskip("torch")
+    from fbuf.torch import to_torch
+
+    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
+    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": "a", "x": 1.0}])
+    batch = to_torch(buffer.peek(state, jax.random.key(0), 2))
+    del state
+    gc.collect()
+    assert isinstance(batch.data["x"], torch.Tensor) and batch.lazy["text"] == ["a", "a"]
+    assert batch.lazy.rows() == [{"text": "a", "x": np.float32(1)}] * 2
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(batch.ragged)
+    copied = copy.deepcopy(batch)
+    del batch
+    gc.collect()
+    assert copied.lazy["text"] == ["a", "a"]
+
+
+def test_readers_and_writers_in_threads() -> None:
+    buffer = fbuf.Buffer(capacity=64, storage=Ragged())
+    state = buffer.init({"a": b""})
+    store, wrong = store_of(state), list[str]()
+
+    def write() -> None:
+        for i in range(150):
+            store.put([[bytes([i % 250]) * (40 * i) for _ in range(4)]], 4, None)
+
+    def read() -> None:
+        for _ in range(300):
+            newest = store.stats()["rows_accepted"]
+            tickets = np.arange(max(newest - 30, 0), newest, dtype=np.uint64) + np.uint64(1)
+            found, there = store.values(0, tickets)
+            for ticket, value, ok in zip(tickets.tolist(), found, there, strict=True):
+                i = (ticket - 1) // 4 % 150
+                if ok and value != bytes([i % 250]) * (40 * i):
+                    wrong.append(f"{ticket}")
+
+    threads = [threading.Thread(target=write)] + [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and store.stats()["rows_accepted"] == 600
+
+
+def test_windows_hold_ragged_rows() -> None:
+    storage = Ragged(keys=("obs",))
+    example = {"obs": np.zeros(0, np.int32), "text": "", "terminated": False, "truncated": False}
+    for view, lead in ((Sequence(3), (5, 3)), (Sequence(3, boundary="mask"), (5, 3)), (Episode(4), (5, 4))):
+        buffer = fbuf.Buffer(capacity=24, lanes=2, storage=storage, view=view)
+        rows = [
+            [
+                {"obs": np.arange(t, dtype=np.int32), "text": f"{e}.{t}", "terminated": t % 4 == 3, "truncated": False}
+                for e in range(2)
+            ]
+            for t in range(8)
+        ]
+        state = buffer.extend(buffer.init(example), rows)
+        state, batch = buffer.sample(state, jax.random.key(0), 5)
+        assert batch.lazy.shape == lead
+        there = np.asarray(batch.data["mask"])
+        assert (batch.lazy.present == there).all()
+        for text, obs, mask, first in zip(
+            batch.lazy["text"], batch.lazy["obs"], there, batch.data["is_first"], strict=True
+        ):
+            steps = [int(t.split(".")[1]) for t in text if t is not None]
+            assert steps == list(range(steps[0], steps[0] + mask.sum()))
+            assert [len(o) for o in obs if o is not None] == steps
+            assert all(steps[i] % 4 == 0 for i in np.flatnonzero(first[mask]))
+        assert "text" not in batch.data and "_ticket" not in batch.data
+    transition = fbuf.Buffer(capacity=9, storage=Ragged(), view=Transition(observation="x"))
+    state = transition.init({"x": 0, "text": "", "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
+    row = {"action": 0, "reward": 1.0, "terminated": False, "truncated": False}
+    state = transition.extend(state, [{"x": i, "text": str(i), **row} for i in range(5)])
+    state, batch = transition.sample(state, jax.random.key(0), 6)
+    assert batch.lazy["text"] == [str(int(x)) for x in batch.data["obs"]]
+    assert (batch.data["next_obs"] == batch.data["obs"] + 1).all()
+
+
+PADDED = {"obs": np.zeros((0, 0), np.int16), "text": "", "reward": 0.0}
+MAXIMUM = {"obs": (3, 4)}
+
+
+def padded_rows(rng: np.random.Generator, count: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Columns padded with random values, and their contents."""
+    lengths = np.stack([rng.integers(0, 4, count), rng.integers(0, 5, count)], 1).astype(np.int32)
+    obs = rng.integers(1, 99, (count, 3, 4)).astype(np.int16)
+    rows = {"obs": obs, "obs_length": lengths, "reward": np.arange(count, dtype=np.float32)}
+    return rows, [x[: n[0], : n[1]] for x, n in zip(obs, lengths, strict=True)]
+
+
+def test_padded_leaves_in_a_scan() -> None:
+    buffer = fbuf.Buffer(capacity=7, storage=Ragged(maximum=MAXIMUM))
+    rng = np.random.default_rng(0)
+    batches = [padded_rows(rng, 3) for _ in range(5)]
+    keys = jax.random.split(jax.random.key(1), 5)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *(rows for rows, _ in batches))
+
+    def step(state: Any, given: Any) -> Any:
+        return buffer.sample(buffer.extend(state, given[0]), given[1], 6)
+
+    run = jax.jit(lambda state, given: jax.lax.scan(step, state, given), donate_argnums=0)
+    state, every = run(buffer.init(PADDED), (stacked, keys))
+    out = [jax.tree.map(lambda x, i=i: x[i], every) for i in range(5)]
+    held: list[np.ndarray] = []
+    for _, values in batches:
+        held = [*held, *values][-7:]
+    # What the buffer holds at the end, and what each batch showed.
+    rows_now = buffer.rows(state)
+    assert all(same(a, b) for a, b in zip(rows_now.lazy["obs"], held, strict=True))
+    seen: list[np.ndarray] = []
+    for (_, values), batch in zip(batches, out, strict=True):
+        seen += values
+        for obs, length, slot in zip(batch.data["obs"], batch.data["obs_length"], batch.index.slot, strict=True):
+            newest = max(i for i in range(len(seen)) if i % 7 == int(slot))
+            assert length.tolist() == list(seen[newest].shape)
+            want = np.zeros((3, 4), np.int16)
+            want[: length[0], : length[1]] = seen[newest]
+            assert (np.asarray(obs) == want).all() and obs.dtype == jnp.int16
+    last = out[-1]
+    assert last.lazy.missing == {"text": list(range(6))}
+    assert all(
+        same(np.asarray(o)[: n[0], : n[1]], x)
+        for o, n, x in zip(last.data["obs"], last.data["obs_length"], last.lazy["obs"], strict=True)
+    )
+
+
+def test_eager_and_jitted_rows_mix() -> None:
+    buffer = fbuf.Buffer(capacity=8, storage=Ragged(maximum={"obs": 4}))
+    state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
+    state = buffer.extend(state, [{"text": "none", "reward": 0.0}, {"obs": np.ones(3, np.float32), "reward": 1.0}])
+    whole = jax.jit(buffer.extend)(state, {"obs": jnp.full((2, 2), 5.0), "reward": jnp.ones(2)})
+    lacking = jax.jit(buffer.extend)(whole, {"reward": jnp.ones(1)})
+    got = buffer.rows(lacking)
+    assert got.data["obs_length"][:5, 0].tolist() == [-1, 3, 2, 2, -1]
+    assert got.data["obs"][:5].tolist() == [[0] * 4, [1, 1, 1, 0], [5, 5, 0, 0], [5, 5, 0, 0], [0] * 4]
+    assert got.lazy.missing == {"obs": [0, 4], "text": [1, 2, 3, 4]}
+    again = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
+    again = buffer.extend(again, got.data, mask=got.mask)  # what a batch shows can be added again
+    assert [None if x is None else x.tolist() for x in buffer.rows(again).lazy.get("obs")[:5]] == [
+        None if x is None else x.tolist() for x in got.lazy.get("obs")[:5]
+    ]
+    single = jax.jit(buffer.add)(lacking, {"obs": jnp.arange(4.0), "reward": jnp.float32(3)})
+    assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]

@@ -1,0 +1,70 @@
+"""`Replay`: further storages between threads, exits of the interpreter, and another device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fbuf.storages import Compressed, Host
+from tests.support.replay import BUFFERS, ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
+
+
+@pytest.mark.parametrize("name", [name for name in BUFFERS if name != "consumed"])
+def test_actors_and_learners_share_a_replay(name: str) -> None:
+    soak(name, batches=60)
+
+
+@pytest.mark.parametrize("storage", [Compressed(keys=("obs",)), Host(keys=("obs",))])
+def test_batches_are_those_of_the_buffer(storage: Any) -> None:
+    same_batches_as_the_buffer(storage)
+
+
+def test_rows_and_batches_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_frames()
+    replay.extend({name: torch.from_numpy(leaf) for name, leaf in frame_rows(0).items()})
+    assert np.asarray(replay.rows().data["reward"])[:8].tolist() == list(range(8))
+    batch = replay.sample(4, to="torch")
+    with replay.batches(4, to="torch", device="cpu") as batches:
+        for each in (batch, next(batches)):
+            assert all(isinstance(leaf, torch.Tensor) for leaf in jax.tree.leaves(each))
+            replay.update_priority(each.index, each.data["reward"])
+    assert replay.stats()["max_priority"] >= 1.0
+
+
+@pytest.mark.parametrize("how", ["actor", "room", "error"])
+def test_the_interpreter_exits(how: str) -> None:
+    at_exit(how)
+
+
+_DEVICES = """
+import jax, numpy as np, fbuf
+one, two = jax.devices()
+replay = fbuf.Replay(fbuf.prioritized(64), {"t": np.float32(0)})
+replay.extend({"t": np.arange(20, dtype=np.float32)})
+with replay.batches(4, device=two) as batches:
+    batch = next(batches)
+    assert all(leaf.devices() == {two} for leaf in jax.tree.leaves(batch))
+    replay.update_priority(batch.index, batch.data["t"] + 1)
+    replay.update_rows(batch.index, {"t": batch.data["t"]})
+assert replay.state.token.devices() == {one} and replay.stats()["max_priority"] > 1
+mesh = jax.sharding.Mesh(np.array([one, two]), "x")
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+with replay.batches(4, device=sharding) as batches:
+    batch = next(batches)
+    assert batch.data["t"].sharding == sharding
+    replay.update_priority(batch.index, batch.data["t"])
+print("well")
+"""
+
+
+def test_batches_go_to_another_device_and_return() -> None:
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run([sys.executable, "-c", _DEVICES], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.stdout == "well\n", done.stderr

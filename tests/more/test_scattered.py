@@ -1,0 +1,139 @@
+"""More of writers that replace any row: storages, futures of a state, in place, strict modes, conversions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fbuf
+from fbuf.samplers import Prioritized
+from fbuf.storages import Compressed, Zstd
+from fbuf.testing import assert_inplace
+from tests.support.scattered import (
+    EXAMPLE,
+    STORAGES,
+    Anywhere,
+    check_largest,
+    check_refused,
+    make,
+    rows_of,
+)
+
+
+@given(data=st.data())
+def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
+    check_largest("Compressed, small", data, lanes=None)
+
+
+@pytest.mark.parametrize("storage", ["Host", "Compressed", "Compressed, small"])
+def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage: str) -> None:
+    kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
+    buffer = make(kind, "Anywhere")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
+    old, expected = state, jax.device_get(buffer.rows(state).data)
+    for i in range(8):
+        state = buffer.extend(state, rows_of(100 * i + 100, 4))
+        got = jax.device_get(buffer.rows(old))
+        for name in EXAMPLE:
+            shown = got.mask.reshape(-1, *(1,) * (expected[name].ndim - 1))
+            assert np.array_equal(got.data[name], np.where(shown, expected[name], 0))
+        assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
+        assert np.asarray(buffer.rows(state).mask).all()
+    strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
+    with pytest.raises(Exception, match="expired"):
+        jax.block_until_ready(strict.rows(old))
+
+
+@pytest.mark.parametrize("storage", ["Host", "Compressed"])
+def test_two_futures_of_a_state_keep_apart(storage: str) -> None:
+    buffer = make(storage, "Anywhere")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
+    one, two = buffer.extend(state, rows_of(100, 5)), buffer.extend(state, rows_of(200, 5))
+    for future, first in ((one, 100), (two, 200), (state, 0)):
+        got = jax.device_get(buffer.rows(future).data)
+        everything = {int(i): rows_of(int(i), 1)["obs"][0] for i in got["id"]}
+        assert all(np.array_equal(obs, everything[int(i)]) for i, obs in zip(got["id"], got["obs"], strict=True))
+        assert set(got["id"].tolist()) <= set(range(12)) | set(range(first, first + 5))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
+@pytest.mark.parametrize("storage", ["Host", "Compressed"])
+def test_steps_that_are_tried_and_dropped_cost_nothing(storage: str) -> None:
+    buffer = make(dataclasses.replace(STORAGES[storage], slack=8), "Largest")
+    extend = jax.jit(buffer.extend)
+    state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
+    for i in range(20):
+        extend(state, rows_of(500, 5) | {"score": np.full(5, 1000 + i, np.float32)})
+        state = buffer.update_rows(state, buffer.last(state, 1).index, {"done": np.ones(1, bool)})
+        state = extend(state, rows_of(100 + i, 1) | {"score": np.float32([3.5])})
+    rows = jax.device_get(buffer.rows(state))
+    assert sorted(rows.data["id"].tolist()) == [*range(4, 12), 100, 101, 102, 103]
+    assert all(
+        np.array_equal(o, rows_of(int(i), 1)["obs"][0]) for i, o in zip(rows.data["id"], rows.data["obs"], strict=True)
+    )
+
+
+@pytest.mark.optimized
+def test_update_and_write_in_one_step_copy_nothing() -> None:
+    buffer = fbuf.Buffer(80_000, sampler=Prioritized(), writer=Anywhere())
+    example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8)}
+
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, 8)
+        state = buffer.extend(state, rows)
+        state = buffer.update_priority(state, batch.index, jnp.ones(8))
+        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"]})
+        return buffer.extend(state, rows), batch
+
+    rows = {"obs": jax.ShapeDtypeStruct((3, 16), np.uint8)}
+    assert_inplace(step, jax.eval_shape(buffer.init, example), rows, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("storage", "writer", "x64"),
+    [
+        ("Compressed", "Largest", True),
+        ("Device", "TopK", False),
+        ("Device", "TopK", True),
+        ("Device", "Reservoir", True),
+    ],
+)
+def test_strict_promotion_and_x64(storage: str, writer: str, x64: bool) -> None:
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
+        buffer = make(storage, writer, sampler=Prioritized())
+        state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
+        state, batch = buffer.sample(state, jax.random.key(0), 4)
+        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"]})
+        assert np.asarray(batch.mask).all() and np.asarray(buffer.rows(state).mask).all()
+        assert len(set(np.asarray(buffer.rows(buffer.clear(state)).mask).tolist())) == 1
+
+
+def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one() -> None:
+    """Neighbours are not alike, so that a chunk is of no use; the dictionary is."""
+    order = np.random.default_rng(0).permutation(2000)
+    game = np.repeat(np.random.default_rng(1).integers(0, 255, (1, 40, 40), np.uint8), 2000, 0)
+    game[np.arange(2000), np.arange(2000) % 40] = 7
+    sizes = {}
+    for chunk in (1, 8):
+        storage = Compressed(codec=Zstd(chunk=chunk))
+        buffer = fbuf.Buffer(2000, storage=storage)
+        extend = jax.jit(buffer.extend, donate_argnums=0)
+        state = buffer.init(jax.ShapeDtypeStruct((40, 40), np.uint8))
+        for i in range(0, 2000, 100):
+            state = extend(state, game[order[i : i + 100]])
+        got = buffer.get(state, np.arange(2000))
+        assert np.array_equal(got.data, game[order]) and np.asarray(got.mask).all()
+        sizes[chunk] = buffer.nbytes(state)["host"]
+    assert sizes[1] < game.nbytes / 4, sizes
+
+
+def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted() -> None:
+    check_refused("Compressed")

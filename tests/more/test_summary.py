@@ -1,0 +1,122 @@
+"""`Buffer.summary` of other samplers, writers, storages and custom parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf._summary import _hash, _look
+from fbuf.samplers import Prioritized, Ranked
+from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
+
+
+def test_every_number_is_that_of_plain_python() -> None:
+    check_all("Compressed", "Consume", "Row")
+
+
+def test_rows_in_no_order() -> None:
+    check_unordered("Device", "TopK")
+
+
+def test_comparing_goes_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_look, "BLOCK_BYTES", 300)  # three rows at a time
+    _look.look._jitted.clear_cache()
+    told = history("Device", "Prioritized", "Transition")
+    check(told, told.buffer.summary(told.state))
+    _look.look._jitted.clear_cache()
+
+
+def test_priorities_of_ranks_and_of_zero() -> None:
+    for sampler, loose in (
+        (Prioritized(alpha=0.5, largest="held", eps=0.0), 1e-4),
+        (Prioritized(on="host"), 1e-4),
+        (Ranked(), 0.125),
+    ):
+        buffer, given = fbuf.Buffer(32, sampler=sampler), np.arange(1.0, 21.0, dtype=np.float32)
+        state = buffer.extend(buffer.init(jnp.zeros(2)), jnp.zeros((20, 2)), priority=given)
+        close(buffer.summary(state).priorities, plain_quantiles(given.tolist()), rtol=loose)
+    buffer = fbuf.Buffer(8, sampler=Prioritized(alpha=0.0))
+    summary = buffer.summary(buffer.extend(buffer.init(jnp.zeros(2)), jnp.zeros((4, 2))))
+    assert summary.priorities is None and summary.effective_size == 4
+    buffer = fbuf.Buffer(8, sampler=Prioritized(eps=0.0))
+    summary = buffer.summary(buffer.extend(buffer.init(jnp.zeros(2)), jnp.zeros((4, 2)), priority=jnp.zeros(4)))
+    assert summary.effective_size == 4 and summary.priorities is not None and summary.priorities.max == 0
+
+
+def test_a_reset_row_is_not_a_step_of_an_episode() -> None:
+    view = fbuf.views.Transition(autoreset="next_step", truncated=None)
+    buffer = fbuf.Buffer(16, view=view)
+    example = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False}
+    ends = np.array([0, 0, 1, 0, 0, 1, 0, 0, 0], bool)  # 3 steps, the reset row; 2 steps, the reset row; 2 steps
+    rows = {"obs": np.zeros(9, np.float32), "action": np.zeros(9, np.int32), "reward": np.zeros(9, np.float32)}
+    summary = buffer.summary(buffer.extend(buffer.init(example), {**rows, "terminated": ends}))
+    assert summary.episodes is not None and summary.episodes.lengths is not None
+    assert (summary.episodes.number, summary.episodes.cut) == (2, 1)
+    assert (summary.episodes.lengths.min, summary.episodes.lengths.max) == (2, 3)
+
+
+def test_rows_of_eight_bytes_are_hashed_whole() -> None:
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        rows = jnp.asarray([[1], [1 + 2**32], [1], [2**40]], jnp.int64)
+        assert _hash.distinct(np.asarray(_hash.hashed(rows))) == 3
+
+
+def test_ragged_leaves_have_bytes_but_no_raw_size() -> None:
+    buffer = fbuf.Buffer(100, storage=fbuf.storages.Ragged(maximum={"obs": (4,)}))
+    state = buffer.init({"obs": np.zeros(3, np.float32), "text": "", "reward": 0.0})
+    rows = [{"obs": np.zeros(n % 4 + 1, np.float32), "text": "x" * n, "reward": 1.0} for n in range(20)]
+    state = buffer.extend(state, rows)
+    summary = buffer.summary(state)
+    assert summary.nbytes == buffer.nbytes(state) and summary.distinct is None
+    text = summary.leaves["text"]
+    assert text.raw is None and text.ratio is None and text.stored is not None
+    assert text.stored.host >= sum(range(20)) and summary.leaves["reward"].distinct == 1
+
+
+def test_a_table_that_leaves_share_is_divided_among_them() -> None:
+    storage = fbuf.storages.Deduplicated(keys=("a", "b"), block=(4, 4), blocks=64)
+    buffer = fbuf.Buffer(16, storage=storage)
+    example = {"a": np.zeros((8, 8), np.uint8), "b": np.zeros((8, 8), np.uint8), "c": 0}
+    summary = buffer.summary(buffer.init(example))
+    a, b = summary.leaves["a"].stored, summary.leaves["b"].stored
+    assert a is not None and b is not None and abs(a.device - b.device) <= 1 and a.device > 16 * 4
+
+
+def test_files_count_as_disk(tmp_path: Any) -> None:
+    buffer = fbuf.Buffer(64, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    state = buffer.extend(buffer.init({"x": np.zeros(100, np.uint8)}), {"x": np.ones((64, 100), np.uint8)})
+    jax.block_until_ready(state)
+    summary = buffer.summary(state)
+    stored = summary.leaves["x"].stored
+    assert stored is not None and 6400 <= stored.disk <= summary.nbytes["disk"] == buffer.nbytes(state)["disk"]
+    del state
+
+
+def without(kind: type[Any], *names: str) -> Any:
+    """A custom part: like `kind`, but for some methods."""
+    body = {name: item for name, item in vars(kind).items() if name not in (*names, "__dict__", "__weakref__")}
+    return jax.tree_util.register_static(type(f"Own{kind.__name__}", (), body))()
+
+
+def test_custom_parts_need_not_report_bytes() -> None:
+    storage, sampler = without(fbuf.storages.Device, "weigh"), without(fbuf.samplers.Uniform, "inspect", "fetch")
+    buffer = fbuf.Buffer(9, storage=storage, sampler=sampler)
+    state = buffer.extend(buffer.init({"x": 0.0}), {"x": jnp.arange(4.0)})
+    summary = buffer.summary(state)
+    assert summary.leaves["x"].stored is None and summary.leaves["x"].ratio is None
+    assert summary.parts["rows"].device == 36 and summary.nbytes == buffer.nbytes(state)
+    assert summary.effective_size is summary.drawn_ages is summary.likeliest is None
+    assert summary.ages is not None
+
+
+def test_a_replay_and_a_checked_buffer_have_a_summary() -> None:
+    replay = fbuf.Replay(fbuf.prioritized(16), {"x": 0.0})
+    replay.extend({"x": np.arange(5.0, dtype=np.float32)})
+    assert replay.summary().size == 5 and replay.summary(compare=0).compared == 0
+    checked = fbuf.checked(replay.buffer)
+    assert repr(checked.summary(replay.state)) == repr(replay.summary())

@@ -1,0 +1,284 @@
+"""Buffers with transforms: loops, storages, memory, data sets, files and export."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Epoch, Prioritized
+from fbuf.storages import Compressed, Device, Memmap, Ragged
+from fbuf.testing import assert_inplace, measure
+from fbuf.transforms import (
+    Augment,
+    Chain,
+    Concatenate,
+    Map,
+    Normalize,
+    NormalizeReward,
+    Rename,
+    RewardToGo,
+    Scale,
+    Stack,
+)
+from fbuf.views import Episode, Sequence, Transition
+from tests.support import pieces
+from tests.support.transforms import (
+    BATCH,
+    EXAMPLE,
+    ON_READ,
+    ON_WRITE,
+    VIEWS,
+    apart,
+    close,
+    given_rows,
+    laned_windows,
+    make,
+    same,
+)
+
+
+def test_eager_jitted_scanned_and_donated() -> None:
+    buffer = make(Device(), VIEWS["Sequence"], prefetch=1, batch_size=BATCH, sampler=Prioritized())
+    rows: list[Any] = [given_rows(np.random.default_rng(i), 5) for i in range(5)]
+    keys = jax.random.split(jax.random.key(0), 5)
+
+    def one(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, given[0]), given[1])
+        return state, (batch.data, batch.mask)
+
+    def several(run: Any) -> Any:
+        state, out = buffer.init(EXAMPLE), []
+        for pair in zip(rows, keys, strict=True):
+            state, batch = run(state, pair)
+            out.append(batch)
+        return jax.tree.map(lambda *x: np.stack(x), *out)
+
+    jitted = several(jax.jit(one, donate_argnums=0))
+    stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+    scan = jax.jit(lambda s, x: lax.scan(one, s, x), donate_argnums=0)
+    same(jax.device_get(scan(buffer.init(EXAMPLE), (stacked, keys))[1]), jitted)
+    same(several(one), jitted)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_steps_are_in_place(prefetch: int) -> None:
+    settings = {"prefetch": 1, "batch_size": 8} if prefetch else {}
+    buffer = fbuf.Buffer(
+        200_000, lanes=2, view=Transition(), on_write=ON_WRITE, on_read=ON_READ, sampler=Prioritized(), **settings
+    )
+    state = jax.eval_shape(buffer.init, EXAMPLE)
+
+    def step(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(state, given[1], 8)
+        state = buffer.extend(state, given[0])
+        state, other = buffer.sample(state, given[1], 8)
+        return state, (batch, other)
+
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), EXAMPLE)
+    assert_inplace(step, state, (rows, jax.ShapeDtypeStruct((2,), jnp.uint32)))
+
+
+def frames(on_read: Any, batch: int) -> tuple[Any, Any]:
+    buffer = fbuf.Buffer(1000, on_read=on_read)
+    state = jax.eval_shape(buffer.init, {"obs": jax.ShapeDtypeStruct((84, 84), np.uint8)})
+    return (lambda state, key: buffer.sample(state, key, batch)), (state, jax.ShapeDtypeStruct((2,), jnp.uint32))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
+def test_scale_costs_no_copy(scale: Scale) -> None:
+    """The compiled program has one float array of the batch's size, its result; what it reads stays uint8."""
+    batch = 64
+    (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
+    plain = measure(plain_fn, *plain_args)
+    memory = measure(fn, *args)
+    pixels = batch * 84 * 84
+    assert memory.made - plain.made <= 4 * pixels
+    assert memory.temporary <= plain.temporary + pixels + 4096  # the uint8 batch is no result any more
+    text = jax.jit(fn, donate_argnums=0).lower(*args).compile().as_text()
+    entry, own = text[text.index("ENTRY") :], r"= f32\[64,84,84\]\S* "
+    made = [line for line in entry.splitlines() if re.search(own + r"(?!get-tuple-element|bitcast|parameter)\w", line)]
+    assert len(made) == 1, made
+    called = re.search(own + r"call\(.*to_apply=(%[\w.-]+)", made[0])
+    if called:  # older releases of XLA cut a kernel into parts for several threads in a function of its own
+        body = text[text.index(f"\n{called[1]} (") :]
+        made = re.findall(r"ROOT .*", body[: body.index("\n}")])
+    assert len(made) == 1 and re.search(own + r"fusion\(", made[0]), made
+
+
+def test_windows_to_the_end_of_episodes() -> None:
+    """`Episode` with sums over each."""
+    buffer = fbuf.Buffer(
+        20, view=Episode(4, episode_end=("done",)), on_read=RewardToGo(1.0, episode_end=("done",), complete="all")
+    )
+    rows = {"reward": jnp.arange(1.0, 8.0), "done": jnp.array([0, 0, 1, 0, 1, 0, 0], bool)}
+    batch = buffer.peek(buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows), jax.random.key(0), 32)
+    found = {tuple(x) for x in np.asarray(batch.data["reward_to_go"]).tolist()}
+    assert found == {(6.0, 5.0, 3.0, 0.0), (9.0, 5.0, 0.0, 0.0)}
+    np.testing.assert_array_equal(batch.data["all"], batch.data["mask"])
+
+
+def test_ragged_rows_are_transformed_after_they_are_read() -> None:
+    buffer = fbuf.Buffer(8, storage=Ragged(), on_read=(Scale("reward", 2.0), NormalizeReward()))
+    state = buffer.init({"text": "", "reward": 0.0})
+    state = buffer.extend(state, [{"text": "a", "reward": 1.0}, {"text": "b", "reward": 3.0}])
+    batch = buffer.sample(state, jax.random.key(0), 4)[1]
+    want = {"a": 2.0, "b": 6.0}
+    assert batch.data["reward"].tolist() == [want[x] for x in batch.lazy["text"]]
+    assert float(buffer.stats(state)["normalize_reward_std"]) == 1.0
+    larger, grown = buffer.grow(state)
+    assert float(larger.stats(grown)["normalize_reward_std"]) == 1.0
+
+
+def test_statistics_of_data_sets_are_taken_when_opened(tmp_path: Path) -> None:
+    rows = pieces.make(tmp_path)
+    buffer, state = fbuf.datasets.open(tmp_path, on_read=NormalizeReward())
+    reward = np.asarray(rows["reward"], np.float64)
+    np.testing.assert_allclose(buffer.stats(state)["normalize_reward_mean"], reward.mean(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(buffer.stats(state)["normalize_reward_std"], reward.std(), rtol=1e-5)
+    with pytest.raises(ValueError, match="on_write is .* are there already.*fbuf.datasets.preprocess"):
+        dataclasses.replace(buffer, on_write=Scale("reward"))
+
+
+def test_files_are_resumed(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(
+        4, storage=Memmap(str(tmp_path / "rows")), on_write=Rename({"r": "reward"}), on_read=NormalizeReward()
+    )
+    state = buffer.extend(buffer.init({"r": 0.0}), {"r": jnp.arange(6.0)})
+    buffer.flush(state)
+    del state
+    state = buffer.resume({"r": 0.0})
+    assert float(buffer.stats(state)["normalize_reward_mean"]) == 3.5  # of the rows that are held
+    state = buffer.extend(state, {"r": jnp.array([9.0])})
+    assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
+
+
+@pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
+def test_a_loaded_buffer_continues_with_the_same_batches(storage: Any, tmp_path: Path) -> None:
+    buffer = make(storage, VIEWS["Transition"], prefetch=1, batch_size=BATCH)
+
+    @jax.jit
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, rows), key)
+        return state, (batch.data, batch.index, batch.weight)
+
+    def steps(state: Any, first: int) -> Any:
+        out = []
+        for i in range(first, first + 4):
+            state, batch = step(state, given_rows(np.random.default_rng(i), 5), jax.random.key(i))
+            out.append((batch[0], batch[1].slot, batch[2]))
+        return state, out
+
+    state, _ = steps(buffer.init(EXAMPLE), 0)
+    fbuf.save(tmp_path, buffer, state)
+    loaded, again = fbuf.load(tmp_path)
+    assert loaded == buffer
+    same(again.transforms, state.transforms)
+    same(steps(again, 4)[1], steps(state, 4)[1])
+
+
+def collapsed(window: Any) -> Any:
+    """One value a window beside its rows: a number, a vector as wide as rows are, and the state it begins with."""
+    total = {"total": window["reward"].sum(), "wide": window["x"].sum(0), "begins": window["x"][0]}
+    return {**window, **total}
+
+
+def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
+    """Though it is as long as the window, and rows are missing there."""
+    width = 4
+    names = ("total", "wide", "begins", "reward")
+    later: Any = (
+        Scale(names, 2.0, 1.0),
+        Rename({"wide": "x/wide", "x": "x/rows"}),
+        Normalize(("x/wide", "x/rows"), of="x"),
+    )
+    on_read = (Map(collapsed), Chain(later))
+    view = Sequence(4, boundary="mask", at=1, episode_end=("done",))
+    buffer = fbuf.Buffer(20, view=view, on_read=on_read)
+    rng = np.random.default_rng(width)
+    x, reward = rng.normal(3, 2, (9, width)).astype(np.float32), rng.normal(size=9).astype(np.float32)
+    rows = {"x": x, "reward": reward, "done": np.arange(9) % 3 == 2}
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    batch = buffer.peek(state, jax.random.key(0), 16).data
+    plain_buffer = dataclasses.replace(buffer, on_read=None)
+    plain = plain_buffer.peek(buffer.convert(plain_buffer, state), jax.random.key(0), 16).data
+    there = np.asarray(plain["mask"])
+    assert not there.all()
+    before = np.asarray(plain["x"])
+    close(batch["total"], np.asarray(plain["reward"]).sum(1) * 2 + 1)
+    close(batch["begins"], before[:, 0] * 2 + 1)
+    close(batch["reward"], np.where(there, np.asarray(plain["reward"]) * 2 + 1, 0).astype(np.float32))
+    mean, std = x.mean(0), x.std(0)
+    close(batch["x"]["wide"], (before.sum(1) * 2 + 1 - mean) / std)
+    close(batch["x"]["rows"], np.where(there[..., None], (before - mean) / std, 0))
+
+
+def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
+    """Random shifts and statistics too are those of the draw, whatever was written since."""
+    buffer = fbuf.Buffer(10, on_read=(NormalizeReward(), Augment("x", 1)), prefetch=1, batch_size=4)
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=(5, 3, 3)).astype(np.float32), "reward": rng.normal(size=5).astype(np.float32)}
+    state = buffer.extend(buffer.init({"x": np.zeros((3, 3), np.float32), "reward": 0.0}), rows)
+    state, first = buffer.sample(state, jax.random.key(0))
+    same(first.data, buffer.peek(state, jax.random.fold_in(jax.random.key(0), 1)).data)
+    want = buffer.peek(state, jax.random.key(1))
+    state, _ = buffer.sample(state, jax.random.key(1))
+    state = buffer.extend(state, {**rows, "reward": rows["reward"] * 100})
+    assert not np.array_equal(buffer.peek(state, jax.random.key(1)).data["reward"], want.data["reward"])
+    same(buffer.sample(state, jax.random.key(2))[1].data, want.data)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_axes_of_values_of_a_window_are_their_own(width: int) -> None:
+    join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
+    stack = Stack(("least", "most"), into="range")
+    on_read = (Map(apart), join, stack, Augment("image", 1), join.inverse(), Stack(("sum", "first"), "pair", axis=-1))
+    buffer, state = laned_windows(width, on_read)
+    batch = buffer.peek(state, jax.random.key(0), 16).data
+    plain, same = laned_windows(width)
+    before = plain.peek(same, jax.random.key(0), 16).data
+    assert not np.asarray(before["mask"]).all()
+    x, reward = np.asarray(before["x"]), np.asarray(before["reward"])
+    close(batch["pair"], np.stack([x.sum(1), x[:, 0]], axis=-1))
+    close(batch["range"], np.stack([reward.min(1), reward.max(1)], axis=-1))
+    close(batch["image"], np.tile(reward.sum(1)[:, None, None], (1, 5, 5)))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """Divides rewards by the largest that came."""
+
+    def watches(self, spec: Any) -> tuple[str, ...]:
+        return ("reward",)
+
+    def init(self, spec: Any) -> Any:
+        return jnp.float32(0)
+
+    def observe(self, memory: Any, leaves: Any, mask: Any) -> Any:
+        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves["reward"]), jnp.float32(0))))
+
+    def stats(self, memory: Any) -> dict[str, jax.Array]:
+        return {"is": memory}
+
+    def apply(self, data: Any, context: Any) -> Any:
+        return {**data, "reward": data["reward"] / context.memory}
+
+
+def test_custom_transforms() -> None:
+    rows = {"reward": jnp.array([-9.0, 1.0, 4.0])}
+    for settings in ({"on_read": Largest()}, {"on_write": Largest()}):
+        buffer = fbuf.Buffer(4, sampler=Epoch(shuffle=False), **settings)
+        state = buffer.extend(buffer.init({"reward": 0.0}), rows, mask=jnp.array([False, True, True]))
+        assert float(buffer.stats(state)["largest_is"]) == 4.0
+        assert buffer.sample(state, jax.random.key(0), 2)[1].data["reward"].tolist() == [0.25, 1.0]

@@ -1,0 +1,151 @@
+"""Checks of `fbuf.save`, and of metadata with removed and replaced values, shared by tiers."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _files
+from fbuf._checkpoint import _leaves
+from fbuf.samplers import Prioritized
+from tests.support.checkpoint import GOLDEN, same
+from tests.support.threads import PATIENCE
+
+EXAMPLE = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8), "t": jax.ShapeDtypeStruct((), np.float32)}
+BUFFER = fbuf.Buffer(20_000, sampler=Prioritized())
+
+
+def rows_of(first: int, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(first)
+    return {
+        "obs": rng.integers(0, 256, (count, 16, 16), np.uint8),
+        "t": np.arange(first, first + count, dtype=np.float32),
+    }
+
+
+def filled(buffer: fbuf.Buffer, count: int) -> Any:
+    return buffer.extend(buffer.init(EXAMPLE), rows_of(0, count))
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let saves in the background wait for the event before they write."""
+    go, write = threading.Event(), _files.write
+
+    def late(*args: Any, **settings: Any) -> Any:
+        assert go.wait(PATIENCE)
+        return write(*args, **settings)
+
+    monkeypatch.setattr(_files, "write", late)
+    return go
+
+
+def check_second_save(storage: Any, wait: bool, tmp_path: Path) -> None:
+    """A second save writes only new rows."""
+    buffer = BUFFER if storage is None else fbuf.Buffer(20_000, sampler=Prioritized(), storage=storage)
+    state = filled(buffer, 10_000)
+    first = fbuf.save(tmp_path / "saved", buffer, state, wait=wait).result()
+    raw = 10_000 * (256 + 8)
+    assert 0.9 * raw < first.bytes_written < 1.3 * raw
+    state = buffer.extend(state, rows_of(10_000, 100))
+    second = fbuf.save(tmp_path / "saved", buffer, state, wait=wait).result()
+    # One block of a leaf is 256 KiB: of obs the last two at most; tree and t have one or two blocks each.
+    assert second.bytes_written < 0.35 * raw
+    again = fbuf.load(tmp_path / "saved")[1]
+    same(buffer.rows(again), buffer.rows(state))
+    same(again.sampler, state.sampler)
+
+
+def check_store_in_use(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows overwritten before the thread reads them are saved as they were."""
+    buffer = fbuf.Buffer(500, storage=storage)
+    state = filled(buffer, 700)
+    want = jax.device_get(buffer.rows(state))
+    go = held_up(monkeypatch)
+    saving = fbuf.save(tmp_path / "saved", buffer, state, wait=False)
+    for i in range(10):
+        state = buffer.extend(state, rows_of(1000 + 200 * i, 200))
+    go.set()
+    saving.result()
+    loaded, again = fbuf.load(tmp_path / "saved")
+    same(jax.device_get(loaded.rows(again)), want)
+
+
+def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed bit changes the mark of its block alone; trailing zero rows have none."""
+    monkeypatch.setattr(_leaves, "SMALL", 0)
+    monkeypatch.setattr(_leaves, "_platform", lambda array: "gpu")
+    rng = np.random.default_rng(0)
+    kind = jnp.dtype(getattr(jnp, "bool_" if dtype == "bool" else dtype))
+    values = rng.integers(0, 2, (40, 3, 5)).astype(kind)
+    values[33:] = np.zeros((), kind)
+
+    def leaf(values: np.ndarray) -> Any:
+        made = _leaves.DeviceLeaf(jnp.asarray(values))
+        made.block = 8
+        return made
+
+    plain = leaf(values)
+    assert not plain.near and plain.shape[0] == 33 and len(plain.marks) == 5
+    same(np.concatenate([plain[a : min(a + 8, 33)] for a in range(0, 33, 8)]), values[:33])
+    for row in (0, 7, 8, 20, 32):
+        other = values.copy()
+        other[row, 1, 2] = np.array(float(np.real(values[row, 1, 2])) == 0).astype(kind)
+        marks = leaf(other).marks
+        assert [i for i, (a, b) in enumerate(zip(marks, plain.marks, strict=True)) if a != b] == [row // 8]
+
+
+# ----------------------------------------------------------------------------------------------- mangled metadata
+
+ERRORS = (ValueError, TypeError, fbuf.StoreCorrupted, OSError, RuntimeError)
+VALUES = (None, True, 0, -1, 3, 17, 0.5, "", "uint8", "int64", "object", "os:system", [], {}, [[]], {"tuple": [1]})
+
+
+def golden_parts(name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays and the metadata of a golden checkpoint."""
+    with _files.read(str(GOLDEN / name)) as saved:
+        return {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in JSON."""
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [path, *(found for key, child in children for found in places(child, (*path, key)))][not path :]
+
+
+def mangled(meta: Any, rng: random.Random) -> Any:
+    """Return a copy with one or two values removed or replaced."""
+    meta = copy.deepcopy(meta)
+    for _ in range(rng.randint(1, 2)):
+        *path, last = rng.choice(places(meta))
+        at = meta
+        for key in path:
+            at = at[key]
+        if rng.random() < 0.3:
+            del at[last]
+        else:
+            at[last] = copy.deepcopy(rng.choice(VALUES))
+    return meta
+
+
+def check_mangled_meta(name: str, seed: int, tmp_path: Path) -> None:
+    """Load checkpoints with mangled metadata: only expected errors may follow, each with a message."""
+    arrays, meta = golden_parts(name)
+    rng, refused = random.Random(f"{name}{seed}"), 0
+    for i in range(40):
+        path = str(tmp_path / str(i))
+        _files.write(path, arrays, mangled(meta, rng), sync=False)
+        try:
+            fbuf.load(path, extra=True)
+        except ERRORS as error:
+            refused += 1
+            assert str(error)
+    assert refused > 10

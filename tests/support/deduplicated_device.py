@@ -1,0 +1,226 @@
+"""`storages.Deduplicated` beside a `Device` of the same rows: full tables, retired rows and batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Deduplicated, Device
+from fbuf.views import Row, Transition
+from tests.support.deduplicated import KEY, Fields, Trial, same_bits
+
+
+def numbered(number: np.ndarray) -> np.ndarray:
+    """Frames uint8[..., 8, 8] of four blocks, two that no other has; the first word is the number."""
+    rng = np.random.default_rng(number.reshape(-1)[0])
+    frames = np.zeros((*number.shape, 8, 8), np.uint8)
+    frames[..., :4, :] = rng.integers(0, 256, (*number.shape, 4, 8), np.uint8)
+    frames[..., 0, :4] = number.astype(np.int32)[..., None].view(np.uint8)
+    frames[..., 4:, :4] = (number % 7)[..., None, None]
+    return frames
+
+
+def numbers_in(frames: np.ndarray) -> np.ndarray:
+    """The inverse; 0 for frames of zeros."""
+    return np.ascontiguousarray(frames[..., 0, :4]).view(np.int32)[..., 0]
+
+
+PLAYED = {
+    "obs": ((8, 8), np.uint8),
+    "action": ((), np.int32),
+    "reward": ((), np.float32),
+    "terminated": ((), np.bool_),
+    "truncated": ((), np.bool_),
+}
+
+
+TRANSITION = Transition(n_step=2, stack=4)
+
+
+SAMPLERS = {
+    "uniform": Uniform(),
+    "prioritized": Prioritized(normalize="buffer"),
+    "batch": Prioritized(),
+    "none": Prioritized(normalize=None, stratified=False),
+}
+
+
+VIEWS = {"row": Row(), "transition": TRANSITION}
+
+
+def played(rng: np.random.Generator, first: int, axes: tuple[int, int]) -> Fields:
+    """Rows numbered from `first`, as `Trial` numbers them."""
+    number = np.arange(first, first + axes[0] * axes[1]).reshape(axes)
+    return {
+        "obs": numbered(number),
+        "action": number.astype(np.int32),
+        "reward": rng.normal(size=axes).astype(np.float32),
+        "terminated": rng.random(axes) < 0.1,
+        "truncated": rng.random(axes) < 0.1,
+    }
+
+
+def full_trial(on_full: str, sampler: str, view: str, capacity: int = 80, lanes: int = 2) -> tuple[Trial, list[Any]]:
+    """A buffer twice as large as its table has room for, and all it was given."""
+    storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=96, on_full=on_full)
+    buffer = fbuf.Buffer(capacity, storage=storage, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
+    trial, rng, history = Trial(buffer, PLAYED), np.random.default_rng(1), []
+    for _ in range(14):
+        rows = played(rng, trial.next, (5, lanes))
+        priority = rng.exponential(size=(5, lanes)).astype(np.float32) if buffer.sampler.prioritized else None
+        history.append((rows | {"number": rows["action"]}, priority))
+        trial.extend(rows, None, priority)
+    trial.compare()
+    return trial, history
+
+
+def device_twin(trial: Trial, history: list[Any], capacity: int) -> tuple[fbuf.Buffer, Any]:
+    """A `Device` buffer of the same settings and another capacity, given the same."""
+    twin = dataclasses.replace(trial.buffer, storage=Device(), capacity=capacity)
+    state = twin.init({name: x[0, 0] for name, x in history[0][0].items()})
+    extend = jax.jit(lambda s, rows, priority: twin.extend(s, rows, priority=priority))
+    for rows, priority in history:
+        state = extend(state, rows, priority)
+    return twin, state
+
+
+def by_number(batch: Any) -> dict[int, Any]:
+    batch = jax.device_get(batch)
+    leaves, structure = jax.tree.flatten(batch.data)
+    return {
+        int(n): structure.unflatten([x[i] for x in leaves])
+        for i, n in enumerate(batch.data["number"].tolist())
+        if batch.mask[i]
+    }
+
+
+def check_masked_draws(sampler: str, view: str) -> None:
+    """One key, one batch: `Device` says which rows a draw reads, and so which must be masked."""
+    trial, history = full_trial("refuse", sampler, view)
+    buffer = trial.buffer
+    assert len(trial.refused) > 20
+    twin, state = device_twin(trial, history, buffer.capacity)
+    before = int(buffer.stats(trial.state)["draws_refused"])
+    after, batch = buffer.sample(trial.state, KEY, 256)
+    got, want = jax.device_get(batch), jax.device_get(twin.peek(state, KEY, 256))
+    read = numbers_in(want.data["obs"]).reshape(256, -1)
+    if view == "transition":
+        read = np.concatenate([read, numbers_in(want.data["next_obs"]).reshape(256, -1)], axis=1)
+    masked = np.isin(read, list(trial.refused)).any(axis=1)
+    assert 0 < masked.sum() < 256
+    np.testing.assert_array_equal(got.mask, ~masked)
+    assert int(buffer.stats(after)["draws_refused"]) - before == masked.sum()
+    nowhere = want.index.slot * 0 + buffer.capacity
+    expected = (want.data, want.probability, want.weight, want.index.ticket)
+    for a, b in zip(
+        jax.tree.leaves((got.data, got.probability, got.weight, got.index.ticket)),
+        jax.tree.leaves(expected),
+        strict=True,
+    ):
+        assert same_bits(a[~masked], b[~masked])
+        assert not a[masked].any()
+    np.testing.assert_array_equal(got.index.slot, np.where(masked, nowhere, want.index.slot))
+    # Indices of masked rows are skipped and not counted as refused.
+    if buffer.sampler.prioritized:
+        updated = buffer.update_priority(after, batch.index, np.ones(256, np.float32))
+        assert not any(
+            int(n) for name, n in buffer.stats(updated).items() if name in ("refused_stale", "refused_out_of_range")
+        )
+
+
+def check_retirement(sampler: str, view: str) -> None:
+    """Held rows, anchors, priorities and batches are those of a `Device` buffer with room for just these rows."""
+    trial, history = full_trial("retire", sampler, view)
+    buffer = trial.buffer
+    held = trial.sizes()
+    assert (held == held[0]).all() and buffer.view.rule.rows <= held[0] < trial.length
+    assert trial.counters()[1] > 0 and not trial.refused
+    twin, state = device_twin(trial, history, int(held.sum()))
+    ours, theirs = jax.device_get(buffer.rows(trial.state)), jax.device_get(twin.rows(state))
+    for a, b in zip(jax.tree.leaves(ours.data), jax.tree.leaves(theirs.data), strict=True):
+        assert same_bits(a[: held[0]], b)
+    stats, expected = jax.device_get((buffer.stats(trial.state), twin.stats(state)))
+    assert {name: stats[name] for name in ("size", "drawable")} == {n: expected[n] for n in ("size", "drawable")}
+    # Every anchor, many times over.
+    got, want = by_number(buffer.peek(trial.state, KEY, 1024)), by_number(twin.peek(state, KEY, 1024))
+    assert got.keys() == want.keys() and len(got) == stats["drawable"] > 3
+    for number, data in want.items():
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), got[number], data)
+    if buffer.sampler.prioritized:
+        chance = {
+            name: dict(zip(b.data["number"].tolist(), b.probability.tolist(), strict=True))
+            for name, b in (
+                ("ours", jax.device_get(buffer.peek(trial.state, KEY, 1024))),
+                ("theirs", jax.device_get(twin.peek(state, KEY, 1024))),
+            )
+        }
+        assert chance["ours"].keys() == chance["theirs"].keys()
+        for number, p in chance["theirs"].items():
+            assert chance["ours"][number] == pytest.approx(p, rel=1e-5)
+
+
+OBS = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}
+
+
+def noise_rows(number: int, *lead: int, seed: int = 0) -> Fields:
+    return {"obs": np.random.default_rng(seed).integers(0, 256, (number, *lead, 16, 16), dtype=np.uint8)}
+
+
+def check_full_table(number: int, view: Any) -> None:
+    """A table with room for all rows of the ring gives up none, however large a share of the ring a write is."""
+    """What a write overwrites makes room for it, however large a share of the ring it is."""
+    fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False} if view != Row() else {}
+    distinct = noise_rows(1)["obs"].nbytes // 64 * 300
+    places = -(-int(distinct / 0.94) // 32) * 32
+    buffer = fbuf.Buffer(300, view=view, storage=Deduplicated(keys=("obs",), block=(8, 8), blocks=places))
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    state = buffer.init(OBS | fields)
+    rows = {name: np.full(number, value) for name, value in fields.items()}
+    for i in range(max(12, 1200 // number)):
+        state = extend(state, rows | noise_rows(number, seed=i))
+    stats = buffer.stats(state)
+    assert (int(stats["size"]), int(stats["retired_rows"]), int(stats["refused_rows"])) == (300, 0, 0)
+    assert float(stats["blocks_load"]) > 0.9
+
+
+FRAMES = 256
+
+
+def shapes(tree: Any, *axes: int) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), tree)
+
+
+def atari(capacity: int, blocks: int, **more: Any) -> tuple[fbuf.Buffer, Any, Any]:
+    """A buffer of 84 by 84 frames, its state and 256 rows, as shapes."""
+    buffer = fbuf.Buffer(capacity, storage=Deduplicated(keys=("obs",), blocks=blocks), **more)
+    example = {"obs": jax.ShapeDtypeStruct((84, 84), jnp.uint8), "reward": jax.ShapeDtypeStruct((), jnp.float32)}
+    return buffer, jax.eval_shape(buffer.init, example), shapes(example, FRAMES)
+
+
+BATCH_BYTES = FRAMES * 84 * 84
+
+
+SIZES = [(10**3, 2**14), (10**5, 2**18)]  # both large enough to look up 1,024 blocks at once
+
+
+def play(trial: Trial, frames: np.ndarray, steps: int, masked: bool = False) -> None:
+    """Frames through the ring, each lane a stretch of its own; every frame that is stored is read at least once."""
+    number = len(frames) // trial.lanes
+    lanes = frames[: number * trial.lanes].reshape(trial.lanes, number, *frames.shape[1:]).swapaxes(0, 1)
+    rng = np.random.default_rng(0)
+    unread = 0
+    for begin in range(0, number - steps + 1, steps):
+        mask = rng.random((steps, trial.lanes)) < 0.9 if masked else None
+        if unread + steps > trial.length:
+            trial.compare()
+            unread = 0
+        trial.extend({"obs": lanes[begin : begin + steps]}, mask)
+        unread += steps
+    trial.compare()

@@ -1,0 +1,76 @@
+"""Stores in files. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.folder import Folder
+from fbuf._host.store import Column, Store
+from tests.support.paths import ROOT
+
+
+def identity(columns: tuple[Column, ...], lanes: int, length: int, slack: int) -> dict[str, Any]:
+    described = [
+        {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": c.codec and repr(c.codec)}
+        for c in columns
+    ]
+    return {"lanes": lanes, "length": length, "slack": slack, "columns": described}
+
+
+def make(
+    path: Any,
+    columns: tuple[Column, ...],
+    *,
+    lanes: int = 1,
+    length: int = 16,
+    slack: int = 4,
+    resume: bool = False,
+    verify: bool = True,
+    arrays: Any = None,
+) -> Store:
+    folder = Folder("Memmap", path and str(path), identity(columns, lanes, length, slack), resume=resume, verify=verify)
+    try:
+        if arrays is not None:
+            store = Store.from_arrays(columns, arrays, lanes=lanes, length=length, slack=slack, folder=folder)
+        else:
+            store = Store(columns, lanes=lanes, length=length, slack=slack, folder=folder)
+        if not resume:
+            folder.publish()
+    except BaseException:
+        folder.close()
+        raise
+    return store
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a process that imports this package's tests."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def numbered(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return rows [N, 3, ...] that say their lane and count."""
+    number = count * 3 + np.arange(3)
+    if shape == ():
+        return number.astype(np.int64)
+    return np.repeat(number[..., None].astype("<u4"), 24, -1).view(np.uint8)
+
+
+FOLDER = f"{tempfile.gettempdir()}/fbuf-tests-{os.getpid()}"
+"""Of what `somewhere` names; removed when the tests are done (`conftest`)."""
+
+
+def somewhere(name: str) -> str:
+    """A path for a storage in a table of storages; before it is used there: `fresh`."""
+    return f"{FOLDER}/{name}"
+
+
+def fresh(storage: Any) -> Any:
+    """The storage, with nothing at its path: a value that buffers can be made of again and again."""
+    if isinstance(getattr(storage, "path", None), str):
+        shutil.rmtree(storage.path, ignore_errors=True)
+    return storage

@@ -1,0 +1,238 @@
+"""Epochs as sets: who was there when the epoch began, who of them was drawn, who is there now.
+
+The oracle follows what is drawn without knowing any order (but for `shuffle=False`), and says how long each batch must be and
+from whom it may be.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Epoch
+from fbuf.testing import assert_inplace
+from fbuf.views import Row, Transition
+from tests.support.model import Model
+from tests.support.uniformity import chi_square_z
+
+FIELDS = {
+    "action": ((), np.int32),  # numbers the rows
+    "obs": ((2,), np.uint8),
+    "reward": ((), np.float32),
+    "terminated": ((), np.bool_),
+    "truncated": ((), np.bool_),
+}
+VIEWS = {"row": Row(), "steps": Transition(n_step=3)}
+sample = jax.jit(fbuf.Buffer.sample, static_argnums=(0, 3))
+extend = jax.jit(fbuf.Buffer.extend, static_argnums=0)
+SMALL, LARGE = (fbuf.Buffer(capacity=n, sampler=Epoch()) for n in (10, 3000))  # few, so that little is compiled
+
+
+class Oracle:
+    """Epochs of any things with names."""
+
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+        self.members: list[Hashable] = []  # of the epoch, lane after lane in order of arrival
+        self.drawn: set[Hashable] = set()
+        self.begun = 0
+
+    def clear(self) -> None:
+        self.members, self.drawn = [], set()
+
+    def left(self, live: Sequence[Hashable]) -> list[Hashable]:
+        """Who is still to come."""
+        here = set(live)
+        return [m for m in self.members if m in here and m not in self.drawn]
+
+    def sample(self, live: Sequence[Hashable], batch_size: int, got: Sequence[Hashable]) -> None:
+        """`got` was drawn while `live` could be."""
+        least = batch_size if self.sampler.drop_last else 1
+        if len(live) < least:
+            assert not got
+            return
+        left = self.left(live)
+        if len(left) < least:
+            self.members, self.drawn = list(live), set()
+            self.begun += 1
+            left = list(live)
+        assert len(got) == len(set(got)) == min(batch_size, len(left))
+        assert set(got) <= set(left)
+        if not self.sampler.shuffle:
+            assert list(got) == left[: len(got)]
+        self.drawn |= set(got)
+
+    def check_stats(self, live: Sequence[Hashable], stats: dict[str, Any]) -> None:
+        """What is left may include those who left unnoticed."""
+        assert int(stats["epoch"]) == self.begun
+        left = len(self.left(live))
+        if left:
+            assert left <= int(stats["epoch_left"]) <= len(self.members) - len(self.drawn)
+        assert 0 <= int(stats["epoch_left"]) <= len(self.members)
+
+
+def is_draw(batch: Any, number: int, begun_with: int) -> None:
+    """Draws first, the rest masked; the same chance for all."""
+    mask = np.asarray(batch.mask)
+    assert mask.tolist() == [True] * number + [False] * (len(mask) - number)
+    chance = np.float32(1) / np.float32(max(begun_with, 1))
+    np.testing.assert_array_equal(batch.probability, np.where(mask, chance, np.float32(0)))
+    np.testing.assert_array_equal(batch.weight, mask.astype(np.float32))
+
+
+def same(a: Any, b: Any) -> None:
+    """Bit for bit."""
+    one, two = jax.tree_util.tree_flatten_with_path(a)[0], jax.tree_util.tree_flatten_with_path(b)[0]
+    for (path, x), (_, y) in zip(one, two, strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
+
+
+def buffer_of(sampler: Epoch, view: str = "row", lanes: int | None = None, length: int = 11) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity=length * (lanes or 1), sampler=sampler, view=VIEWS[view], lanes=lanes)
+
+
+def empty(buffer: fbuf.Buffer) -> Any:
+    return buffer.init({n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
+
+
+def rows_of(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
+    values = {
+        "action": rng.integers(0, 1000, shape),
+        "obs": rng.integers(0, 256, (*shape, 2)),
+        "reward": rng.normal(size=shape),
+        "terminated": rng.random(shape) < 0.1,
+        "truncated": rng.random(shape) < 0.1,
+    }
+    return {n: x.astype(FIELDS[n][1]) for n, x in values.items()}
+
+
+class Trial:
+    """A buffer, its model and the oracle, in step."""
+
+    def __init__(self, buffer: fbuf.Buffer, seed: int):
+        self.buffer, self.model, self.oracle = buffer, Model(buffer, FIELDS), Oracle(buffer.sampler)
+        self.state, self.rng, self.arrived = empty(buffer), np.random.default_rng(seed), 0
+        self.share = np.ones(self.model.lane_count)
+        self.most = 2 * self.model.length + 3
+
+    def extend(self, count: int) -> None:
+        """At most `count` rows a lane, in a call of one shape; lanes fall out of step."""
+        shape = (self.most, self.model.lane_count)
+        if self.rng.random() < 0.2:
+            self.share = self.rng.uniform(0.1, 1.0, shape[1])
+        rows = rows_of(self.rng, *shape)
+        rows["action"] = (np.arange(shape[0] * shape[1]).reshape(shape) + self.arrived).astype(np.int32)
+        self.arrived += shape[0] * shape[1]
+        mask = (self.rng.random(shape) < self.share) & (np.arange(shape[0]) < count)[:, None]
+        self.model.extend(rows, None, mask)
+        one = slice(None) if self.buffer.lanes else 0
+        self.state = extend(self.buffer, self.state, {n: x[:, one] for n, x in rows.items()}, mask=mask[:, one])
+
+    def sample(self, batch_size: int) -> None:
+        self.state, batch = sample(self.buffer, self.state, jax.random.key(int(self.rng.integers(2**31))), batch_size)
+        live = sorted(self.model.anchors(), key=lambda row: (row.lane, row.number))
+        by_action = {int(row.fields["action"]): row for row in live}
+        data = jax.device_get(batch.data)
+        got = [by_action[int(a)] for a in data["action"][np.asarray(batch.mask)]]  # fails for rows that are not live
+        assert np.asarray(batch.index.slot)[: len(got)].tolist() == [row.slot for row in got]
+        assert (np.asarray(batch.index.slot)[len(got) :] == self.buffer.capacity).all()
+        for name, leaf in data.items():
+            assert not leaf[len(got) :].any(), name
+        names = [row.name for row in live]
+        self.oracle.sample(names, batch_size, [row.name for row in got])
+        is_draw(batch, len(got), len(self.oracle.members))
+        self.oracle.check_stats(names, self.buffer.stats(self.state))
+
+    def clear(self) -> None:
+        self.model.clear()
+        self.oracle.clear()
+        self.state = self.buffer.clear(self.state)
+        assert int(self.buffer.stats(self.state)["epoch_left"]) == 0
+
+    def run(self, steps: int, sizes: tuple[int, ...]) -> None:
+        for _ in range(steps):
+            kind = self.rng.choice(["some", "some", "some", "flood", "clear", *["sample"] * 9])
+            if kind == "sample":
+                self.sample(int(self.rng.choice(sizes)))
+            elif kind != "clear":
+                self.extend({"some": 3, "flood": self.most}[kind])
+            elif self.rng.random() < 0.3:
+                self.clear()
+        assert self.oracle.begun >= 3
+
+
+def arrive(buffer: fbuf.Buffer, state: Any, first: int, count: int) -> Any:
+    """Rows `first`, `first + 1`, ...; of one shape however many, so that it compiles once."""
+    number = np.arange(buffer.capacity, dtype=np.int32)
+    shape = (-1,) if buffer.lanes is None else (-1, buffer.lanes)
+    return extend(buffer, state, (first + number).reshape(shape), mask=(number < count).reshape(shape))
+
+
+def filled(buffer: fbuf.Buffer, count: int) -> Any:
+    return arrive(buffer, buffer.init(np.int32(0)), 0, count)
+
+
+def check_arriving(shuffle: bool) -> None:
+    """Everyone drawn who was still there at his turn, nobody twice, in both epochs that one scan holds."""
+    capacity, batch_size, steps = 3000, 64, 90
+    buffer = fbuf.Buffer(capacity=capacity, lanes=2, sampler=Epoch(shuffle=shuffle))
+    state = filled(buffer, capacity)
+
+    def step(state: Any, given: Any) -> Any:
+        key, rows = given
+        state, batch = buffer.sample(buffer.extend(state, rows), key, batch_size)
+        return state, (batch.data, batch.mask, buffer.stats(state)["epoch"])
+
+    arriving = np.arange(capacity, capacity + steps * 8, dtype=np.int32).reshape(steps, 4, 2)
+    keys = jax.random.split(jax.random.key(0), steps)
+    _, (data, mask, epoch) = jax.device_get(jax.jit(lambda s: lax.scan(step, s, (keys, arriving)))(state))
+    oracle = Oracle(buffer.sampler)
+    for i in range(steps):
+        held = range(8 * (i + 1), 8 * (i + 1) + capacity)
+        live = [n for lane in (0, 1) for n in held if n % 2 == lane]
+        oracle.sample(live, batch_size, data[i][mask[i]].tolist())
+        assert oracle.begun == int(epoch[i])
+    assert oracle.begun >= 2
+
+
+@functools.cache
+def first_batches(held: int, batch_size: int, number: int) -> np.ndarray:
+    """Slots of the first batch for `number` keys."""
+    buffer = fbuf.Buffer(capacity=held, sampler=Epoch())
+    state = filled(buffer, held)
+    keys = jax.random.split(jax.random.key(held), number)
+    return np.asarray(jax.jit(jax.vmap(lambda key: buffer.peek(state, key, batch_size).data))(keys))
+
+
+def check_places(held: int, number: int) -> None:
+    """Draw everyone equally often at each of seven places."""
+    for column in first_batches(held, 7, number).T:
+        assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
+
+
+def check_inplace(view: str, order: str) -> None:
+    """Run a donated scan with next to no memory of its own: a byte a row would be 400,000."""
+    buffer = buffer_of(Epoch(), view, lanes=2, length=200_000)
+
+    def step(state: Any, given: Any) -> Any:
+        out = []
+        for verb in order:
+            if verb == "e":
+                state = buffer.extend(state, given[0])
+            else:
+                state, batch = buffer.sample(state, given[1], 8)
+                out.append(batch)
+        return state, out
+
+    given = (rows_of(np.random.default_rng(0), 5, 3, 2), jnp.zeros((5, 2), jnp.uint32))
+    state = jax.eval_shape(lambda: empty(buffer))
+    memory = assert_inplace(lambda s, x: lax.scan(step, s, x), state, given)
+    assert memory.temporary < 40_000

@@ -1,0 +1,308 @@
+"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call.
+
+`Memory` keeps files in a dictionary that tests can damage; `Memory.crashes` yields what a power failure may leave.
+`Faulty` passes calls on to another disk and makes one of them fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fbuf import _files
+from fbuf._files import Disk
+from fbuf._files._disk import DISK
+
+CALLS = ("open", "pwrite", "pread", "size", "fsync", "rename", "unlink", "mkdir", "listdir")
+PATH = "/checkpoint"  # in memory
+
+
+def bits(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
+
+
+def same(saved: _files.Saved, arrays: Mapping[str, np.ndarray]) -> None:
+    """Compare every array of a checkpoint bit for bit."""
+    assert list(saved.arrays) == list(arrays)
+    for name, array in arrays.items():
+        got = np.asarray(saved.arrays[name])
+        assert got.shape == saved.arrays[name].shape == array.shape, name
+        assert got.dtype == saved.arrays[name].dtype == array.dtype, name
+        assert bits(got) == bits(array), name
+
+
+class Blocks:
+    """A source in blocks of `block` rows, with or without marks, that counts the blocks read."""
+
+    def __init__(self, array: np.ndarray, block: int, marks: list[str | None] | None = None) -> None:
+        self.array, self.block, self.marks, self.reads = array, block, marks, 0
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        self.reads += 1
+        return self.array[rows]
+
+
+class Keyed:
+    """A source in named pieces of uneven length that counts the pieces read."""
+
+    def __init__(self, pieces: Mapping[str, np.ndarray], marked: bool = True) -> None:
+        self.array = np.concatenate([*pieces.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
+        self.keys = list(pieces)
+        self.cuts = np.cumsum([0, *(len(p) for p in pieces.values())])
+        self.marks = list(pieces) if marked else None
+        self.shape, self.dtype, self.reads = self.array.shape, self.array.dtype, 0
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        self.reads += 1
+        return self.array[rows]
+
+
+class File:
+    """A file in memory: its bytes, its durable bytes, and the writes since the last sync."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = b""
+        self.pending: list[tuple[int, bytes]] = []
+
+
+class Memory(Disk):
+    """A disk in memory with one folder; it knows what is durable."""
+
+    def __init__(self, path: str = PATH) -> None:
+        self.path = path
+        self.names: dict[str, File] = {}
+        self.durable: dict[str, File] = {}
+        self.pending: list[tuple[str, File | None]] = []  # entries created and (None) removed since
+        self._open: dict[int, File | None] = {}
+        self._next = 1 << 40
+
+    def copy(self) -> Memory:
+        """The same files, all durable."""
+        other = Memory(self.path)
+        for name, file in self.names.items():
+            other.put(name, bytes(file.data))
+        return other
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store a durable file."""
+        file = File()
+        file.data[:] = data
+        file.durable = data
+        self.names[name] = self.durable[name] = file
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the bytes of all files but the lock."""
+        return {name: bytes(file.data) for name, file in self.names.items() if name != "lock"}
+
+    def open(self, path: str, flags: int) -> int:
+        folder, name = os.path.split(path)
+        if name == "lock":
+            return os.memfd_create("lock")
+        fd, self._next = self._next, self._next + 1
+        if flags & os.O_DIRECTORY:
+            self._open[fd] = None
+            return fd
+        if name not in self.names:
+            if not flags & os.O_CREAT:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            self.names[name] = File()
+            self.pending.append((name, self.names[name]))
+        elif flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, "it is there", path)
+        elif flags & os.O_TRUNC:
+            self.names[name] = File()
+            self.pending.append((name, self.names[name]))
+        self._open[fd] = self.names[name]
+        return fd
+
+    def close(self, fd: int) -> None:
+        if fd < 1 << 40:
+            os.close(fd)
+        else:
+            del self._open[fd]
+
+    def _file(self, fd: int) -> File:
+        file = self._open[fd]
+        assert file is not None
+        return file
+
+    def pwrite(self, fd: int, data: memoryview, at: int) -> int:
+        file, new = self._file(fd), bytes(data)
+        write_at(file.data, new, at)
+        file.pending.append((at, new))
+        return len(new)
+
+    def pread(self, fd: int, out: memoryview, at: int) -> int:
+        part = self._file(fd).data[at : at + out.nbytes]
+        out[: len(part)] = part
+        return len(part)
+
+    def size(self, fd: int) -> int:
+        return len(self._file(fd).data)
+
+    def begin(self, fd: int, at: int, size: int) -> None:
+        pass
+
+    def fsync(self, fd: int) -> None:
+        file = self._open[fd]
+        if file is None:
+            self.durable, self.pending = dict(self.names), []
+        else:
+            file.durable, file.pending = bytes(file.data), []
+
+    def rename(self, old: str, new: str) -> None:
+        file = self.names.pop(os.path.basename(old))
+        self.names[os.path.basename(new)] = file
+        self.pending += [(os.path.basename(new), file), (os.path.basename(old), None)]
+
+    def unlink(self, path: str) -> None:
+        name = os.path.basename(path)
+        if name not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        del self.names[name]
+        self.pending.append((name, None))
+
+    def mkdir(self, path: str) -> None:
+        raise FileExistsError(errno.EEXIST, "it is there", path)
+
+    def isdir(self, path: str) -> bool:
+        return True
+
+    def listdir(self, path: str) -> list[str]:
+        return list(self.names)
+
+    def crashes(self, chance: random.Random, count: int) -> Iterator[Memory]:
+        """Yield disks that a power failure may leave: none, all, or any part of what was not synced."""
+        for trial in range(count):
+            share = (0.0, 1.0, 0.5, 0.9, 0.1)[trial % 5]
+            left = Memory(self.path)
+            names = dict(self.durable)
+            for name, file in self.pending if trial % 2 else chance.sample(self.pending, len(self.pending)):
+                if chance.random() < share or share == 1.0:
+                    if file is None:
+                        names.pop(name, None)
+                    else:
+                        names[name] = file
+            for name, file in names.items():
+                data = bytearray(file.durable)
+                for at, new in file.pending:
+                    if chance.random() < share:
+                        write_at(data, new, at)
+                    elif chance.random() < 0.5:  # the length was written, the bytes were not
+                        write_at(data, b"", at + len(new))
+                left.put(name, bytes(data))
+            yield left
+
+
+def write_at(data: bytearray, new: bytes, at: int) -> None:
+    data.extend(bytes(max(at + len(new) - len(data), 0)))
+    data[at : at + len(new)] = new
+
+
+class Killed(BaseException):
+    """The process ended."""
+
+
+class Faulty(Disk):
+    """Another disk whose n-th call fails.
+
+    Args:
+      at: Number of the call that fails, from 0; None: only count calls.
+      error: Number of the OSError; None: the process is killed.
+      kinds: Calls that count.
+      dead: Whether all later calls fail too, so that nothing can be cleaned up.
+      short: Whether a failing write writes half and reports so, in place of raising.
+      act: Called before the error is raised.
+    """
+
+    def __init__(
+        self,
+        disk: Disk = DISK,
+        at: int | None = None,
+        error: int | None = errno.EIO,
+        kinds: tuple[str, ...] = CALLS,
+        dead: bool = False,
+        short: bool = False,
+        act: Callable[[], None] | None = None,
+    ) -> None:
+        self.disk, self.at, self.error, self.kinds = disk, at, error, kinds
+        self.dead, self.short, self.act = dead, short, act
+        self.count, self.failed = 0, False
+        for kind in CALLS:
+            setattr(self, kind, self._call(kind))
+
+    def close(self, fd: int) -> None:
+        self.disk.close(fd)
+
+    def isdir(self, path: str) -> bool:
+        return self.disk.isdir(path)
+
+    def _call(self, kind: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if self.failed and self.dead:
+                self._fail()
+            if kind in self.kinds:
+                self.count += 1
+                if self.count - 1 == self.at:
+                    self.failed = True
+                    if self.short and kind == "pwrite":
+                        return self.disk.pwrite(args[0], args[1][: max(args[1].nbytes // 2, 1)], args[2])
+                    self._fail()
+            return getattr(self.disk, kind)(*args)
+
+        return call
+
+    def _fail(self) -> None:
+        if self.act is not None:
+            self.act()
+        if self.error is None:
+            raise Killed
+        raise OSError(self.error, os.strerror(self.error))
+
+
+def state(k: int, rows: int = 40) -> dict[str, Any]:
+    """Return the arrays of save `k`: some rows change from save to save, some arrays grow, some stay."""
+    rng = np.random.default_rng(k)
+    log = np.concatenate([np.random.default_rng(i).integers(0, 256, 50, np.uint8) for i in range(k + 1)])
+    table = np.zeros((rows, 5), np.float32)
+    for i in range(k + 1):
+        table[i % rows] = i
+    return {
+        "log": log,
+        "table": table,
+        "priority": rng.random(30).astype(np.float32),
+        "fixed": np.arange(60, dtype=np.int32).reshape(20, 3),
+        "step": np.array(k),
+    }
+
+
+def sources(k: int, rows: int = 40) -> dict[str, Any]:
+    """Return the same as sources: keyed with marks, blocks with marks, blocks without."""
+    arrays = state(k, rows)
+    pieces = {f"piece-{i}": arrays["log"][50 * i : 50 * i + 50] for i in range(k + 1)}
+    last = [max((i for i in range(k + 1) if i % rows // 4 == b), default=-1) for b in range(-(-rows // 4))]
+    return arrays | {
+        "log": Keyed(pieces),
+        "table": Blocks(arrays["table"], 4, [f"written at {i}" for i in last]),
+        "priority": Blocks(arrays["priority"], 8),
+    }
+
+
+def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> _files.Written:
+    """Write save number `k`."""
+    return _files.write(path, sources(k), {"k": k}, disk=disk, **how)
+
+
+def load(path: str, disk: Disk = DISK, **how: Any) -> int:
+    """Return the number of the save found, after comparing all of its arrays."""
+    with _files.read(path, disk=disk, **how) as saved:
+        k = saved.meta["k"]
+        same(saved, state(k))
+    return k

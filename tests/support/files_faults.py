@@ -1,0 +1,225 @@
+"""Faults of checkpoints shared by tiers: killed processes, power failures, damaged bytes, and a model of any sequence."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from fbuf import _files
+from tests.support.files import PATH, Blocks, Faulty, Killed, Memory, load, same, save
+
+ROOT = Path(__file__).resolve().parents[2]
+SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a folder in memory, where there is one
+
+
+def kills(folder: str) -> dict[str, int]:
+    """Run `tests.support.files_killed` and return its counts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.files_killed", f"{folder}/c"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def power_failures(each: int, seed: int) -> int:
+    """Cut the power `each` times after every call of a save: the old or the new save loads. Return the number of cuts."""
+    chance, tried = random.Random(seed), 0
+    for before in (0, 1, 3):
+        base = Memory()
+        for k in range(before):
+            save(PATH, k, base)
+        for at in range(1000):
+            disk = base.copy()
+            faulty = Faulty(disk, at, None, dead=True)
+            try:
+                save(PATH, before, faulty)
+            except Killed:
+                pass
+            for left in disk.crashes(chance, each):
+                tried += 1
+                try:
+                    now = load(PATH, left)
+                except _files.CheckpointNotFound:
+                    now = -1
+                assert now in ((before - 1, before) if faulty.failed else (before,)), f"seed {seed}, cut {tried}"
+            if not faulty.failed:
+                break
+    return tried
+
+
+# ------------------------------------------------------------------------------------------------------- damaged bytes
+
+
+def small(disk: Memory, k: int) -> None:
+    """Write save `k`, of about one kilobyte."""
+    arrays = {"a": Blocks(np.arange(12, dtype=np.uint8) + k // 2, 8), "b": np.array([k], np.int16)}
+    _files.write(PATH, arrays, {"k": k}, disk=disk)
+
+
+def outcome(disk: Memory, **how: Any) -> int | None:
+    """Return the number of the save that loads whole; None for an error that reports the damage."""
+    try:
+        with _files.read(PATH, disk=disk, **how) as saved:
+            k = saved.meta["k"]
+            same(saved, {"a": np.arange(12, dtype=np.uint8) + k // 2, "b": np.array([k], np.int16)})
+            return k
+    except (_files.StoreCorrupted, _files.CheckpointNotFound):
+        return None
+
+
+def flips(size: int) -> Iterator[Callable[[bytearray], None]]:
+    def flip(data: bytearray, bit: int) -> None:
+        data[bit // 8] ^= 1 << bit % 8
+
+    return (lambda data, bit=bit: flip(data, bit) for bit in range(8 * size))
+
+
+def cuts(size: int) -> Iterator[Callable[[bytearray], None]]:
+    return (lambda data, at=at: data.__delitem__(slice(at, None)) for at in range(size))
+
+
+def damaged_outcomes(generations: int, change: Any, **how: str) -> list[tuple[int | None, bool]]:
+    """Return what loads after each change of each file, and whether that was a data file."""
+    disk = Memory()
+    for k in range(generations):
+        small(disk, k)
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in disk.contents():
+            data = disk.names[name].data
+            for damage in change(len(data)):
+                whole = bytes(data)
+                damage(data)
+                seen.append((outcome(disk, **how), name.startswith("data")))
+                data[:] = whole
+    assert outcome(disk) == generations - 1
+    return seen
+
+
+def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: int) -> None:
+    """Flip random bits of a checkpoint of `size` bytes on a real disk: each is found."""
+    rng = np.random.default_rng(seed)
+    array = rng.integers(0, 256, size, np.uint8)
+    _files.write(str(path), {"a": array, "b": array[: 1 << 16].view(np.float32)}, {}, sync=False)
+    (name,) = (n for n in os.listdir(path) if n.startswith("data"))
+    length = (path / name).stat().st_size
+    with open(path / name, "r+b", buffering=0) as file:
+        for _ in range(count):
+            at, bit = int(rng.integers(length)), 1 << int(rng.integers(8))
+            (old,) = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([old ^ bit]), at)
+            with pytest.raises(_files.StoreCorrupted), _files.read(str(path), verify=verify) as saved:
+                for found in saved.arrays.values():
+                    np.asarray(found)
+            os.pwrite(file.fileno(), bytes([old]), at)
+    _files.read(str(path)).close()
+
+
+# ------------------------------------------------------------------------------------------------------------- a model
+
+
+class Machine(RuleBasedStateMachine):
+    """Saves, kills, damage and loads in any order, compared with a list of the saves."""
+
+    @initialize()
+    def start(self) -> None:
+        self.disk, self.number = Memory(), 0
+        self.saved: list[tuple[int, dict[str, np.ndarray]]] = []  # newest last
+        self.arrays: dict[str, np.ndarray] = {}
+        self.version: dict[tuple[str, int], int] = {}
+        self.damaged: set[str] = set()  # manifests: a bit flipped twice is whole again
+        self.counter = 0
+
+    def source(self, name: str) -> Blocks:
+        array = self.arrays[name]
+        count = -(-len(array) // 4)
+        marks = [f"{name}-{len(array)}-{self.version.get((name, b), 0)}" if b % 3 else None for b in range(count)]
+        return Blocks(array, 4, marks)
+
+    @rule(name=st.sampled_from("abc"), rows=st.integers(0, 20))
+    def resize(self, name: str, rows: int) -> None:
+        old = self.arrays.get(name, np.zeros((0, 2), np.int32))
+        self.counter += 1
+        self.arrays[name] = np.concatenate([old[:rows], np.full((max(rows - len(old), 0), 2), self.counter, np.int32)])
+        for block in range(6):
+            self.version[name, block] = self.counter
+
+    @rule(name=st.sampled_from("abc"), row=st.integers(0, 19))
+    def change(self, name: str, row: int) -> None:
+        if name in self.arrays and row < len(self.arrays[name]):
+            self.counter += 1
+            self.arrays[name] = self.arrays[name].copy()
+            self.arrays[name][row] = self.counter
+            self.version[name, row // 4] = self.counter
+
+    @rule(name=st.sampled_from("abc"))
+    def drop(self, name: str) -> None:
+        self.arrays.pop(name, None)
+
+    @rule(keep=st.integers(1, 3), kill=st.none() | st.integers(0, 60))
+    def save(self, keep: int, kill: int | None) -> None:
+        self.number += 1
+        arrays = dict(self.arrays)
+        faulty = Faulty(self.disk, kill, None, dead=True)
+        try:
+            _files.write(PATH, {n: self.source(n) for n in arrays}, {"k": self.number}, keep=keep, disk=faulty)
+            self.saved.append((self.number, arrays))
+        except Killed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    with _files.read(PATH, disk=self.disk) as found:
+                        if found.meta["k"] == self.number:
+                            self.saved.append((self.number, arrays))
+                except _files.CheckpointNotFound:
+                    pass
+
+    @rule(at=st.integers(0, 10**6))
+    def damage_the_newest_manifest(self, at: int) -> None:
+        names = sorted(n for n in self.disk.contents() if n.endswith("json") and n not in self.damaged)
+        if len(names) > 1:
+            self.damaged.add(names[-1])
+            data = self.disk.names[names[-1]].data
+            data[at % len(data)] ^= 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with _files.read(PATH, disk=self.disk) as found:
+                    k = found.meta["k"]
+            while self.saved[-1][0] != k:
+                self.saved.pop()
+
+    @invariant()
+    def load(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not self.saved:
+                with pytest.raises(_files.CheckpointNotFound):
+                    _files.read(PATH, disk=self.disk)
+                return
+            with _files.read(PATH, disk=self.disk) as found:
+                number, arrays = self.saved[-1]
+                assert found.meta["k"] == number
+                same(found, arrays)
+
+
+def any_sequence(examples: int) -> None:
+    """Run the model."""
+    run_state_machine_as_test(Machine, settings=settings(stateful_step_count=20, max_examples=examples))

@@ -1,0 +1,146 @@
+"""Hostile manifests with valid checksums: whatever they say, only fbuf's own errors may follow."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fbuf import _files
+from tests.support.files import PATH, Memory, save
+
+NAME = "manifest-000000000002.json"
+
+
+def signed(body: bytes, version: int = 1) -> bytes:
+    """Return a manifest with a valid first line."""
+    head = b'{"format":"fbuf checkpoint","version":%d,"bytes":%d,"crc32":%d}' % (version, len(body), zlib.crc32(body))
+    return head + b"\n" + body + b"\n"
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@functools.cache
+def _saved() -> Memory:
+    disk = Memory()
+    save(PATH, 3, disk)
+    save(PATH, 4, disk, keep=1)
+    return disk
+
+
+def base() -> Memory:
+    """Return a copy of one whole generation, the second, with arrays of all kinds."""
+    return _saved().copy()
+
+
+def body_of(disk: Memory, name: str = NAME) -> dict[str, Any]:
+    return json.loads(disk.contents()[name].split(b"\n")[1])
+
+
+def attempt(disk: Memory, manifest: bytes) -> str:
+    """Read everything; return "read" or the message of fbuf's error. Any other error fails the test."""
+    disk.put(NAME, manifest)
+    try:
+        with _files.read(PATH, disk=disk) as saved:
+            total = sum(np.asarray(array).nbytes for array in saved.arrays.values())
+            for array in saved.arrays.values():
+                assert sum(part.nbytes for _, part in array.blocks()) == array.nbytes
+        assert total <= sum(map(len, disk.contents().values())), "more bytes than the files have"
+        return "read"
+    except (_files.StoreCorrupted, _files.VersionError, _files.CheckpointNotFound) as error:
+        return str(error)
+
+
+def at_path(value: Any, path: Any) -> Any:
+    return functools.reduce(lambda inner, key: inner[key], path, value)
+
+
+def put(value: Any, path: Any, new: Any) -> Any:
+    """Return a copy with another value at a path."""
+    value = copy.deepcopy(value)
+    at_path(value, path[:-1])[path[-1]] = new
+    return value
+
+
+def nodes(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Yield the paths of all values in JSON."""
+    if path:
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from nodes(inner, (*path, key))
+
+
+# fmt: off
+NASTY = [
+    None, True, -1, 0, 1, 7, 2**31, 2**48, 2**63, 2**64, 10**30, 0.5, -0.0, "", "\0", "..", "/", "O", "float32", "int4",
+    "x" * 999, [], {}, [[]], [0] * 10, ["a"] * 5, {"a": 1}, "data-000000000001.safetensors", "data-999999999999.safetensors",
+]
+# fmt: on
+
+
+def any_values(data: st.DataObject) -> None:
+    """Read a manifest with any JSON at one to three places."""
+    leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+    json_values = st.recursive(
+        leaves | st.sampled_from(NASTY),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    )
+    body = body_of(_saved())
+    for _ in range(data.draw(st.integers(1, 3))):
+        body = put(body, data.draw(st.sampled_from(list(nodes(body)))), data.draw(json_values))
+    try:
+        text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        return
+    attempt(base(), signed(text))
+
+
+def _changed_values(body: dict[str, Any], chance: random.Random) -> bytes:
+    body = copy.deepcopy(body)
+    for _ in range(chance.randint(1, 3)):
+        paths = list(nodes(body))
+        path, other, kind = chance.choice(paths), chance.choice(paths), chance.randrange(4)
+        at, last = at_path(body, path[:-1]), path[-1]
+        if kind == 0:
+            at[last] = copy.deepcopy(chance.choice(NASTY))
+        elif kind == 1 and isinstance(at[last], int):
+            at[last] += chance.choice([-1, 1, 8, -(2**16), 2**16, 2**40])
+        elif kind == 2 and isinstance(at, list):
+            at.append(at[last])
+        elif other[: len(path)] != path[: len(other)]:
+            at[last] = copy.deepcopy(at_path(body, other))
+    return dumps(body)
+
+
+def _changed_bytes(text: bytes, chance: random.Random) -> bytes:
+    raw = bytearray(text)
+    for _ in range(chance.randint(1, 4)):
+        i, kind = chance.randrange(len(raw)), chance.randrange(3)
+        if kind == 0:
+            raw[i] = chance.randrange(256)
+        elif kind == 1:
+            del raw[i : i + chance.randint(1, 20)]
+        else:
+            raw[i:i] = chance.choice([b"[", b"{", b'"', b",", b"-", b"1e9", b"null", b"\\u0000", b"NaN"])
+    return bytes(raw)
+
+
+def mutated_manifests(count: int, seed: int) -> None:
+    """Read manifests with changed values and changed bytes."""
+    chance, disk, read, refused = random.Random(seed), base(), 0, set()
+    body = body_of(disk)
+    text = dumps(body)
+    for trial in range(count):
+        ended = attempt(disk, signed((_changed_values(body, chance), _changed_bytes(text, chance))[trial % 2 == 0]))
+        read += ended == "read"
+        refused.add(ended)
+    assert 0 < read < count and len(refused) > 50, f"seed {seed}"

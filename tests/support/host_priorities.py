@@ -1,0 +1,74 @@
+"""Buffers whose priorities are on the host or on the device, their methods with made-up arguments, and what they hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.samplers import Prioritized, _hosttree
+
+EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
+CAPACITY, LANES, BATCH = 60, 3, 16
+EXAMPLE = {"x": jax.ShapeDtypeStruct((), jnp.int32), "done": jax.ShapeDtypeStruct((), jnp.bool_)}
+KEY = np.array([0, 7], np.uint32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "buffer": dict(normalize="buffer", alpha=1.0, beta=1.0, eps=0.0),
+    "independent": dict(normalize=None, stratified=False, alpha=0.5),
+}
+
+
+def make(on: str, options: str = "default", **parts: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(CAPACITY, sampler=Prioritized(on=on, **OPTIONS[options]), **{"lanes": LANES, **parts})
+
+
+def verb(buffer: fbuf.Buffer, what: str, state: Any, seed: Any) -> Any:
+    """One verb with made-up arguments; `(state, what it gave)`."""
+    key = jax.random.key(seed)
+    if what in ("extend", "more"):
+        count = 4 if what == "extend" else 23  # more than a lane holds
+        bits = jax.random.bits(key, (count, LANES), jnp.uint32)
+        rows = {"x": bits.astype(jnp.int32), "done": bits % 5 == 0}
+        priority = (bits % 1000).astype(jnp.float32) if what == "more" else None
+        return buffer.extend(state, rows, mask=bits % 7 > 0, priority=priority), None
+    if what == "set":
+        return buffer.set(state, alpha=jnp.asarray(seed % 8, jnp.float32) / 4), None
+    if what == "clear":
+        return buffer.clear(state), None
+    state, batch = buffer.sample(state, key, BATCH, beta=jnp.float32(0.7))
+    errors = jnp.exp(jax.random.normal(key, (BATCH,), jnp.float32) * jnp.float32(6)).at[3].set(jnp.nan)
+    return buffer.update_priority(state, batch.index, jnp.where(seed % 4 > 0, errors, jnp.float32(0))), batch
+
+
+VERBS = ("extend", "more", "learn", "set", "clear")
+FORMS: dict[str, Callable[..., Any]] = {
+    "eager": lambda buffer: functools.partial(verb, buffer),
+    "jit": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0),
+    "donated": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0, donate_argnums=1),
+}
+run = functools.cache(lambda buffer, form: FORMS[form](buffer))
+
+
+def same(one: Any, two: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert np.array_equal(a, b, equal_nan=True), (a, b)
+
+
+def leaves_of(state: Any) -> np.ndarray:
+    """Of a buffer without lanes that are cut: float32[C]."""
+    tree = state.sampler.tree
+    return _hosttree.leaves(tree) if isinstance(tree, _hosttree.HostTree) else np.asarray(tree)[:CAPACITY]
+
+
+def compare(device: Any, host: Any) -> None:
+    """Everything of two states that can be seen of their priorities."""
+    same(leaves_of(device), leaves_of(host))
+    same(device.sampler.max_priority, host.sampler.max_priority)
+    same(device.counters, host.counters)

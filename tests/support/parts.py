@@ -1,0 +1,81 @@
+"""Parts of one's own: those that the README defines, buffers that have them, and rows for these."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from tests.support.paths import ROOT
+
+README = (ROOT / "README.md").read_text()
+LANES, BATCH = 2, 8
+
+
+def written_in_the_readme() -> dict[str, Any]:
+    """What the blocks below the README's heading define."""
+    section = README.split("### Parts of your own")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+    longest = max(len([line for line in block.splitlines() if line.strip()]) for block in blocks)
+    assert len(blocks) == 6 and longest <= 20, "an example of each part, short"
+    scope: dict[str, Any] = {"fbuf": fbuf, "jax": jax, "jnp": jnp, "np": np}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"README, part {number}", "exec"), scope)
+    return scope
+
+
+OWN = written_in_the_readme()
+BUFFERS: dict[str, dict[str, Any]] = {
+    "storage": {"storage": OWN["Rounded"](2.0)},
+    "sampler": {"sampler": OWN["Lately"]()},
+    "view": {"view": OWN["WithLastAction"]()},
+    "writer": {"writer": OWN["EveryNth"](3)},
+    "transforms": {"on_write": OWN["Clip"](1.0), "on_read": OWN["Clip"](0.5)},
+    "codec": {"storage": fbuf.storages.Compressed(keys=("obs",), codec=OWN["Shades"]())},
+    "storage, sampler, view": {
+        "storage": OWN["Rounded"](2.0),
+        "sampler": OWN["Lately"](),
+        "view": OWN["WithLastAction"](),
+        "lanes": LANES,
+    },
+    "storage with priorities, stacks": {
+        "storage": OWN["Rounded"](2.0),
+        "sampler": fbuf.samplers.Prioritized(),
+        "view": fbuf.views.Transition(n_step=2, stack=3),
+        "lanes": LANES,
+    },
+    "storage, drawn ahead": {"storage": OWN["Rounded"](2.0), "prefetch": 1, "batch_size": BATCH},
+    "view, drawn ahead": {"view": OWN["WithLastAction"](), "prefetch": 1, "batch_size": BATCH},
+}
+EXAMPLE = {
+    "obs": np.zeros((4, 4), np.uint8),
+    "position": np.zeros(3, np.float32),
+    "action": np.int32(0),
+    "reward": np.float32(0),
+    "terminated": np.bool_(False),
+    "truncated": np.bool_(False),
+}
+
+
+def rows_of(count: int, lanes: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+    rng, lead = np.random.default_rng(seed), (count,) if lanes is None else (count, lanes)
+    return {
+        "obs": rng.integers(0, 16, (*lead, 4, 4)).astype(np.uint8) * np.uint8(17),
+        "position": rng.uniform(-2, 2, (*lead, 3)).astype(np.float32),
+        "action": rng.integers(1, 9, lead).astype(np.int32),
+        "reward": rng.normal(size=lead).astype(np.float32) * np.float32(3),
+        "terminated": rng.random(lead) < 0.2,
+        "truncated": rng.random(lead) < 0.1,
+    }
+
+
+def make(settings: dict[str, Any]) -> fbuf.Buffer:
+    return fbuf.Buffer(40, **({"episode_end": ("terminated", "truncated")} | settings))
+
+
+def same(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))

@@ -1,0 +1,332 @@
+"""Buffers with `prefetch=1` and the oracle of their batches, shared by tiers.
+
+The oracle is a buffer without prefetch on the device. It goes through the same history, and draws each batch one step
+before it is due.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import fbuf
+from fbuf import _ahead
+from fbuf._host import owner
+from fbuf._host.store import Store
+from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host
+from fbuf.testing import assert_inplace
+from fbuf.views import Hindsight, Row, Sequence, Transition
+from tests.support.threads import PATIENCE, soon
+
+LANES, ROWS, BATCH, STEPS = 2, 5, 6, 8
+
+
+class Gate:
+    """What the codec below asks before it decodes; hashes as one value."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        self.fails: Callable[[], bool] = lambda: False
+
+
+GATE = Gate()
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """Deflate that waits at the gate in the thread that reads ahead, and fails when told to."""
+
+    chunk: int = 4
+
+    def encode(self, rows: np.ndarray) -> bytes:
+        return zlib.compress(rows.tobytes())
+
+    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+        if threading.current_thread().name == "fbuf-read-ahead":
+            GATE.entered.set()
+            assert GATE.open.wait(PATIENCE)
+        if GATE.fails():
+            raise OSError("no such luck")
+        out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
+
+
+STORAGES = {
+    "device": Device(),
+    "deduplicated": Deduplicated(keys=("obs",), blocks=512),
+    "host": Host(keys=("obs",)),
+    "compressed": Compressed(keys=("obs", "t")),
+    "gated": Compressed(keys=("obs",), codec=Gated()),
+}
+SAMPLERS = {"uniform": Uniform(), "prioritized": Prioritized(), "epoch": Epoch(), "consume": Consume(2)}
+VIEWS = {
+    "row": Row(),
+    "transition": Transition(n_step=3, stack=4),
+    "sequence": Sequence(4),
+    "hindsight": Hindsight(
+        Transition(n_step=2), lambda a, b: (a == b).astype(jnp.float32), goal="action", achieved="t", fraction=0.5
+    ),
+}
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
+    "t": jax.ShapeDtypeStruct((), np.int32),
+    "action": jax.ShapeDtypeStruct((), np.int32),
+    "reward": jax.ShapeDtypeStruct((), np.float32),
+    "terminated": jax.ShapeDtypeStruct((), np.bool_),
+    "truncated": jax.ShapeDtypeStruct((), np.bool_),
+}
+
+
+def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
+    """Return rows numbered by `t`, which is in the observation, too."""
+    rng, shape = np.random.default_rng(step), (count, LANES)
+    t = (step * count * LANES + np.arange(count * LANES, dtype=np.int32)).reshape(shape)
+    return {
+        "obs": (t[..., None, None] % 251).astype(np.uint8) * np.ones((8, 8), np.uint8),
+        "t": t,
+        "action": rng.integers(0, 9, shape).astype(np.int32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.1,
+        "truncated": rng.random(shape) < 0.1,
+    }
+
+
+def make(storage: str = "device", sampler: str = "uniform", view: str = "row", prefetch: int = 1) -> fbuf.Buffer:
+    return fbuf.Buffer(
+        40,
+        storage=STORAGES[storage],
+        sampler=SAMPLERS[sampler],
+        view=VIEWS[view],
+        lanes=LANES,
+        prefetch=prefetch,
+        batch_size=BATCH,
+    )
+
+
+def same(one: Any, two: Any) -> None:
+    one, two = jax.device_get((one, two))
+    equal = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
+    assert all(jax.tree.leaves(equal)), equal
+
+
+def store_of(state: Any) -> Store:
+    return owner.find(owner.join_id(np.asarray(state.rows.id)))
+
+
+def threads() -> list[threading.Thread]:
+    """Return the threads that read ahead."""
+    return [thread for thread in threading.enumerate() if thread.name == "fbuf-read-ahead"]
+
+
+def settle(store: Store) -> None:
+    """Wait until every request is done."""
+    soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
+
+
+# ------------------------------------------------------------------------------------------------------- the oracle
+
+
+def errors_at(step: int) -> np.ndarray:
+    return np.random.default_rng(1000 + step).random(BATCH).astype(np.float32)
+
+
+@functools.cache
+def expected(sampler: str, view: str) -> list[Any]:
+    """Return the batches of each step, drawn one step before; the first step has an empty buffer."""
+    buffer = dataclasses.replace(make("device", sampler, view), prefetch=0)
+    extend, sample, update = jax.jit(buffer.extend), jax.jit(buffer.sample), jax.jit(buffer.update_priority)
+    state, pending, out = buffer.init(EXAMPLE), None, []
+    for i in range(STEPS):
+        if i:
+            state = extend(state, rows_at(i))
+        key = jax.random.key(i)
+        if pending is None or not pending.mask.any():
+            state, pending = sample(state, jax.random.fold_in(key, 1))
+        batch = pending
+        state, pending = sample(state, key)
+        if buffer.sampler.prioritized:
+            state = update(state, batch.index, errors_at(i))
+        out.append(jax.device_get(batch))
+    return out
+
+
+def drawn(storage: str, sampler: str, view: str, form: str) -> list[Any]:
+    """Return the batches of a buffer with prefetch; `form` is eager, jit, donated or scan."""
+    buffer = make(storage, sampler, view)
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key, error, first = given
+        state = buffer.extend(state, rows, mask=jnp.broadcast_to(~first, (ROWS, LANES)))
+        state, batch = buffer.sample(state, key)
+        if buffer.sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, error)
+        return state, batch
+
+    state = buffer.init(EXAMPLE)
+    steps = [(rows_at(i), jax.random.key_data(jax.random.key(i)), errors_at(i), np.bool_(i == 0)) for i in range(STEPS)]
+    if form == "scan":
+        together = jax.tree.map(lambda *x: np.stack(x), *steps)
+        state, batches = jax.jit(lambda s, g: lax.scan(step, s, g), donate_argnums=0)(state, together)
+        return [jax.tree.map(lambda x, i=i: x[i], jax.device_get(batches)) for i in range(STEPS)]
+    if form != "eager":
+        step = jax.jit(step, donate_argnums=0 if form == "donated" else ())
+    out = []
+    for given_now in steps:
+        state, batch = step(state, given_now)
+        out.append(jax.device_get(batch))
+    return out
+
+
+def check_batches(storage: str, sampler: str, view: str, form: str) -> None:
+    wanted = expected(sampler, view)
+    assert not wanted[0].mask.any() and sum(int(batch.mask.sum()) for batch in wanted) > 3 * BATCH
+    for one, two in zip(wanted, drawn(storage, sampler, view, form), strict=True):
+        same(one, two)
+
+
+# ------------------------------------------------------------------------------------------ checks for each storage
+
+
+def check_evicted_rows(storage: str) -> None:
+    """Rows evicted after the draw are returned as drawn; their indices are stale."""
+    buffer = make(storage, "prioritized")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))  # full
+    state, _ = buffer.sample(state, jax.random.key(0))
+    then = buffer.peek(state, jax.random.key(0))
+    same(then, buffer.peek(state, jax.random.key(0)))
+    state = buffer.extend(state, rows_at(1, 20))  # every row is evicted
+    tree = np.asarray(state.sampler.tree)
+    state, batch = buffer.sample(state, jax.random.key(1))
+    same(batch, then)
+    assert batch.mask.all() and (batch.data["t"] < 40).all()
+    np.testing.assert_array_equal(batch.data["obs"][:, 0, 0], batch.data["t"] % 251)
+    assert int(buffer.stats(state)["stale_draws"]) == BATCH
+    assert not buffer.get(state, batch.index).mask.any()
+    state = buffer.update_priority(state, batch.index, np.full(BATCH, 50.0, np.float32))
+    state = buffer.update_rows(state, batch.index, {"reward": np.full(BATCH, 50.0, np.float32)})
+    np.testing.assert_array_equal(tree, state.sampler.tree)
+    assert int(buffer.stats(state)["refused_stale"]) == 2 * BATCH
+    assert (buffer.rows(state).data["reward"] < 50).all()
+    state, batch = buffer.sample(state, jax.random.key(2))
+    assert (batch.data["t"] >= 40).all() and int(buffer.stats(state)["stale_draws"]) == BATCH
+
+
+def check_changed_rows(storage: str) -> None:
+    """Rows changed after the draw are returned as drawn."""
+    buffer = make(storage)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    state, _ = buffer.sample(state, jax.random.key(0))
+    every = buffer.rows(state)
+    count = every.mask.size
+    index = jax.tree.map(lambda x: x.reshape(-1), every.index)
+    state = buffer.update_rows(
+        state, index, {"obs": np.full((count, 8, 8), 255, np.uint8), "action": np.full(count, 77)}
+    )
+    state, batch = buffer.sample(state, jax.random.key(1))
+    assert (batch.data["obs"] < 255).all() and (batch.data["action"] < 77).all()
+    state, batch = buffer.sample(state, jax.random.key(2))
+    assert (batch.data["obs"] == 255).all() and (batch.data["action"] == 77).all()
+    assert int(buffer.stats(state)["stale_draws"]) == 0
+
+
+def check_clear(storage: str) -> None:
+    """The pending batch is dropped; the next sample draws from the new rows."""
+    buffer = make(storage)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    state, _ = buffer.sample(state, jax.random.key(0))
+    state = buffer.clear(state)
+    state, batch = buffer.sample(state, jax.random.key(1))
+    assert not batch.mask.any() and int(buffer.stats(state)["empty_samples"]) == 1
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(batch.data))
+    state = buffer.extend(state, rows_at(5))
+    now = buffer.peek(state, jax.random.fold_in(jax.random.key(2), 1))
+    state, batch = buffer.sample(state, jax.random.key(2))
+    same(batch, now)
+    assert batch.mask.all() and (batch.data["t"] >= 50).all()
+    assert int(buffer.stats(state)["empty_samples"]) == 1 and int(buffer.stats(state)["stale_draws"]) == 0
+
+
+def check_sampled_twice(storage: str) -> None:
+    """A state sampled twice gives one batch, also when its request was dropped."""
+    buffer = make(storage)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    state, _ = buffer.sample(state, jax.random.key(0))
+    one = buffer.sample(state, jax.random.key(1))
+    two = buffer.sample(state, jax.random.key(1))
+    same(one[1], two[1])
+    for key in range(2, 6):  # drops its request
+        one = buffer.sample(one[0], jax.random.key(key))
+    again = buffer.sample(state, jax.random.key(1))
+    same(again[1], two[1])
+    same(buffer.sample(again[0], jax.random.key(9))[1], buffer.sample(two[0], jax.random.key(9))[1])
+
+
+def check_futures(storage: str) -> None:
+    """Futures of one state, interleaved, are each as if alone."""
+    buffer = make(storage)
+
+    def steps(state: Any, name: int) -> Iterator[Any]:
+        for i in range(4):
+            state = buffer.extend(state, rows_at(10 * name + i, 2))
+            state, batch = buffer.sample(state, jax.random.key(10 * name + i))
+            yield jax.device_get(batch)
+
+    def start() -> Any:
+        state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+        return buffer.sample(state, jax.random.key(0))[0]
+
+    alone = [list(steps(start(), name)) for name in (1, 2, 3)]
+    state = start()
+    together = list(zip(*(steps(state, name) for name in (1, 2, 3)), strict=True))
+    for name, batches in enumerate(alone):
+        for i, batch in enumerate(batches):
+            same(batch, together[i][name])
+
+
+CHECKS = (check_evicted_rows, check_changed_rows, check_clear, check_sampled_twice, check_futures)
+
+
+LARGE = {**EXAMPLE, "obs": jax.ShapeDtypeStruct((4, 3), np.uint8)}
+
+
+def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
+    """A donated step copies nothing; `order` is of extend, sample, update_priority and update_rows."""
+    storages = {**STORAGES, "deduplicated": Deduplicated(keys=("obs",), blocks=2**19)}
+    buffer = dataclasses.replace(make("device", sampler, view), capacity=400_000, storage=storages[storage])
+    spec = buffer.checked_spec("test", LARGE)
+    rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(LARGE))
+    state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer), rows)
+
+    def step(state: Any, given: Any) -> Any:
+        rows, key, error = given
+        index, out = None, []
+        for verb in order:
+            if verb == "e":
+                state = buffer.extend(state, rows)
+            elif verb == "s":
+                state, batch = buffer.sample(state, key)
+                index = batch.index
+                out.append(batch)
+            elif verb == "u":
+                state = buffer.update_priority(state, index, error)
+            else:
+                state = buffer.update_rows(state, index, {"reward": error})
+        return state, out
+
+    def shaped(*axes: int) -> Any:
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, LANES, *x.shape), x.dtype), LARGE)
+        return rows, jax.ShapeDtypeStruct((*axes, 2), np.uint32), jax.ShapeDtypeStruct((*axes, BATCH), np.float32)
+
+    assert_inplace(step, state, shaped())
+    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(3))

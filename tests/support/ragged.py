@@ -1,0 +1,193 @@
+"""Ragged rows of any kind, plain lists of them as the oracle, and buffers that grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import fbuf
+from fbuf._host import owner
+from fbuf.samplers import Consume, Epoch, Uniform
+from fbuf.storages import Ragged
+
+EXAMPLE = {"obs": np.zeros(0, np.float32), "text": "", "info": {"any": None}, "reward": 0.0}
+DTYPES = [
+    *map(np.dtype, ("?", "i1", "<u8", ">i4", "f2", "f8", "c16", "M8[s]", "<U3", "S2")),
+    *map(np.dtype, (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4)),
+]
+
+
+class Thing:
+    """An object without a form in bytes."""
+
+
+def store_of(state: Any) -> Any:
+    return owner.find(owner.join_id(np.asarray(state.rows.id)))
+
+
+def random_array(rng: np.random.Generator) -> np.ndarray:
+    dtype = DTYPES[rng.integers(len(DTYPES))]
+    shape = tuple(rng.integers(0, 4, rng.integers(0, 4)).tolist())
+    if dtype.kind in "US":
+        return rng.integers(0, 99, shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def random_value(rng: np.random.Generator) -> Any:
+    kinds = [
+        random_array(rng),
+        "é\ud800" * 2,
+        b"\0\1",
+        None,
+        True,
+        -(2**200),
+        1.5,
+        2j,
+        Thing(),
+        [1, "a"],
+        (),
+        np.int8(3),
+    ]
+    return kinds[rng.integers(len(kinds))]
+
+
+def random_row(rng: np.random.Generator, number: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "obs": rng.normal(size=rng.integers(0, 9)).astype(np.float32),
+        "text": "x" * int(rng.integers(0, 5)) + str(number),
+        "info": {"any": random_value(rng)},
+        "reward": float(number),
+    }
+    for name in ("obs", "text", "info"):
+        if rng.random() < 0.2:
+            del row[name]
+    return row
+
+
+def same(one: Any, two: Any) -> bool:
+    if isinstance(two, np.ndarray) and isinstance(one, (np.ndarray, np.generic)):
+        return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
+    if isinstance(two, dict):
+        return isinstance(one, dict) and one.keys() == two.keys() and all(same(one[k], two[k]) for k in two)
+    if isinstance(two, Thing):
+        return one is two
+    return bool(one == two) and (isinstance(two, (float, np.generic)) or type(one) is type(two))
+
+
+class Lanes:
+    """Plain Python: the newest rows of each lane."""
+
+    def __init__(self, lanes: int, length: int):
+        self.rows: list[list[Any]] = [[] for _ in range(lanes)]
+        self.length = length
+
+    def extend(self, rows: list[list[Any]], keep: Any) -> None:
+        for step, several in enumerate(rows):
+            for lane, row in enumerate(several):
+                if keep is None or keep[step][lane]:
+                    self.rows[lane] = [*self.rows[lane], row][-self.length :]
+
+
+def check_history(seed: int, lanes: int | None, codec: Any, sizes: list[int], columns: bool, masked: bool) -> None:
+    """Rows written in portions of these sizes are those of plain lists; with `masked` every call has a mask."""
+    rng = np.random.default_rng(seed)
+    number, length = lanes or 1, 4
+    buffer = fbuf.Buffer(capacity=length * number, lanes=lanes, storage=Ragged(codec=codec, slack=0))
+    state, oracle, count = buffer.init(EXAMPLE), Lanes(number, length), 0
+    for size in sizes:
+        rows = [[random_row(rng, count + number * i + e) for e in range(number)] for i in range(size)]
+        count += size * number
+        all_kept = rng.random() < 0.5
+        keep = None if all_kept and not masked else rng.random((size, number)) < (1.0 if all_kept else 0.6)
+        mask = None if keep is None else keep if lanes else keep[:, 0]
+        if columns:
+            rows = [
+                [{**r, "text": str(count), "obs": np.ones(2, np.float32), "info": {"any": 1}} for r in s] for s in rows
+            ]
+        given: Any = rows if lanes else [several[0] for several in rows]
+        if columns and size:
+            lead = (size, number) if lanes else (size,)
+            given = {
+                "obs": np.ones((*lead, 2), np.float32),
+                "text": [[str(count)] * number] * size if lanes else [str(count)] * size,
+                "info": {"any": np.ones(lead, int).astype(object)},
+                "reward": np.array([[r["reward"] for r in s] for s in rows], np.float32).reshape(lead),
+            }
+        state = buffer.extend(state, given, mask=mask)
+        oracle.extend(rows, keep)
+    got = buffer.rows(state)
+    held = got.lazy.rows()
+    held = held if lanes else [[row] for row in held]
+    for lane, want in enumerate(oracle.rows):
+        mine = [row[lane] for row in held if row[lane] is not None]
+        assert len(mine) == len(want) and all(same(a, b) for a, b in zip(mine, want, strict=True))
+    if any(oracle.rows):
+        by_reward = {row["reward"]: row for lane in oracle.rows for row in lane}
+        state, batch = buffer.sample(state, jax.random.key(seed), 7)
+        for row, reward in zip(batch.lazy.rows(), batch.data["reward"].tolist(), strict=True):
+            assert same(row, by_reward[reward])
+
+
+def stream(rng: np.random.Generator, count: int, lanes: int) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {
+                "id": int(rng.integers(99)),
+                "text": str(rng.integers(999)),
+                "action": 0,
+                "reward": float(rng.random()),
+                "terminated": bool(rng.random() < 0.3),
+                "truncated": False,
+            }
+            for _ in range(lanes)
+        ]
+        for _ in range(count)
+    ]
+
+
+def check_growth(sampler: Any, view: Any) -> None:
+    """A buffer that grew is one that was larger from the start."""
+    ends = ("terminated",)
+    small = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(), sampler=sampler, view=view, episode_end=ends)
+    large = fbuf.Buffer(capacity=24, lanes=2, storage=Ragged(), sampler=sampler, view=view, episode_end=ends)
+    rng = np.random.default_rng(3)
+    first, second = stream(rng, 6, 2), stream(rng, 5, 2)
+    example = first[0][0] | {"text": ""}
+    one, two = small.init(example), large.init(example)
+    for part in (first[:4], first[4:]):
+        one, two = small.extend(one, part), large.extend(two, part)
+        if sampler.prioritized:
+            index = large.last(two, 3).index
+            index = fbuf.Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+            error = jnp.arange(1.0, 7.0)
+            one, two = small.update_priority(one, index, error), large.update_priority(two, index, error)
+    if isinstance(sampler, Consume):
+        one, two = (b.sample(s, jax.random.key(0), 2)[0] for b, s in ((small, one), (large, two)))
+    index = small.last(one, 2).index
+    grown, one = small.grow(one)
+    assert grown == large
+    assert grown.get(one, index).lazy["text"] == [[r["text"] for r in several] for several in first[-2:]]
+    for i, part in enumerate((first[:0], second)):
+        one, two = grown.extend(one, part), large.extend(two, part)
+        named = [
+            jax.tree_util.tree_flatten_with_path(s)[0]
+            for s in (one.ring, two.ring, one.anchors, two.anchors, one.counters, two.counters)
+        ]
+        assert all(
+            np.array_equal(x, y)
+            for a, b in zip(named[::2], named[1::2], strict=True)
+            for (_, x), (_, y) in zip(a, b, strict=True)
+        )
+        if not isinstance(sampler, (Epoch, Uniform)):
+            for x, y in zip(jax.tree.leaves(one.sampler), jax.tree.leaves(two.sampler), strict=True):
+                assert np.array_equal(x, y)
+        one, batch = grown.sample(one, jax.random.key(i), 5)
+        two, other = large.sample(two, jax.random.key(i), 5)
+        for x, y in zip(jax.tree.leaves(batch)[:-2], jax.tree.leaves(other)[:-2], strict=True):
+            assert np.array_equal(x, y)
+        assert batch.lazy.get("text") == other.lazy.get("text")
+    assert grown.rows(one).lazy["text"] == large.rows(two).lazy["text"]

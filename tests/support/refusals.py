@@ -1,0 +1,45 @@
+"""Tables of refusals: an expression, and indented below it the error that it raises.
+
+    Buffer(capacity=0)
+        ValueError Buffer: capacity is 0 | expected an int >= 1
+
+The message contains every part between the bars.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import jax
+import pytest
+
+
+def cases(table: str) -> list[Any]:
+    """Return one parameter of a test for each expression: `(expression, kind, parts)`."""
+    found: list[list[str]] = []
+    for line in table.strip().splitlines():
+        if line.startswith(" "):
+            found[-1][1] += " " + line.strip()
+        else:
+            found.append([line, ""])
+    return [pytest.param((call, *_error(said)), id=call) for call, said in found]
+
+
+def _error(said: str) -> tuple[type[Exception], list[str]]:
+    kind, _, message = said.strip().partition(" ")
+    return getattr(builtins, kind), message.split(" | ")
+
+
+def check(case: Any, scope: dict[str, Any], **traced: Any) -> None:
+    """Evaluate the expression, with these states traced, so that nothing is computed, if there are any."""
+    call, kind, parts = case
+    with pytest.raises(kind) as caught:
+        if traced:
+            jax.eval_shape(lambda given: eval(call, scope, given), traced)
+        else:
+            eval(call, scope)
+    message = str(caught.value).split("\n--------------------")[0]
+    for part in parts:
+        assert part in message, f"{part!r} is not in: {message}"
+    assert len(message) < 600, message

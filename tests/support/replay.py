@@ -1,0 +1,258 @@
+"""Replays shared by tests of threads, and actors and learners that check every row they draw."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf import limits
+from fbuf.samplers import Consume, Prioritized, Uniform
+from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.threads import Thread, soon
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = {"t": np.int32(0)}
+LIMIT = limits.samples_per_insert(2, min_size=10, rows=5, draws=10)  # surplus 0 to 40
+
+
+def rows(start: int, count: int = 5) -> dict[str, Any]:
+    return {"t": np.arange(start, start + count, dtype=np.int32)}
+
+
+def make(limit: Any = LIMIT, capacity: int = 64, **settings: Any) -> fbuf.Replay:
+    return fbuf.Replay(fbuf.prioritized(capacity), EXAMPLE, seed=1, limit=limit, **settings)
+
+
+def waiting(replay: fbuf.Replay) -> int:
+    """Return the number of calls that wait for the limit."""
+    return sum(place.asleep for place in list(replay._turns._places))
+
+
+def drawing() -> list[threading.Thread]:
+    """Return the threads of `Replay.batches`."""
+    return [thread for thread in threading.enumerate() if thread.name == "fbuf.Replay.batches"]
+
+
+FRAME = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
+
+
+def frame_rows(start: int, count: int = 8) -> dict[str, Any]:
+    number = np.arange(start, start + count)
+    obs = np.broadcast_to((number % 256).astype(np.uint8)[:, None, None], (count, 8, 8))
+    return {"obs": np.ascontiguousarray(obs), "reward": number.astype(np.float32)}
+
+
+def make_frames(storage: Any = None, **settings: Any) -> fbuf.Replay:
+    return fbuf.Replay(fbuf.prioritized(16, storage=storage or Device()), FRAME, seed=3, **settings)
+
+
+def same_batches_as_the_buffer(storage: Any) -> None:
+    """Compare a replay with its functional buffer, while rows are evicted."""
+    replay, buffer = make_frames(storage), fbuf.prioritized(16, storage=storage)
+    state, key = buffer.init(FRAME), jax.random.key(3)
+    extend, update = jax.jit(buffer.extend), jax.jit(buffer.update_priority)
+    sample = jax.jit(lambda state, key: buffer.sample(state, key, 4, beta=0.7))
+    for start in range(0, 40, 8):
+        replay.extend(frame_rows(start))
+        state = extend(state, frame_rows(start))
+        key, draw = jax.random.split(key)
+        batch = replay.sample(4, beta=0.7)
+        state, expected = sample(state, draw)
+        jax.tree.map(np.testing.assert_array_equal, batch, expected)
+        replay.update_priority(batch.index, batch.data["reward"])
+        state = update(state, expected.index, expected.data["reward"])
+    assert len(replay) == 16
+    replay.add({"obs": np.full((8, 8), 7, np.uint8), "reward": 1.0})
+    assert np.asarray(replay.last(1).data["obs"])[0, 0, 0] == 7
+
+
+# ---------------------------------------------------------------------------------------------- actors and learners
+
+CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
+FRAMES = {
+    "obs": np.zeros((24, 24), np.uint8),
+    "actor": np.int32(0),
+    "id": np.int32(0),
+    "crc": np.uint32(0),
+    "end": np.bool_(False),
+}
+PACE = limits.samples_per_insert(4, min_size=200, rows=ROWS, draws=BATCH)
+
+
+def _buffer(storage: Any, sampler: Any, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(CAPACITY, storage=storage, sampler=sampler, **settings)
+
+
+BUFFERS = {
+    "device": (_buffer(Device(), Uniform()), PACE),
+    "host": (_buffer(Host(keys=("obs",)), Prioritized()), PACE),
+    "compressed": (_buffer(Compressed(keys=("obs",)), Prioritized(on="host")), PACE),
+    "memmap": (_buffer(Memmap(keys=("obs",)), Prioritized()), PACE),
+    "prefetch": (_buffer(Compressed(keys=("obs",)), Prioritized(), prefetch=1, batch_size=BATCH), PACE),
+    "consumed": (_buffer(Compressed(keys=("obs",)), Consume()), limits.queue(1024)),
+}
+
+
+def frames(actor: int, ids: np.ndarray) -> np.ndarray:
+    """Return observations that differ by actor and number."""
+    base = (ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)) >> np.arange(
+        0, 24, dtype=np.uint32
+    )
+    return (base[:, :, None] + np.arange(24, dtype=np.uint32) // np.uint32(6)).astype(np.uint8)
+
+
+def numbered(actor: int, start: int) -> dict[str, np.ndarray]:
+    ids = np.arange(start, start + ROWS, dtype=np.int32)
+    obs = frames(actor, ids)
+    crc = np.array([zlib.crc32(frame) for frame in obs], np.uint32)
+    return {"obs": obs, "actor": np.full(ROWS, actor, np.int32), "id": ids, "crc": crc, "end": np.zeros(ROWS, bool)}
+
+
+def check(data: dict[str, np.ndarray], mask: np.ndarray) -> None:
+    """Every row is whole, and has the observation of its actor and number."""
+    for obs, actor, number, crc in zip(*(data[n][mask] for n in ("obs", "actor", "id", "crc")), strict=True):
+        assert zlib.crc32(np.ascontiguousarray(obs)) == crc
+        assert np.array_equal(obs, frames(int(actor), np.array([number]))[0])
+
+
+def resident() -> float:
+    """Return the resident memory of this process in MiB."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def soak(name: str, batches: int) -> None:
+    """Actors and two learners share a replay until each learner drew `batches`: no row is lost, doubled or torn."""
+    buffer, limit = BUFFERS[name]
+    replay = fbuf.Replay(buffer, FRAMES, limit=limit)
+    threads_before, added, drawn = threading.active_count(), [0] * ACTORS, [list[Any]() for _ in range(2)]
+    count, failures = [0, 0], list[BaseException]()
+
+    def act(actor: int) -> None:
+        while True:
+            replay.extend(numbered(actor, added[actor]))
+            added[actor] += ROWS
+
+    def keep(learner: int, batch: Any) -> None:
+        check(batch.data, batch.mask)
+        assert batch.mask.all() or name == "consumed"
+        if name == "consumed":
+            drawn[learner].append(np.stack([batch.data["actor"][batch.mask], batch.data["id"][batch.mask]]))
+        elif buffer.sampler.prioritized:
+            replay.update_priority(batch.index, batch.data["id"] % 7 + np.float32(1))
+        count[learner] += 1
+
+    def learn_ahead() -> None:
+        with replay.batches(BATCH, prefetch=3, to="numpy") as ahead:
+            for batch in ahead:
+                keep(0, batch)
+
+    def learn() -> None:
+        while True:
+            keep(1, replay.sample(BATCH, to="numpy"))
+
+    def guarded(function: Any, *args: Any) -> None:
+        try:
+            function(*args)
+        except fbuf.ReplayClosed:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            replay.close()
+
+    jobs = [(act, i) for i in range(ACTORS)] + [(learn_ahead,), (learn,)]
+    threads = [Thread(guarded, *job) for job in jobs]
+    sizes, arrays = list[float](), list[int]()
+    for part in range(1, 21):
+        soon(lambda part=part: failures or min(count) >= max(batches * part // 20, 5))
+        sizes.append(resident())
+        arrays.append(len(jax.live_arrays()))
+    if name == "consumed" and not failures:  # draw the rest, too
+        rest = drain(replay, threads[:ACTORS])
+        drawn[1].append(np.stack([rest["actor"], rest["id"]]))
+    replay.close()
+    for thread in threads:
+        thread.ends()
+    assert not failures, failures[0]
+    assert min(added) > 0, f"an actor starved: {added}"
+    pace = replay.pace
+    assert pace is not None and pace.added == sum(added) and len(replay) == min(pace.added, CAPACITY)
+    if name == "consumed":
+        pairs = np.concatenate(drawn[0] + drawn[1], axis=1).T.tolist()
+        assert sorted(map(tuple, pairs)) == [(a, i) for a in range(ACTORS) for i in range(added[a])]
+    else:
+        assert pace.drawn >= BATCH * sum(count)
+        assert limit.min_diff <= pace.surplus <= limit.max_diff
+    held = jax.device_get(replay.rows())
+    check(held.data, held.mask)
+    for actor in range(ACTORS):  # the newest of each, in order, none missing
+        own = held.data["id"][held.mask & (held.data["actor"] == actor)]
+        assert own.size == 0 or (own[-1] == added[actor] - 1 and (np.diff(own) == 1).all())
+    assert threading.active_count() <= threads_before + 2  # a store's own
+    assert max(arrays[10:]) - min(arrays[10:]) < 400, arrays
+    assert max(sizes[10:]) - sizes[10] < 48, sizes
+
+
+def drain(replay: fbuf.Replay, actors: list[Thread]) -> dict[str, np.ndarray]:
+    """End the actors between two calls, and draw what is less than a batch."""
+
+    def ends(*_: Any) -> None:
+        raise fbuf.ReplayClosed
+
+    replay._write = ends  # type: ignore[method-assign]
+    for actor in actors:
+        actor.ends()
+    soon(lambda: replay.pace.surplus < BATCH)  # type: ignore[union-attr]
+    left = replay.pace.surplus  # type: ignore[union-attr]
+    return replay.sample(left, to="numpy").data if left else {"actor": np.zeros(0, int), "id": np.zeros(0, int)}
+
+
+# ---------------------------------------------------------------------------------------------------------- at exit
+
+_AT_EXIT = """
+import sys, threading
+import numpy as np
+import fbuf
+limit = fbuf.limits.samples_per_insert(2, min_size=10, rows=5, draws=10)
+buffer = fbuf.uniform(64, storage=fbuf.storages.Compressed(keys=("x",)))
+replay = fbuf.Replay(buffer, {"x": np.zeros(64, np.uint8)}, limit=limit)
+def add(count, size):
+    for _ in range(count):
+        replay.extend({"x": np.zeros((size, 64), np.uint8)})
+how = sys.argv[1]
+if how != "rows":
+    add(1, 10)
+batches = replay.batches(10, prefetch=1)
+if how != "rows":
+    next(batches)
+if how == "actor":
+    threading.Thread(target=add, args=(100, 5), daemon=True).start()
+if how == "error":
+    def fail(*args):
+        raise OSError(5, "no disk")
+    while not batches._ahead._ready:
+        pass  # drawn before it fails
+    replay._sample = fail
+    next(batches)
+    while batches._ahead._error is None:
+        pass
+print("end of the script")
+"""
+
+
+def at_exit(how: str) -> None:
+    """Let the interpreter exit while the thread waits for rows or room, an actor for a draw, or with an error not raised."""
+    done = subprocess.run([sys.executable, "-c", _AT_EXIT, how], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "end of the script\n", done.stderr
+    assert ("no disk" in done.stderr) == (how == "error"), done.stderr

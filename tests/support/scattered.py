@@ -1,0 +1,222 @@
+"""Writers that replace any row, as a user would write them, and what they leave in plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Consume, Prioritized, Ranked, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Zstd
+from tests.support.inplace import assert_draw_write_draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """Keeps the rows with the largest values of a leaf; of equal ones the older."""
+
+    leaf: str
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> jax.Array:
+        if self.leaf not in spec:
+            raise ValueError(f"Largest: leaf '{self.leaf}' is not among {', '.join(spec)}. Use one of those.")
+        return jnp.full((geometry.capacity,), -jnp.inf, jnp.float32)  # value of the row in each slot
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        nowhere = jnp.int32(geometry.capacity)
+
+        def one(carry: Any, row: Any) -> Any:
+            values, held = carry
+            value, keep = row
+            full = held == nowhere
+            slot = jnp.where(full, jnp.argmin(values).astype(jnp.int32), held)
+            takes = keep & (~full | (value > values[slot]))
+            slot = jnp.where(takes, slot, nowhere)
+            return (values.at[slot].set(value, mode="drop"), held + (takes & ~full).astype(jnp.int32)), slot
+
+        rows = (leaves[self.leaf].astype(jnp.float32).reshape(-1), keep.reshape(-1))
+        (own, _), slot = lax.scan(one, (own, held), rows)
+        return slot.reshape(keep.shape), own
+
+
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """Replaces a random row once the buffer is full: all rows of a call at once."""
+
+    seed: int = 0
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> jax.Array:
+        return jnp.uint32(0)  # calls so far
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(self.seed), own)
+        rank = jnp.cumsum(keep.reshape(-1), dtype=jnp.int32).reshape(keep.shape) - jnp.int32(1)
+        anywhere = jax.random.randint(key, keep.shape, 0, geometry.capacity, jnp.int32)
+        slot = jnp.where(held + rank < geometry.capacity, held + rank, anywhere)
+        return jnp.where(keep, slot, jnp.int32(-1)), own + jnp.uint32(1)
+
+
+STORAGES = {
+    "Device": Device(),
+    "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
+    "Host": Host(keys=("obs",)),
+    "Compressed": Compressed(keys=("obs",)),
+    "Compressed, small": Compressed(keys=("obs", "score"), codec=Zstd(chunk=1, dictionary=0), slack=3),
+}
+HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
+WRITERS = {
+    "Largest": Largest("score"),
+    "Anywhere": Anywhere(),
+    "TopK": fbuf.writers.TopK("score"),
+    "Reservoir": fbuf.writers.Reservoir(),
+}
+SAMPLERS = {
+    "Uniform": Uniform(),
+    "Prioritized": Prioritized(),
+    "Consume": Consume(2),
+    "Ranked": Ranked(uniform=0.2),
+    "mixed": Prioritized(uniform=0.2, largest="held"),
+    "distinct": Prioritized(replace=False),
+}
+EXAMPLE = {
+    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
+    "score": jax.ShapeDtypeStruct((), np.float32),
+    "id": jax.ShapeDtypeStruct((), np.int32),
+    "done": jax.ShapeDtypeStruct((), np.bool_),
+}
+BATCH = 6
+
+
+def rows_of(first: int, *shape: int) -> dict[str, np.ndarray]:
+    """Rows that tell their number, with scores in no order."""
+    number = first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    return {
+        "obs": (number[..., None, None] % 5 + np.arange(8)[:, None] * np.ones(8, int)).astype(np.uint8),
+        "score": (number * 7919 % 101).astype(np.float32),
+        "id": number.astype(np.int32),
+        "done": number % 7 == 0,
+    }
+
+
+def make(storage: Any = "Device", writer: Any = "Largest", capacity: int = 12, **more: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, storage=STORAGES.get(storage, storage), writer=WRITERS.get(writer, writer), **more)
+
+
+class Model:
+    """Rows by slot, with the order in which they came."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.arrived = capacity, 0
+        self.held: dict[int, tuple[int, dict[str, Any]]] = {}  # arrival and row, by slot
+
+    def place(self, row: dict[str, Any], slot: int) -> None:
+        self.arrived += 1
+        self.held[slot] = self.arrived, row
+
+    def in_order(self) -> list[dict[str, Any]]:
+        return [row for _, row in sorted(self.held.values(), key=lambda pair: pair[0])]
+
+    def largest(self, row: dict[str, Any]) -> None:
+        if len(self.held) < self.capacity:
+            self.place(row, len(self.held))
+            return
+        slot = min(self.held, key=lambda s: (self.held[s][1]["score"], s))
+        if row["score"] > self.held[slot][1]["score"]:
+            self.place(row, slot)
+
+
+MOST = 17  # rows a lane of every call, masked beyond those given, so that it compiles once
+
+
+def check_largest(storage: str, data: st.DataObject, lanes: int | None) -> None:
+    """Keep the largest, and give them in the order they came in."""
+    buffer, model = make(storage, lanes=lanes), Model(12)
+    state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
+    for _ in range(data.draw(st.integers(1, 6), "calls")):
+        call = data.draw(st.sampled_from(["extend", "extend", "masked", "update", "clear"]), "call")
+        num = data.draw(st.sampled_from([1, 6, MOST]), "rows")
+        if call in ("extend", "masked"):
+            rows = rows_of(first, MOST, width)
+            first += MOST * width
+            mask = np.arange(MOST)[:, None] < np.full(width, num)
+            if call == "masked":
+                mask &= np.random.default_rng(first).random((MOST, width)) < 0.5
+            for n, e in np.argwhere(mask):
+                model.largest({name: x[n, e] for name, x in rows.items()})
+            rows, mask = (rows, mask) if lanes else jax.tree.map(lambda x: x[:, 0], (rows, mask))
+            state = buffer.extend(state, rows, mask=mask)
+        elif call == "update" and model.held:
+            index = buffer.rows(state).index
+            index = fbuf.Index(index.slot.reshape(-1)[:4], index.ticket.reshape(-1)[:4])
+            obs = np.full((4, 8, 8), first % 200, np.uint8)
+            state = buffer.update_rows(state, index, {"obs": obs})
+            for row in model.in_order()[:4]:
+                row["obs"] = obs[0]
+        elif call == "clear":
+            state, model.held = buffer.clear(state), {}
+        assert int(buffer.size(state)) == len(model.held)
+        expected = model.in_order()
+        for got, wanted in (
+            (buffer.rows(state), expected),
+            (buffer.last(state, 2), ([None] * 2 * width + expected)[-2 * width :]),
+        ):
+            flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[1 if lanes is None else 2 :]), got)
+            padded = wanted + [None] * (flat.mask.size - len(wanted))
+            assert flat.mask.tolist() == [row is not None for row in padded]
+            for i, row in enumerate(padded):
+                for name in EXAMPLE:
+                    zero = np.zeros(EXAMPLE[name].shape, EXAMPLE[name].dtype)
+                    assert np.array_equal(flat.data[name][i], zero if row is None else row[name])
+
+
+def check_inplace(storage: str, sampler: str) -> None:
+    keys = {} if storage == "Device" else {"keys": ("obs",)}
+    buffer = fbuf.Buffer(
+        40_000,
+        lanes=2,
+        storage=type(STORAGES[storage])(**keys),
+        sampler=SAMPLERS[sampler],
+        writer=Anywhere(),
+    )
+    example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
+    state = buffer.init(example) if storage != "Device" else None
+    assert_draw_write_draw(buffer, example, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Puts rows where they say."""
+
+    change: Any = staticmethod(lambda slots, own: (slots, own))
+    streams: ClassVar[bool] = False
+
+    def init(self, geometry: Any, spec: Any) -> Any:
+        return jnp.uint32(0)
+
+    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+        return self.change(leaves["id"], own)
+
+
+def check_refused(storage: str) -> None:
+    """Refuse a row that would leave a slot empty, and count it."""
+    buffer = make(storage, Told())
+    checked = fbuf.checked(buffer.extend)
+    for slots, kept, refused in (((0, 2, 1), [0, 1, 2], 0), ((0, 3, 1), [0, 1], 1), ((4, 4, -1), [], 1)):
+        given = rows_of(0, 3) | {"id": np.int32(slots)}
+        state = buffer.extend(buffer.init(EXAMPLE), given)
+        rows = jax.device_get(buffer.rows(state))
+        assert sorted(rows.data["id"][rows.mask].tolist()) == kept and int(buffer.size(state)) == len(kept)
+        assert int(buffer.stats(state)["refused_rows"]) == refused
+        state, batch = buffer.sample(state, jax.random.key(0), 20)
+        assert set(np.asarray(batch.data["id"])[np.asarray(batch.mask)].tolist()) == set(kept)
+        with pytest.raises(ValueError, match="1 rows") if refused else pytest.MonkeyPatch.context():
+            checked(state, given)

@@ -1,0 +1,265 @@
+"""`fbuf._sumtree` and `fbuf._descent` in numpy, and checks of both paths: CPUs go by loop, all else by level."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fbuf import _descent
+from fbuf import _sumtree as st
+from fbuf._duplicates import keep_last
+from fbuf._pin import pin
+from tests.support.uniformity import chi_square_z
+
+REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
+
+
+def use_path(monkeypatch: pytest.MonkeyPatch, path: str) -> str:
+    """Take the path of CPUs, or that of everything else."""
+    if path == "level":
+        monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
+        monkeypatch.setattr(_descent, "_descend_by_loop", _descent._descend_by_level)
+    return path
+
+
+def setter(capacity: int, reduce: Any = "sum") -> Callable[..., jax.Array]:
+    # A new lambda for every test: jit caches by function, and the paths differ behind its back.
+    return jax.jit(lambda t, i, v: st.set(t, i, v, capacity, reduce=reduce), donate_argnums=0)
+
+
+def drawer(capacity: int, batch: int, stratified: bool = False) -> Callable[..., Any]:
+    return jax.jit(lambda t, k: _descent.draw(t, k, batch, capacity, stratified=stratified))
+
+
+def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
+    """The whole array, level by level, adding in the documented order."""
+    f, identity = REDUCE[reduce]
+    level, parts = leaves.astype(np.float32), []
+    while True:
+        level = np.pad(level, (0, -len(level) % 8), constant_values=np.float32(identity))
+        parts.append(level)
+        if len(parts) > 1 and len(parts[-2]) == 8:
+            return np.concatenate(parts)
+        c = level.reshape(-1, 8).T
+        level = f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
+
+
+def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.ndarray:
+    @jax.jit
+    def run(tree: jax.Array, key: jax.Array) -> jax.Array:
+        def step(counts: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+            index, _ = _descent.draw(tree, key, batch, capacity, stratified=False)
+            return counts.at[index].add(np.int32(1)), None
+
+        return lax.scan(step, jnp.zeros((capacity,), jnp.int32), jax.random.split(key, batches))[0]
+
+    return np.asarray(run(tree, jax.random.key(seed)))
+
+
+def draw_write(tree: jax.Array, key: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+    index, leaf = _descent.draw(tree, key, 64, capacity, stratified=True)
+    return st.set(tree, index, leaf * np.float32(0.5), capacity), index
+
+
+# ------------------------------------------------------------------------------------------------- checks
+
+
+def check_set(capacity: int, reduce: str = "sum") -> None:
+    """Duplicates (last wins), dropped indices, several batch sizes: equal to a plain array bit for bit."""
+    random = np.random.default_rng(capacity)
+    leaves = np.full(capacity, REDUCE[reduce][1], np.float32)
+    tree = jnp.asarray(expected_tree(leaves, reduce))
+    update = setter(capacity, reduce)
+    for batch in (1, 64, 64, 700):
+        hot = random.integers(0, capacity, max(1, batch // 4))
+        index = random.choice(hot, batch).astype(np.int32)  # heavy duplicates
+        wild = random.random(batch) < 0.2
+        index[wild] = random.choice([-1, -(2**31), capacity, 2**31 - 1], wild.sum())
+        value = random.lognormal(0, 4, batch).astype(np.float32)
+        value[random.random(batch) < 0.2] = 0.0
+        for i, v in zip(index, value, strict=True):
+            if 0 <= i < capacity:
+                leaves[i] = v
+        tree = update(tree, index, value)
+        np.testing.assert_array_equal(np.asarray(tree), expected_tree(leaves, reduce))
+    np.testing.assert_array_equal(st.get(tree, np.arange(capacity, dtype=np.int32)), leaves)
+    assert st.root(tree) == expected_tree(leaves, reduce)[-8]
+
+
+def check_rebuild(capacity: int, reduce: Any) -> None:
+    leaves = np.random.default_rng(0).lognormal(0, 4, capacity).astype(np.float32)
+    tree = jax.jit(functools.partial(st.rebuild, reduce=reduce))(leaves)
+    assert tree.shape == (st.nodes(capacity),)
+    np.testing.assert_array_equal(np.asarray(tree), expected_tree(leaves, reduce))
+
+
+def check_together(batch: int, capacity: int = 1000) -> None:
+    """Write a sum, a minimum and a maximum in one call, twice: a parent falls when its largest leaf does."""
+    kinds = ("sum", "min", "max")
+    random = np.random.default_rng(batch)
+    held = {kind: np.full(capacity, REDUCE[kind][1], np.float32) for kind in kinds}
+    trees = [expected_tree(held[kind], kind) for kind in kinds]
+    write = jax.jit(lambda t, i, v: st.set_all(t, i, v, capacity, reduce=kinds))
+    for _ in range(3):
+        index = random.integers(-2, capacity + 2, batch).astype(np.int32)
+        values = [random.lognormal(0, 4, batch).astype(np.float32) for _ in kinds]
+        trees = write(trees, index, values)
+        for kind, tree, value in zip(kinds, trees, values, strict=True):
+            for i, v in zip(index, value, strict=True):
+                if 0 <= i < capacity:
+                    held[kind][i] = v
+            np.testing.assert_array_equal(tree, expected_tree(held[kind], kind))
+
+
+def check_many_updates(batch: int) -> None:
+    """Ten million of 22 orders of magnitude, many twice, some zero: every parent is its children, every leaf the last."""
+    capacity, steps = 65_537, -(-(10**7) // batch)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(trees: Any, key: jax.Array) -> Any:
+        def step(trees: Any, key: jax.Array) -> tuple[Any, None]:
+            first, second = (jax.random.bits(k, (batch,), jnp.uint32) for k in jax.random.split(key))
+            index = (first % np.uint32(capacity)).astype(jnp.int32)
+            size = (second % np.uint32(73)).astype(jnp.float32) - np.float32(36)
+            leaf = jnp.where(
+                second < np.uint32(2**29), np.float32(0), jnp.exp2(size) * (first | np.uint32(1)).astype(jnp.float32)
+            )
+            least = jnp.where(leaf > np.float32(0), leaf, np.float32(np.inf))
+            return st.set_all(trees, index, (leaf, least), capacity, reduce=("sum", "min")), None
+
+        return lax.scan(step, trees, jax.random.split(key, steps))[0]
+
+    total, least = (np.asarray(t) for t in run((st.init(capacity), st.init(capacity, np.inf)), jax.random.key(0)))
+    leaves = total[:capacity]
+    assert np.all(np.isfinite(leaves)) and np.ptp(np.log10(leaves[leaves > 0])) > 20 and np.any(leaves == 0)
+    np.testing.assert_array_equal(total, expected_tree(leaves))
+    np.testing.assert_array_equal(least, expected_tree(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
+
+
+def check_zero_leaves(capacity: int) -> None:
+    random = np.random.default_rng(1)
+    leaves = random.lognormal(0, 6, capacity).astype(np.float32)  # 1e-11 to 1e11
+    leaves[random.random(capacity) < 0.7] = 0
+    leaves[random.integers(capacity)] = 1
+    draw = drawer(capacity, 4096, stratified=capacity % 2 == 0)
+    for seed in range(5):
+        index, leaf = draw(expected_tree(leaves), jax.random.key(seed))
+        assert index.dtype == jnp.int32 and leaf.dtype == jnp.float32
+        assert np.all((np.asarray(index) >= 0) & (np.asarray(index) < capacity))
+        np.testing.assert_array_equal(np.asarray(leaf), leaves[np.asarray(index)])
+        assert np.all(np.asarray(leaf) > 0)
+    # of a half-filled tree nothing is drawn past the rows there are, and the last of them is
+    held = -(-capacity // 2)
+    index, leaf = draw(expected_tree((np.arange(capacity) < held).astype(np.float32)), jax.random.key(0))
+    assert np.all(np.asarray(index) < held) and np.all(np.asarray(leaf) == 1)
+    assert capacity > 5000 or np.max(np.asarray(index)) >= held - 1 - held / 200
+
+
+def check_every_row(capacity: int) -> None:
+    """For each of 2^24 rows alike there are uniforms of 24 bits that draw it: its block's, and its own in the block."""
+    block, part = 8 ** _descent.middle(capacity), min(2**18, capacity)
+    tree = expected_tree(np.ones(capacity, np.float32))
+    draw = jax.jit(functools.partial(_descent._descend_by_loop, batch=part, capacity=capacity))
+    for first in range(0, capacity, part):
+        row = np.arange(first, first + part)
+        top, bottom = (row // block + 0.5) * (block / capacity), (row % block + 0.5) / block
+        for uniform in (top, bottom):
+            assert np.all(uniform * 2**24 == np.floor(uniform * 2**24))
+        index, leaf = draw(tree, top.astype(np.float32), bottom.astype(np.float32))
+        np.testing.assert_array_equal(index, row)
+        assert np.all(np.asarray(leaf) == 1)
+
+
+def check_one_leaf(capacity: int) -> None:
+    """Draw the only leaf there is, or none."""
+    draw = drawer(capacity, 64, True)
+    index, leaf = draw(expected_tree(np.zeros(capacity)), jax.random.key(0))
+    assert not np.any(index) and not np.any(leaf)
+    for only in {0, capacity // 2, capacity - 1}:
+        for value in (1e-30, 1.0, 1e30):
+            tree = expected_tree(np.where(np.arange(capacity) == only, value, 0))
+            index, leaf = draw(tree, jax.random.key(1))
+            assert np.all(np.asarray(index) == only) and np.all(np.asarray(leaf) > 0)
+
+
+def check_paths(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same by loop and by level."""
+    leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
+    tree, drawn = expected_tree(leaves), []
+    for path in ("loop", "level"):
+        use_path(monkeypatch, path)
+        draw = drawer(capacity, batch, stratified=capacity > 9)
+        drawn.append([jax.device_get(draw(tree, jax.random.key(s))) for s in range(4)])
+    for one, other in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[1], leaves[one[0]])
+
+
+def check_strata(capacity: int) -> None:
+    """Draw each block (where all are small: each leaf) as often as its share says, but for its two edges."""
+    leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
+    index, _ = drawer(capacity, 1024, True)(expected_tree(leaves), jax.random.key(0))
+    block = 8 ** _descent.middle(capacity) if capacity > 512 else 1
+    mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
+    counts = np.bincount(np.asarray(index) // block, minlength=len(mass))
+    assert np.all(np.abs(counts - 1024 * mass / mass.sum()) < 2 + 1e-3)
+    assert capacity > 512 or np.all(np.diff(np.asarray(index)) >= 0)
+
+
+def z_of(counts: np.ndarray, leaves: np.ndarray) -> float:
+    return chi_square_z(counts, leaves.astype(np.float64) / leaves.sum(dtype=np.float64))
+
+
+def check_frequencies(capacity: int) -> None:
+    leaves = np.random.default_rng(4).random(capacity).astype(np.float32) + 0.1
+    leaves[::7] = 0
+    counts = count(expected_tree(leaves), capacity, 4096, 250, seed=0)
+    assert z_of(counts, leaves) < 3.09  # p > 0.001
+    # The test can fail: the same counts do not fit leaves 3% off.
+    assert z_of(counts, leaves * np.linspace(0.97, 1.03, capacity)) > 4.75  # p < 1e-6
+
+
+def check_inplace(batch: int) -> None:
+    """Write without a copy of the tree (4.6 MB): temporaries grow with the batch alone."""
+    capacity = 10**6
+    tree = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32)
+    index = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    leaf = jax.ShapeDtypeStruct((batch,), jnp.float32)
+    compiled = setter(capacity).lower(tree, index, leaf).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 64 * batch + 8192
+
+    def loop(state: Any, keys: jax.Array) -> Any:
+        def step(state: Any, key: jax.Array) -> Any:
+            tree, token = state
+            drawn = _descent.draw(tree, key, batch, capacity, stratified=True)
+            # As the buffer does: without it XLA may draw again after the write, from a copy.
+            token, (index, leaf) = pin(token, drawn)
+            tree = st.set(tree, index + token, leaf + np.float32(1), capacity)
+            return (tree, token), (index, leaf)
+
+        return lax.scan(step, state, keys)
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 10))
+    token = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = jax.jit(loop, donate_argnums=0).lower((tree, token), keys).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 320 * batch + 8192
+
+
+def check_keep_last(batch: int, below: int | None) -> None:
+    high = max(1, batch // 3)
+    if below is None:
+        index = np.random.default_rng(batch).integers(-3, high, batch).astype(np.int32)
+    else:  # the largest there may be among them
+        index = (below - 1 - np.random.default_rng(batch).integers(0, high, batch)).astype(np.int32)
+    last = {int(i): position for position, i in enumerate(index)}
+    kept = np.asarray(jax.jit(keep_last, static_argnums=1)(index, below))
+    assert kept.dtype == bool and kept.shape == (batch,)
+    np.testing.assert_array_equal(np.flatnonzero(kept), sorted(last.values()))

@@ -1,0 +1,43 @@
+"""Threads of tests: joining raises their errors, and waiting polls until a deadline that only fails the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 120.0  # seconds until a test that hangs fails
+
+
+def soon(condition: Callable[[], Any]) -> None:
+    """Poll until the condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.001)
+
+
+class Thread(threading.Thread):
+    """A started thread that keeps what its function returns or raises."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        super().__init__(daemon=True)
+        self.function, self.args = function, args
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.value = self.function(*self.args)
+        except BaseException as error:
+            self.error = error
+
+    def ends(self) -> Any:
+        """Join the thread; return its value or raise its error."""
+        self.join(PATIENCE)
+        assert not self.is_alive(), "the thread hangs"
+        if self.error is not None:
+            raise self.error
+        return self.value

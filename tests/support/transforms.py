@@ -1,0 +1,80 @@
+"""Buffers with transforms of every kind on both sides, and windows that hold values of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.transforms import Augment, Cast, Chain, Drop, Normalize, NormalizeReward, Rename, RewardToGo, Scale
+from fbuf.views import Sequence, Transition
+
+ON_WRITE = Chain(
+    (
+        Rename({"observation": "obs"}),
+        Cast("action", "int16", source="int32"),
+        RewardToGo(0.9),
+        ("at_write", Normalize("speed")),
+        Drop("nothing"),
+    )
+)
+
+
+ON_READ = Chain((NormalizeReward(), Augment("obs", 1), Scale("obs", offset=0.5), Rename({"action": "act"})))
+
+
+BATCH, LANES = 6, 2
+
+
+def given_rows(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    shape = (count, LANES)
+    return {
+        "observation": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
+        "action": rng.integers(0, 9, shape).astype(np.int32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.15,
+        "truncated": rng.random(shape) < 0.1,
+        "speed": rng.normal(3, 2, shape).astype(np.float32),
+        "nothing": np.zeros(shape, np.int8),
+    }
+
+
+EXAMPLE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), given_rows(np.random.default_rng(0), 1))
+
+
+def make(storage: Any, view: Any, on_read: Any = ON_READ, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(40, lanes=LANES, storage=storage, view=view, on_write=ON_WRITE, on_read=on_read, **settings)
+
+
+def same(one: Any, two: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def close(one: Any, two: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), one, two)
+
+
+VIEWS = {"Row": fbuf.views.Row(), "Transition": Transition(2, stack=3), "Sequence": Sequence(4, boundary="mask", at=1)}
+
+
+def apart(window: Any) -> Any:
+    """Two vectors and two numbers a window."""
+    x, reward = window["x"], window["reward"]
+    one = {"sum": x.sum(0), "first": x[0], "least": reward.min(), "most": reward.max()}
+    return {**window, **one, "image": jnp.tile(reward.sum(), (5, 5))}
+
+
+def laned_windows(width: int, on_read: Any = None) -> tuple[fbuf.Buffer, Any]:
+    """Windows of four rows, of which the last may be missing."""
+    view = Sequence(4, boundary="mask", episode_end=("done",))
+    buffer = fbuf.Buffer(20, view=view, on_read=on_read)
+    x = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32)
+    rows = {"x": x, "reward": np.arange(1.0, 10.0, dtype=np.float32), "done": np.arange(9) % 3 == 2}
+    return buffer, buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)

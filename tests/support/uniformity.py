@@ -1,0 +1,142 @@
+"""Chi-square tests of who gets drawn.
+
+A statistic far too small is as suspicious as one far too large (draws that are not independent), so both sides count.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf import _anchors
+
+DRAWS = 2**18
+
+
+def chi_square_z(counts: np.ndarray, chances: np.ndarray) -> float:
+    """The statistic as a standard normal number (Wilson and Hilferty 1931)."""
+    assert not counts[chances == 0].any()
+    counts, chances = counts[chances > 0], chances[chances > 0]
+    expected = chances * counts.sum()
+    freedom = len(counts) - 1
+    statistic = np.sum((counts - expected) ** 2 / expected)
+    spread = 2 / (9 * freedom)
+    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
+
+
+def slots_drawn(buffer: fbuf.Buffer, state: Any, seed: int, draws: int) -> np.ndarray:
+    """Count how often each slot is drawn."""
+    batch = buffer.peek(state, jax.random.key(seed), draws)
+    assert bool(batch.mask.all())
+    return np.bincount(np.asarray(batch.index.slot), minlength=buffer.capacity)
+
+
+def rows(rng: np.random.Generator, shape: tuple[int, ...], often: float) -> dict[str, np.ndarray]:
+    """Make rows of flags and next to nothing else."""
+    return {
+        "obs": np.zeros(shape, np.uint8),
+        "action": np.zeros(shape, np.int8),
+        "reward": np.zeros(shape, np.float32),
+        "terminated": rng.random(shape) < often,
+        "truncated": rng.random(shape) < often,
+    }
+
+
+@functools.cache
+def lanes_out_of_step(sampler: Any, length: int = 301) -> tuple[fbuf.Buffer, Any, np.ndarray]:
+    """Fill a fifth of one lane, half of another, and a third several times; also return which slots can be drawn."""
+    rng = np.random.default_rng(5)
+    view = fbuf.views.Transition(n_step=3, stack=4)
+    buffer = fbuf.Buffer(capacity=3 * length, lanes=3, view=view, sampler=sampler)
+    state = buffer.init(jax.tree.map(lambda x: x[0, 0], rows(rng, (1, 3), 0.0)))
+    for _ in range(8):
+        mask = rng.random((100, 3)) < np.array([0.08, 0.2, 0.7])
+        state = buffer.extend(state, rows(rng, (100, 3), 0.05), mask=mask)
+    return buffer, state, drawable(state)
+
+
+def drawable(state: Any) -> np.ndarray:
+    return (np.asarray(state.anchors.flags) & _anchors.OPEN) != 0
+
+
+def check_retired(sampler: Any, view: Any) -> None:
+    """Draw everyone of what is left of distinct frames, of which the table holds half, and nobody else."""
+    rng = np.random.default_rng(9)
+    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(1, 4), blocks=256)
+    buffer = fbuf.Buffer(500, storage=storage, view=view, sampler=sampler)
+    made = rows(rng, (20,), 0.05) | {"obs": np.zeros((20, 4), np.uint8)}
+    state = buffer.init(jax.tree.map(lambda x: x[0], made))
+    for _ in range(40):
+        new = rows(rng, (20,), 0.05) | {"obs": rng.integers(0, 256, (20, 4)).astype(np.uint8)}
+        state = buffer.extend(state, new)
+    held = int(buffer.size(state))
+    assert 100 < held < 256
+    slots = np.asarray(buffer.last(state, held).index.slot)
+    allowed = np.isin(np.arange(500), slots)
+    if state.anchors is not None:
+        assert not (drawable(state) & ~allowed).any()
+        allowed = drawable(state)
+    once = isinstance(sampler, (fbuf.samplers.Consume, fbuf.samplers.Epoch))
+    state, batch = buffer.sample(state, jax.random.key(0), 500 if once else DRAWS)
+    counts = np.bincount(np.asarray(batch.index.slot)[np.asarray(batch.mask)], minlength=500)
+    assert int(buffer.stats(state)["draws_refused"]) == 0
+    if once or isinstance(sampler, fbuf.samplers.Staleness):
+        assert ((counts > 0) == allowed).all() and (not once or counts.max() == 1)
+    else:
+        assert abs(chi_square_z(counts, allowed / allowed.sum())) < 4
+
+
+def check_zero_priorities(transition: bool) -> None:
+    """Draw where all priorities are zero, from more rows than one block of the search that this falls back to."""
+    sampler = fbuf.samplers.Prioritized(eps=0.0, stratified=False)
+    if transition:
+        buffer, state, open_slots = lanes_out_of_step(sampler, length=3001)
+    else:
+        buffer = fbuf.Buffer(capacity=9003, sampler=sampler)
+        state = buffer.extend(buffer.init(np.float32(0)), np.zeros(5000, np.float32))
+        open_slots = np.arange(9003) < 5000
+    slots = np.flatnonzero(open_slots).astype(np.int32)
+    state = buffer.update_priority(state, buffer.get(state, slots).index, np.zeros(slots.shape, np.float32))
+    batch = buffer.peek(state, jax.random.key(1), DRAWS // 4)
+    np.testing.assert_allclose(batch.probability, 1 / open_slots.sum(), rtol=1e-6)
+    np.testing.assert_allclose(batch.weight, 1.0, rtol=1e-6)
+    counts = np.bincount(np.asarray(batch.index.slot), minlength=buffer.capacity)
+    assert abs(chi_square_z(counts, open_slots / open_slots.sum())) < 4
+
+
+def check_parts(size: int, *places: slice) -> None:
+    """Draw every row equally often in each part of a batch."""
+    buffer = fbuf.Buffer(capacity=100, sampler=fbuf.samplers.Prioritized())
+    state = buffer.extend(buffer.init(np.float32(0)), np.zeros(100, np.float32))
+    peek = jax.jit(jax.vmap(lambda key: buffer.peek(state, key, size).index.slot))
+    slots = np.asarray(peek(jax.random.split(jax.random.key(0), 20_000)))
+    for place in places:
+        counts = np.bincount(slots[:, place].reshape(-1), minlength=100)
+        assert chi_square_z(counts, np.full(100, 0.01)) < 4
+
+
+def check_prioritized(stratified: bool) -> None:
+    """With beta = 1 and no normalisation, E[w f] over draws is besides the mean of f over what can be drawn."""
+    sampler = fbuf.samplers.Prioritized(alpha=0.7, beta=1.0, normalize=None, stratified=stratified)
+    buffer, state, open_slots = lanes_out_of_step(sampler)
+    slots = np.flatnonzero(open_slots).astype(np.int32)
+    index = buffer.get(state, slots).index
+    errors = np.random.default_rng(6).exponential(size=len(slots)).astype(np.float32)
+    state = buffer.update_priority(state, index, errors)
+    chances = np.zeros(buffer.capacity)
+    chances[slots] = (errors.astype(np.float64) + 1e-6) ** 0.7
+    chances /= chances.sum()
+    value = np.zeros(buffer.capacity)
+    value[slots] = np.random.default_rng(8).normal(size=len(slots))
+    scale = np.sqrt(np.sum(value[slots] ** 2 / chances[slots])) / len(slots)  # of one draw's w f
+    for seed in range(3):
+        batch = jax.device_get(buffer.peek(state, jax.random.key(seed), DRAWS))
+        z = chi_square_z(np.bincount(batch.index.slot, minlength=buffer.capacity), chances)
+        assert z < 4
+        assert stratified or z > -4
+        estimate = np.mean(batch.weight.astype(np.float64) * value[batch.index.slot])
+        assert abs(estimate - value[slots].mean()) < 5 * scale / np.sqrt(DRAWS)

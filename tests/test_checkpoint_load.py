@@ -1,0 +1,177 @@
+"""`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _files
+from fbuf.samplers import Prioritized
+from fbuf.storages import Ragged
+from fbuf.views import Transition
+from tests.support import combinations
+from tests.support.checkpoint import (
+    GOLDEN,
+    check_resize,
+    elsewhere,
+    golden,
+    numbered,
+    same,
+    saved_transitions,
+    steps,
+)
+from tests.support.checkpoint_saving import BUFFER, filled
+
+
+def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
+    buffer, _ = saved_transitions(tmp_path)
+    path = tmp_path / "saved"
+
+    def refused(other: fbuf.Buffer, match: str, **settings: Any) -> None:
+        with pytest.raises(fbuf.SchemaError, match=match) as caught:
+            fbuf.load(path, other, **settings)
+        assert str(path) in str(caught.value)
+
+    replace = dataclasses.replace
+    refused(
+        replace(buffer, sampler=fbuf.samplers.Uniform()),
+        r"sampler: found Prioritized\(.*expected Uniform\(.*\n.*convert",
+    )
+    refused(
+        replace(buffer, sampler=Prioritized(largest="held")),
+        r"state/sampler/top: found nothing, expected float32\[40\]",
+    )
+    refused(replace(buffer, view=Transition(gamma=0.9, n_step=3)), r"draws other rows.*\n.*ahead: found 1, expected 3")
+    refused(replace(buffer, view=fbuf.views.Row(), episode_end=()), "expected none: every row is drawn")
+    refused(replace(buffer, capacity=80), r"capacity of .* is 40; expected 80.*resize=True")
+    refused(replace(buffer, lanes=4), "lanes of .* is 2; expected 4")
+    refused(replace(buffer, storage=Ragged()), "cannot come to lie in Ragged")
+    example = {**combinations.EXAMPLE, "obs": jax.ShapeDtypeStruct((8, 8), np.float32)}
+    refused(buffer, r"obs: found uint8\[8, 8\], expected float32\[8, 8\]", example=example)
+    example = {n: x for n, x in combinations.EXAMPLE.items() if n != "goal"} | {"new": 0}
+    refused(buffer, r"goal: found int32\[\], expected nothing\n.*new: found nothing, expected int32", example=example)
+    with pytest.raises(TypeError, match="buffer is str; expected a Buffer"):
+        fbuf.load(path, "buffer")  # type: ignore[arg-type]
+
+
+def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
+    buffer = combinations.make("Device", "Uniform", "Hindsight")
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    with pytest.raises(
+        fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which no file can hold"
+    ):
+        fbuf.load(tmp_path / "saved")
+    loaded, again = fbuf.load(tmp_path / "saved", buffer)
+    same(loaded.rows(again), buffer.rows(state))
+
+
+def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    with pytest.raises(BlockingIOError, match="give another path"):
+        fbuf.load(tmp_path / "saved")
+    other = elsewhere(buffer, tmp_path / "others")
+    loaded, again = fbuf.load(tmp_path / "saved", other)
+    same(loaded.rows(again), buffer.rows(state))
+    again = numbered(loaded, again, 15, 1)
+    want = jax.device_get(loaded.rows(again).data)
+    del again
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
+
+
+def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fbuf.Buffer(10)
+    fbuf.save(tmp_path / "saved", buffer, numbered(buffer, buffer.init({"t": 0.0}), 0, 15), extra={"a": 1})
+    other = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    with pytest.raises(fbuf.SchemaError, match="is not like the example"):
+        fbuf.load(tmp_path / "saved", other, extra={"b": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last step of a load
+        with pytest.raises(ZeroDivisionError):
+            fbuf.load(tmp_path / "saved", other)
+    assert not (tmp_path / "rows").exists()
+    loaded, again = fbuf.load(tmp_path / "saved", other)
+    held = jax.device_get(loaded.rows(again).data["t"])
+    with pytest.raises(OSError, match="taken|in use"):
+        fbuf.load(tmp_path / "saved", other)  # the store in use stays
+    del again
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data["t"]), held)
+
+
+def changed(tmp_path: Path, name: str, **fields: Any) -> Path:
+    """Copy a golden checkpoint whose sampler has other fields."""
+    with _files.read(str(GOLDEN / name)) as saved:
+        arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
+    meta["buffer"]["sampler"] |= fields
+    path = tmp_path / "-".join((name, *fields))
+    _files.write(str(path), arrays, meta)
+    return path
+
+
+def test_settings_that_were_removed_are_ignored_where_they_did_nothing(tmp_path: Path) -> None:
+    for name in ("device", "ranked"):
+        path = changed(tmp_path, name, spread=0, rho=0.9)
+        assert fbuf.load(path)[0] == fbuf.load(path, golden.BUFFERS[name])[0] == golden.BUFFERS[name]
+
+
+def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None:
+    cases: list[tuple[str, str, Any]] = [
+        ("device", "decay", 0.9),
+        ("device", "keep", 0.0),
+        ("device", "spread", 2),
+        ("ranked", "spread", 2),
+    ]
+    for name, field, value in cases:
+        path = changed(tmp_path, name, **{field: value})
+        kind = type(golden.BUFFERS[name].sampler).__name__
+        for buffer in (None, golden.BUFFERS[name]):
+            with pytest.raises(
+                fbuf.VersionError, match=rf"saved with {kind}\({field}={value}\), but {field} was removed"
+            ):
+                fbuf.load(path, buffer)
+
+
+def test_64_bits_need_x64(tmp_path: Path) -> None:
+    """A step count beyond 2^31 would return as another."""
+    buffer, plain = fbuf.Buffer(4), filled(BUFFER, 3)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        state = buffer.add(buffer.init({"t": jnp.float64(0.1)}), {"t": jnp.float64(0.1)})
+        fbuf.save(tmp_path / "rows", buffer, state)
+        same(fbuf.load(tmp_path / "rows")[1], state)
+        extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
+        fbuf.save(tmp_path / "extra", BUFFER, plain, extra=extra)
+        same(fbuf.load(tmp_path / "extra", extra=True)[2], extra)
+    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off; .*jax_enable_x64"):
+        fbuf.load(tmp_path / "rows")
+    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
+        fbuf.load(tmp_path / "extra", extra=True)
+
+
+# -------------------------------------------------------------------------------------------------- another capacity
+
+
+def test_the_newest_rows_stay(tmp_path: Path) -> None:
+    check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
+
+
+@pytest.mark.parametrize("capacity", [10, 30])
+def test_earlier_indices_are_stale(capacity: int, tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(20)
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(35)})
+    index = fbuf.Index(jnp.arange(20), buffer.rows(state).index.ticket)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+    assert loaded == dataclasses.replace(buffer, capacity=capacity)
+    for i in range(4):
+        assert not np.asarray(loaded.get(again, index).mask).any()
+        again = loaded.extend(again, {"t": jnp.arange(10 * i, 10 * i + 10)})
+    assert np.asarray(loaded.last(again, 5).data["t"]).tolist() == [35, 36, 37, 38, 39]

@@ -1,0 +1,352 @@
+"""Checkpoint folders: what is refused, who may write, which generation is loaded, and what happens to other files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fbuf import _files
+from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
+
+# ------------------------------------------------------------------------------------------------- refused arguments
+
+
+class Odd:
+    shape, dtype = (4, 2), np.dtype(np.float32)
+
+    def __getitem__(self, rows: object) -> np.ndarray:
+        return np.zeros((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        ({"a": np.array([object()])}, TypeError, "array 'a' is object; expected numbers"),
+        ({"a": np.array(["x"])}, TypeError, "array 'a' is <U1; expected numbers"),
+        ({"a": np.zeros(2, [("x", "i4")])}, TypeError, "expected numbers"),
+        ({"a": np.zeros(2, "V2")}, TypeError, "expected numbers"),
+        ({"a": np.zeros(2, "M8[s]")}, TypeError, "expected numbers"),
+        ({"a": np.zeros(2, np.longdouble)}, TypeError, "expected numbers"),
+        ({"a": [1, 2]}, TypeError, "array 'a' is list; expected an array.*numpy.asarray"),
+        ({3: np.zeros(2)}, ValueError, "name 3; expected printable text"),
+        ({"a\n": np.zeros(2)}, ValueError, "expected printable text"),
+        ({"a": Odd()}, ValueError, r"float32\[4, 3\] for rows 0 to 4; expected float32\[4, 2\]"),
+        ({"a": np.zeros((1,) * 33)}, ValueError, "33 axes; expected at most 32"),
+        ({"a": Blocks(np.zeros(9), 0)}, ValueError, "blocks of 0 rows"),
+        ({"a": Blocks(np.zeros(9), 4, ["a"])}, ValueError, "1 marks; expected one for each of its 3 blocks"),
+        ({"a": Blocks(np.zeros(1 << 20), 1)}, ValueError, "1048577 blocks; expected at most .* larger blocks"),
+    ],
+)
+def test_invalid_arrays_are_refused_before_anything_is_written(
+    arrays: dict, error: type[Exception], message: str
+) -> None:
+    disk = Memory()
+    save(PATH, 1, disk)
+    before = disk.contents()
+    with pytest.raises(error, match=message):
+        _files.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)
+    assert disk.contents() == before
+
+
+def test_invalid_cuts_keys_and_meta_are_refused() -> None:
+    source = Keyed({"a": np.zeros(3, np.uint8), "b": np.zeros(6, np.uint8)})
+    for cuts in ([0], [0, 3], [1, 3, 9], [0, 5, 3, 9], [0, 3, 8]):
+        source.cuts = np.array(cuts)
+        with pytest.raises(ValueError, match="expected cuts that rise from 0 to its length"):
+            _files.write(PATH, {"a": source}, {}, disk=Memory())
+    source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
+    with pytest.raises(ValueError, match="keys that repeat"):
+        _files.write(PATH, {"a": source}, {}, disk=Memory())
+    for value in ({1: 2}, [object()], float("nan"), b"x", np.int64(3)):
+        with pytest.raises((TypeError, ValueError)):
+            _files.write(PATH, {}, {"a": value}, disk=Memory())
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested more than 64 deep"):
+        _files.write(PATH, {}, {"a": deep}, disk=Memory())
+
+
+def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(_files.CheckpointNotFound, match="no checkpoint at .* Give the path"):
+            _files.read(str(path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_nothing_may_be_written_no_source_is_read() -> None:
+    for number in (errno.EACCES, errno.EROFS):
+        given = sources(3)
+        with pytest.raises(OSError, match="Use a path that this process may write to"):
+            _files.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
+        assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- writers
+
+
+def test_one_process_saves_at_a_time(tmp_path: Path) -> None:
+    save(str(tmp_path), 1)
+    code = f"""
+import fcntl, os, sys
+fd = os.open({str(tmp_path / "lock")!r}, os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_EX)
+os.ftruncate(fd, 0); os.pwrite(fd, str(os.getpid()).encode(), 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout and other.stdout.readline() == "held\n"
+    with pytest.raises(BlockingIOError, match=f"in use by process {other.pid}; .*Wait for that save, or"):
+        save(str(tmp_path), 2)
+    assert load(str(tmp_path)) == 1
+    other.kill()
+    other.communicate()
+    save(str(tmp_path), 2)
+    assert load(str(tmp_path)) == 2
+
+
+def test_one_thread_saves_to_a_path_at_a_time(tmp_path: Path) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def slowly(done: int, total: int) -> None:
+        inside.set()
+        assert go.wait(60)
+
+    first = threading.Thread(target=save, args=(str(tmp_path), 1), kwargs={"progress": slowly})
+    first.start()
+    assert inside.wait(60)
+    with pytest.raises(BlockingIOError, match="in use by this process"):
+        save(str(tmp_path), 2)
+    go.set()
+    first.join()
+    assert load(str(tmp_path)) == 1
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fbuf._host.locks.fcntl.flock", none)
+    with pytest.warns(RuntimeWarning, match="has no locks"):
+        save(str(tmp_path), 1)
+    assert load(str(tmp_path)) == 1
+
+
+def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path: Path) -> None:
+    save(str(tmp_path), 0, keep=1, sync=False)
+    wrong: list[BaseException] = []
+    stop = threading.Event()
+
+    def reader() -> None:
+        last = 0
+        try:
+            while not stop.is_set():
+                k = load(str(tmp_path))
+                assert k >= last
+                last = k
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=reader) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for k in range(1, 60):
+        save(str(tmp_path), k, keep=1, sync=False)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+
+
+def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
+    save(str(tmp_path), 1, keep=1)
+    saved = _files.read(str(tmp_path), verify="lazy")
+    for k in range(2, 6):
+        save(str(tmp_path), k, keep=1)
+    same(saved, state(1))
+    saved.close()
+    saved.close()
+    with pytest.raises(ValueError, match="closed"):
+        saved.arrays["log"][:]
+
+
+_OPEN_AT_EXIT = """
+import sys
+from fbuf import _files
+one, two = _files.read(sys.argv[1]), _files.read(sys.argv[1])
+two.close()
+sys.modules["kept"] = [one, two]
+"""
+
+
+def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
+    save(str(tmp_path), 0)
+    done = subprocess.run([sys.executable, "-c", _OPEN_AT_EXIT, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --------------------------------------------------------------------------------------------------------- other files
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "manifest.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="holds the files of a live store"):
+        save(str(tmp_path / "store"), 1)
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="use the path of a folder"):
+            save(str(path), 1)
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "notes.txt").write_text("mine")
+    for k in range(4):
+        save(str(tmp_path / "mixed"), k, keep=1)
+    assert (tmp_path / "mixed" / "notes.txt").read_text() == "mine" and load(str(tmp_path / "mixed")) == 3
+    (tmp_path / "link").symlink_to(tmp_path / "mixed")
+    save(str(tmp_path / "link"), 4)
+    assert load(str(tmp_path / "mixed")) == load(str(tmp_path / "link")) == 4
+    save(str(tmp_path / "new" / "deep" / "er"), 1)
+    assert load(str(tmp_path / "new" / "deep" / "er")) == 1
+
+
+def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
+    save(str(tmp_path), 0)
+    (tmp_path / "manifest-999999999999.json").touch()
+    with pytest.raises(FileExistsError, match="has the number 999999999999, which is the last there is"):
+        save(str(tmp_path), 1)
+    with pytest.warns(RuntimeWarning, match="generation 1 of"):
+        assert load(str(tmp_path)) == 0
+
+
+def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
+    disk = Memory()
+    save(PATH, 1, disk)
+    save(PATH, 2, disk)
+    name = "manifest-000000000002.json"
+    body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
+    head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
+    disk.put(name, head + b"\n" + body + b"\n")
+    before = disk.contents()
+    with pytest.raises(_files.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
+        load(PATH, disk)
+    with pytest.raises(_files.VersionError):
+        save(PATH, 3, disk)
+    assert disk.contents() == before
+
+
+def test_files_that_cannot_be_opened_are_not_removed() -> None:
+    disk = Memory()
+    for k in (1, 2, 3):
+        save(PATH, k, disk, keep=3)
+    counter = Faulty(disk.copy(), kinds=("open",))
+    save(PATH, 4, counter, keep=3)
+    kept = 0
+    for at in range(counter.count):
+        trial = disk.copy()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                save(PATH, 4, Faulty(trial, at, errno.EMFILE, kinds=("open",)), keep=3)
+            except OSError as error:
+                assert "ulimit -n" in str(error)
+                continue
+        assert "older ones were not removed" in str(told[0].message)
+        assert "manifest-000000000001.json" in trial.contents()
+        kept += 1
+    assert kept > 1
+
+
+# -------------------------------------------------------------------------------------------------------- falling back
+
+
+def test_the_generation_before_is_loaded_with_a_warning() -> None:
+    disk = Memory()
+    save(PATH, 1, disk)
+    save(PATH, 2, disk)
+    whole = disk.copy()
+    disk.names["data-000000000002.safetensors"].data[-3] ^= 4
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="generation 1 of .* is loaded, not the newest.*2: .*step") as told:
+            assert load(PATH, disk) == 1
+        assert len(told) == 1
+    with pytest.raises(_files.StoreCorrupted, match="bytes [0-9]+ to [0-9]+, rows 0 to 1 of array 'step'"):
+        load(PATH, disk, verify="lazy")
+    disk.names["manifest-000000000001.json"].data[100] ^= 1
+    with pytest.raises(_files.StoreCorrupted, match="no generation at .* is whole.*generation 2: .*generation 1: "):
+        load(PATH, disk)
+    del whole.names["manifest-000000000001.json"]
+    assert load(PATH, whole) == 2
+
+
+def test_a_save_after_falling_back_keeps_the_whole_generation() -> None:
+    for read in (_files.read, lambda path, **how: _files.restore(path, lambda saved: saved.meta, **how)):
+        disk = Memory()
+        for k in (1, 2):
+            rows = np.full(40, k, np.uint8)
+            _files.write(PATH, {"a": Blocks(rows, 8, [f"{k}-{b}" for b in range(5)])}, {"k": k}, disk=disk)
+        disk.names["data-000000000002.safetensors"].data[-3] ^= 1
+        with pytest.warns(RuntimeWarning, match="not the newest"):
+            read(PATH, disk=disk)
+        _files.write(PATH, {"a": Blocks(rows, 8, [f"2-{b}" for b in range(5)])}, {"k": 3}, disk=disk)
+        assert np.array_equal(np.asarray(_files.read(PATH, disk=disk).arrays["a"]), rows)
+        left = sorted(n for n in disk.contents() if n[0] == "m")
+        assert left == ["manifest-000000000001.json", "manifest-000000000003.json"]
+
+
+@pytest.mark.parametrize("fault", ["missing", "short", "long", "empty", "folder", "link", "pipe"])
+def test_a_replaced_file_is_noticed(fault: str, tmp_path: Path) -> None:
+    for name in ("data-000000000002.safetensors", "manifest-000000000002.json"):
+        folder = tmp_path / name
+        save(str(folder), 1)
+        save(str(folder), 2)
+        file = folder / name
+        data = file.read_bytes()
+        file.unlink()
+        if fault in ("short", "long", "empty"):
+            file.write_bytes({"short": data[:-1], "long": data + b" ", "empty": b""}[fault])
+        elif fault == "folder":
+            file.mkdir()
+        elif fault == "link":
+            (tmp_path / "elsewhere").write_bytes(data)
+            file.symlink_to(tmp_path / "elsewhere")
+        elif fault == "pipe":
+            os.mkfifo(file)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert load(str(folder)) == 1
+        assert len(told) == (not (fault == "missing" and name.startswith("manifest")))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            save(str(folder), 3)  # builds on the whole generation
+        assert ["cannot remove" in str(w.message) for w in told] == [True] * (fault == "folder")
+        assert load(str(folder)) == 3
+
+
+def test_a_file_of_another_run_is_noticed(tmp_path: Path) -> None:
+    """Two runs have the same names, shapes and sizes."""
+    for run in "ab":
+        for k in (1, 2):
+            arrays = {"x": np.full(100, k, np.uint8), "y": np.arange(100)}
+            _files.write(str(tmp_path / run), arrays, {"k": k}, keep=1)
+    names = [p.name for p in (tmp_path / "a").iterdir() if p.name != "lock"]
+    assert len(names) == 3
+    for name in names:
+        (tmp_path / "a" / name).rename(tmp_path / "held")
+        (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
+        with pytest.raises(_files.StoreCorrupted, match="a file of another save|no generation"):
+            _files.read(str(tmp_path / "a"))
+        (tmp_path / "held").rename(tmp_path / "a" / name)
+    newest = (tmp_path / "a" / "manifest-000000000002.json").read_bytes()
+    (tmp_path / "a" / "manifest-000000000009.json").write_bytes(newest)
+    with pytest.warns(RuntimeWarning, match="it is of generation 2 and has the name of 9"):
+        _files.read(str(tmp_path / "a")).close()

@@ -1,0 +1,281 @@
+"""A host store reads ahead: what is collected is what was there at the request, whatever became of the request."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fbuf._host import ahead
+from fbuf._host.store import Column, Store, StoreClosed
+from fbuf.storages import Zstd
+from tests.support.prefetch import GATE, Gate, Gated, settle
+from tests.support.threads import PATIENCE, soon
+
+
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[Gate]:
+    GATE.__init__()
+    yield GATE
+    GATE.open.set()
+
+
+def own_thread(store: Store) -> threading.Thread:
+    thread = store._ahead._thread
+    assert thread is not None
+    return thread
+
+
+def store(codec: Any = None, length: int = 16, slack: int = 4) -> Store:
+    codec = Gated() if codec is None else codec
+    columns = (Column("a", (5,), np.dtype(np.uint8), codec), Column("b", (), np.dtype(np.int32), None))
+    return Store(columns, lanes=1, length=length, slack=slack)
+
+
+def write(to: Store, first: int, count: int) -> np.ndarray:
+    t = np.arange(first, first + count, dtype=np.int32)[:, None]
+    return to.write([(t[..., None] + np.arange(5)).astype(np.uint8), t], None)[:, 0]
+
+
+def wanted(tickets: np.ndarray) -> list[Any]:
+    garbage = np.full((len(tickets), 5), 171, np.uint8), np.full(len(tickets), 171, np.int32)
+    return [(0, tickets, garbage[0]), (1, tickets, garbage[1])]
+
+
+def ask(of: Store, tickets: np.ndarray) -> int:
+    return of.request([(0, tickets), (1, tickets)])
+
+
+def check(requests: list[Any], ok: np.ndarray, first: int) -> None:
+    t = first + np.arange(len(requests[1][2]), dtype=np.int32)
+    np.testing.assert_array_equal(requests[0][2], (t[:, None] + np.arange(5)).astype(np.uint8))
+    np.testing.assert_array_equal(requests[1][2], t)
+    assert ok.all()
+
+
+def test_the_thread_reads_a_request_once() -> None:
+    s = store()
+    tickets = write(s, 0, 12)
+    number = ask(s, tickets)
+    settle(s)
+    GATE.fails = lambda: True  # a finished request needs no decoding
+    for _ in range(2):
+        requests = wanted(tickets)
+        check(requests, s.collect(number, requests), 0)
+    with pytest.raises(OSError):  # other tickets under this number
+        s.collect(number, wanted(tickets[::-1].copy()))
+    with pytest.raises(OSError):
+        s.collect(number + 1, wanted(tickets))
+    GATE.fails = lambda: False
+    requests = wanted(tickets[3:7])
+    check(requests, s.collect(number, requests), 3)
+
+
+def test_compressed_rows_may_expire_while_they_are_read() -> None:
+    s = store(slack=0)
+    tickets = write(s, 0, 16)
+    GATE.open.clear()
+    number = s.request([(0, tickets)])
+    assert GATE.entered.wait(PATIENCE)
+    write(s, 100, 40)  # all rows are evicted
+    GATE.open.set()
+    out = np.zeros((16, 5), np.uint8)
+    assert s.collect(number, [(0, tickets, out)]).all()
+    np.testing.assert_array_equal(out, np.arange(16, dtype=np.uint8)[:, None] + np.arange(5, dtype=np.uint8))
+    assert not s.read([(0, tickets, out)]).any() and not out.any()
+
+
+def test_a_write_does_not_wait_for_other_rows() -> None:
+    s = store(slack=4)
+    tickets = write(s, 0, 16)
+    GATE.open.clear()
+    number = ask(s, tickets)
+    assert GATE.entered.wait(PATIENCE)
+    write(s, 16, 4)  # the ring beside the chunks has room
+    assert own_thread(s).is_alive() and not s._ahead._requests[number].done.is_set()
+    GATE.open.set()
+    requests = wanted(tickets)
+    check(requests, s.collect(number, requests), 0)
+
+
+@pytest.mark.parametrize("codec", [None, Zstd(chunk=2)])
+def test_a_write_waits_for_rows_that_it_overwrites(codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a request that has begun."""
+    s = store(codec, slack=0)
+    for begun in (True, False):
+        if not begun:
+            monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+        tickets = write(s, 0, 16)
+        number = ask(s, tickets)
+        write(s, 100, 16)
+        requests = wanted(tickets)
+        check(requests, s.collect(number, requests), 0)
+
+
+def test_two_requests_are_kept_and_their_arrays_reused() -> None:
+    s = store()
+    tickets = write(s, 0, 12)
+    empty = s.nbytes
+    numbers = []
+    for _ in range(6):
+        numbers.append(ask(s, tickets))
+        settle(s)
+        requests = wanted(tickets)
+        check(requests, s.collect(numbers[-1], requests), 0)
+        held = list(s._ahead._requests.values())
+        assert len(held) <= 2
+    assert s.nbytes - empty == 2 * (12 * 5 + 12 * 4)
+    arrays = {id(out) for r in held for out in r.outs}
+    ask(s, tickets)
+    settle(s)
+    assert {id(out) for r in s._ahead._requests.values() for out in r.outs} == arrays
+    requests = wanted(tickets)
+    check(requests, s.collect(numbers[0], requests), 0)  # dropped: read again
+
+
+def test_a_request_not_begun_is_read_by_the_collector() -> None:
+    s = store()
+    tickets = write(s, 0, 12)
+    GATE.open.clear()
+    ask(s, tickets)
+    assert GATE.entered.wait(PATIENCE)
+    second = ask(s, tickets[:4])  # behind the first
+    requests = wanted(tickets[:4])
+    check(requests, s.collect(second, requests), 0)  # at once, with the gate closed
+    check(requests, s.collect(second, requests), 0)
+    GATE.open.set()
+
+
+def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    s = store()
+    tickets = write(s, 0, 12)
+    monkeypatch.setattr(ahead.threading.Thread, "start", fail)
+    number = ask(s, tickets)
+    requests = wanted(tickets)
+    check(requests, s.collect(number, requests), 0)
+    monkeypatch.undo()
+    number = ask(s, tickets)
+    settle(s)
+    assert own_thread(s).is_alive()
+
+
+def test_the_nth_decoding_fails() -> None:
+    """Decoding is retried; the second failure raises, and the store is unchanged."""
+    for n in range(5):
+        s = store()
+        tickets = write(s, 0, 12)
+        before = {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
+        for times in (1, 99):
+            calls = iter(range(100))
+            GATE.fails = lambda calls=calls, n=n, times=times: n <= next(calls) < n + times
+            number = ask(s, tickets)
+            settle(s)
+            requests = wanted(tickets)
+            if times == 1 or n > 2:  # three chunks; after those nothing is decoded again
+                check(requests, s.collect(number, requests), 0)
+            else:
+                with pytest.raises(OSError, match="no such luck"):
+                    s.collect(number, requests)
+            GATE.fails = lambda: False
+            check(requests, s.read(requests), 0)
+        assert before == {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
+        s.close()
+
+
+def test_no_memory_to_read_ahead_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    s = store()
+    tickets = write(s, 0, 12)
+    monkeypatch.setattr(ahead.np, "empty", fail)
+    number = ask(s, tickets)
+    settle(s)
+    monkeypatch.undo()
+    requests = wanted(tickets)
+    check(requests, s.collect(number, requests), 0)
+
+
+def test_a_closed_store_is_an_error() -> None:
+    s = store()
+    tickets = write(s, 0, 12)
+    number = ask(s, tickets)
+    s.close()
+    s.close()
+    with pytest.raises(StoreClosed):
+        s.collect(number, wanted(tickets))
+    with pytest.raises(StoreClosed):
+        ask(s, tickets)
+    soon(lambda: not own_thread(s).is_alive())
+
+
+def test_the_thread_keeps_no_store_alive() -> None:
+    s = store()
+    tickets = write(s, 0, 12)
+    GATE.open.clear()
+    ask(s, tickets)
+    assert GATE.entered.wait(PATIENCE)
+    ask(s, tickets)
+    ref, thread = weakref.ref(s), own_thread(s)
+    del s
+    GATE.open.set()
+    soon(lambda: ref() is None and not thread.is_alive())
+
+
+PROGRAM = st.lists(st.tuples(st.sampled_from("wwrrcpd"), st.integers(0, 2**16)), min_size=1, max_size=25)
+
+
+@pytest.mark.parametrize("codec", [Zstd(chunk=4), Gated()])
+@example(program=[("w", 0), ("r", 0), ("c", 0), ("w", 0), ("c", 0)])  # collected again after eviction
+@given(program=PROGRAM)
+def test_a_collected_request_has_the_rows_of_its_time(codec: Any, program: list[tuple[str, int]]) -> None:
+    """Writes, requests, collections and changed rows in any order, compared with `read` at the request."""
+    s = store(codec, length=8, slack=2)
+    tickets, asked, rows = np.zeros(1, np.uint64), [], 0
+    for verb, seed in program:
+        rng = np.random.default_rng(seed)
+        if verb == "w":
+            count = int(rng.integers(1, 7))
+            tickets = np.concatenate([tickets, write(s, rows, count)])
+            rows += count
+        elif verb == "p":
+            some = rng.choice(tickets[-8:], 3)
+            new = s.patch(some, np.ones(3, bool), {0: rng.integers(0, 255, (3, 5), np.uint8)})
+            tickets = np.concatenate([tickets, new])
+        elif verb == "r":
+            some = rng.choice(tickets[-14:], int(rng.integers(1, 10)))
+            then = wanted(some)
+            ok = s.read(then)
+            asked.append((ask(s, some), some, then, ok))
+        elif asked:
+            number, some, then, ok = asked[-1 - int(rng.integers(0, min(2, len(asked))))]
+            now = wanted(some)
+            found = s.collect(number if verb == "c" else 0, now)
+            now_there = s.read(wanted(some))
+            whole = found == ok
+            if verb == "c" and (number, some) == (asked[-1][0], some):
+                assert whole.all()
+            assert (whole | (found == now_there)).all()
+            for one, two, there in zip(now, then, np.split(found, 2), strict=True):
+                np.testing.assert_array_equal(one[2][there], two[2][there])
+                assert not one[2][~there].any()
+    s.close()
+
+
+def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+    s = store(slack=0)
+    tickets = write(s, 0, 16)
+    number = ask(s, tickets[:3])
+    write(s, 100, 1)
+    requests = wanted(tickets[:3])
+    check(requests, s.collect(number, requests), 0)

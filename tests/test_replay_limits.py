@@ -1,0 +1,368 @@
+"""`Replay` with a limit: who waits for what, timeouts, closing, and saving the limit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fbuf
+from fbuf import _stop, limits
+from fbuf._checkpoint import _shell
+from tests.support.replay import EXAMPLE, LIMIT, make, rows, waiting
+from tests.support.threads import Thread, soon
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 4])), min_size=8, max_size=30))
+def test_a_call_waits_exactly_where_the_limit_says(calls: list[tuple[bool, int]]) -> None:
+    """With timeout=0, a call succeeds where `Limit` allows it."""
+    limit = limits.Limit(Fraction(3, 2), 4, -1, 9)
+    replay, pace = make(limit, 8), limit.init(host=True)
+    for add, count in calls:
+        held = min(pace.added, 8)
+        allowed = limit.can_add(pace, count, size=held) if add else limit.can_sample(pace, count + 1, size=held)
+        try:
+            if add:
+                replay.extend(rows(0, 6), mask=np.arange(6) < count, timeout=0)
+                pace = limit.added(pace, count)
+            else:
+                replay.sample(count + 1, timeout=0)
+                pace = limit.sampled(pace, count + 1)
+            went = True
+        except (TimeoutError, ValueError):
+            went = False
+        assert went == allowed or (add and count == 0)
+        assert replay.pace == pace and replay.limit == limit
+    held = min(pace.added, 8)
+    assert replay.can_add(3) == limit.can_add(pace, 3, size=held)
+    assert not replay.can_sample(3) or limit.can_sample(pace, 3, size=held)
+    stats = replay.stats()
+    assert (stats["limit_added"], stats["limit_drawn"], stats["limit_surplus"]) == (
+        pace.added,
+        pace.drawn,
+        pace.surplus / 2,
+    )
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_masks_and_lanes_count_rows(lanes: int | None) -> None:
+    limit = limits.min_size(1)
+    replay = fbuf.Replay(fbuf.Buffer(64, lanes=lanes), EXAMPLE, limit=limit)
+    lead = (5,) if lanes is None else (5, 2)
+    replay.extend({"t": np.zeros(lead, np.int32)})
+    mask = np.zeros(lead, bool)
+    mask[1:3] = True
+    replay.extend({"t": np.zeros(lead, np.int32)}, mask=mask)
+    replay.add({"t": np.zeros(lead[1:], np.int32)})
+    assert replay.pace.added == 8 * (lanes or 1) == len(replay)
+
+
+def test_ragged_rows_count() -> None:
+    buffer = fbuf.Buffer(4, storage=fbuf.storages.Ragged())
+    replay = fbuf.Replay(buffer, {"text": "a", "t": 0}, unlimited=True, limit=limits.queue(6))
+    for i in range(6):
+        replay.add({"text": "ab" * i, "t": i}, timeout=0)
+    with pytest.raises(TimeoutError, match="6 rows were added and 0 drawn"):
+        replay.add({"text": "", "t": 0}, timeout=0)
+    assert replay.sample(2, timeout=0).mask.all() and len(replay) == 6
+
+
+def test_an_adder_waits_for_a_sampler() -> None:
+    replay = make()
+    for start in range(0, 20, 5):
+        replay.extend(rows(start), timeout=0)
+    thread = Thread(replay.extend, rows(20))
+    soon(lambda: waiting(replay) == 1)
+    assert len(replay) == 20
+    replay.sample(10)
+    thread.ends()
+    assert len(replay) == 25
+
+
+def test_a_sampler_waits_for_an_adder() -> None:
+    replay = make()
+    thread = Thread(replay.sample, 10)
+    soon(lambda: waiting(replay) == 1)
+    replay.extend(rows(0))
+    soon(lambda: waiting(replay) == 1)  # it looked: too few rows
+    replay.extend(rows(5))
+    assert thread.ends().mask.all() and replay.pace.drawn == 10
+
+
+def test_a_sampler_waits_for_a_window() -> None:
+    """Rows are held, but no window of them is complete."""
+    buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(4, episode_end=()))
+    replay = fbuf.Replay(buffer, EXAMPLE, limit=limits.min_size(1))
+    replay.extend(rows(0, 3))
+    with pytest.raises(TimeoutError, match="3 rows are held, but nothing of them can be drawn yet"):
+        replay.sample(2, timeout=0)
+    thread = Thread(replay.sample, 2)
+    soon(lambda: waiting(replay) == 1)
+    replay.extend(rows(3, 3))
+    assert thread.ends().mask.all()
+
+
+def test_clear_wakes_an_adder() -> None:
+    replay = make()
+    for start in range(0, 20, 5):
+        replay.extend(rows(start))
+    thread = Thread(replay.extend, rows(20))
+    soon(lambda: waiting(replay) == 1)
+    replay.clear()
+    thread.ends()
+    assert len(replay) == 5
+    with pytest.raises(TimeoutError, match="5 rows are held, but min_size is 10"):
+        replay.sample(10, timeout=0)
+
+
+def test_adders_do_not_starve_a_learner() -> None:
+    """Without a limit, the order of turns lets the learner in."""
+    replay, done = make(None), threading.Event()
+    replay.extend(rows(0))
+    counts = [0, 0, 0]
+
+    def add(number: int) -> None:
+        while not done.is_set():
+            replay.extend(rows(0))
+            counts[number] += 1
+
+    threads = [Thread(add, n) for n in range(3)]
+    soon(lambda: min(counts) > 5)
+    most = 0
+    for _ in range(20):
+        before = sum(counts)
+        with replay._turns.turn():
+            most = max(most, sum(counts) - before)
+    done.set()
+    for thread in threads:
+        thread.ends()
+    assert most <= 2 * 3 + 1  # each goes first once, and counts after its turn
+
+
+def test_refused_rows_do_not_count() -> None:
+    replay = make()
+    for bad in ({"x": np.zeros(5, np.int32)}, {"t": np.zeros(5, np.float32)}, {"t": np.zeros((5, 2), np.int32)}):
+        with pytest.raises((TypeError, ValueError), match=r"Replay\.extend"):
+            replay.extend(bad)
+    with pytest.raises(TypeError, match="batch_size"):
+        replay.sample()
+    assert replay.pace == LIMIT.init(host=True)
+
+
+def test_time_is_up_for_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make()
+    for start in range(0, 20, 5):
+        replay.extend(rows(start))
+    times = iter([0.0, 1.0, 9.0, 9.0])
+    monkeypatch.setattr(_stop, "clock", lambda: next(times))
+    with pytest.raises(
+        TimeoutError,
+        match=r"Replay\.extend: 5 rows have waited for 8 s; .*surplus is 40 and would be 50, but max_diff is 40.*timeout=None",
+    ):
+        replay.extend(rows(20), timeout=8)
+    assert waiting(replay) == 0 and len(replay) == 20
+
+
+def test_time_is_up_for_a_sampler() -> None:
+    replay = make()
+    with pytest.raises(
+        TimeoutError, match=r"Replay\.sample: 10 draws .* 0 rows are held, but min_size is 10\. Add rows"
+    ):
+        replay.sample(10, timeout=0)
+    replay.extend(rows(0, 10))
+    replay.sample(10)
+    replay.sample(10)
+    with pytest.raises(TimeoutError, match=r"10 rows were added and 20 drawn, .* 0 and would be -10, but min_"):
+        replay.sample(10, timeout=0.001)
+
+
+def test_calls_that_the_limit_can_never_allow_are_errors() -> None:
+    replay = make()
+    replay.extend(rows(0, 10))
+    with pytest.raises(ValueError, match=r"a call of 41 draws moves the surplus by 41, .* room for 40: .*draws=41"):
+        replay.sample(41)
+    with pytest.raises(ValueError, match=r"a call of 21 rows moves the surplus by 42, .* room for 40: .*rows=21"):
+        replay.extend(rows(0, 21))
+    replay = make(limits.samples_per_insert(8, min_size=10))
+    replay.extend(rows(0, 10))
+    with pytest.raises(ValueError, match=r"it could never be allowed\. Use samples_per_insert\(\.\.\., draws=32\)"):
+        replay.sample(32)
+
+
+def test_a_deadlock_of_two_calls_is_warned_of_once() -> None:
+    replay = make(limits.Limit(1, 1, 0, 10))
+    replay.extend(rows(0, 5))
+    thread = Thread(replay.sample, 8)
+    soon(lambda: waiting(replay) == 1)
+    message = r"Replay\.extend of 6 rows and Replay\.sample of 8 draws wait for one another.*rows=6, draws=8\)"
+    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match=message):
+        warnings.simplefilter("error")
+        replay.extend(rows(5, 6))
+    with pytest.raises(TimeoutError):  # said once
+        replay.extend(rows(5, 6), timeout=0.001)
+    replay.extend(rows(5, 3))  # a smaller call goes through, and the sampler with it
+    assert thread.ends().mask.all()
+
+
+INVALID: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: make(limits.min_size(65)), ValueError, r"min_size is 65, but capacity is 64: .*up to 64"),
+    (lambda: make(LIMIT.init()), TypeError, r"limit is LimitState; expected a Limit\. Write limit=fbuf\.limits"),
+    (lambda: make(None).sample(4, timeout=1), ValueError, r"Replay\.sample: timeout is 1, but without a limit"),
+    (lambda: make(None).extend(rows(0), timeout=1), ValueError, r"Replay\.extend: timeout is 1, but without a limit"),
+    (lambda: make(None).add({"t": 0}, timeout=1), ValueError, r"Replay\.add: timeout is 1, but without a limit"),
+    (lambda: make().sample(4, timeout=-1), ValueError, r"timeout is -1; expected seconds >= 0, or None"),
+    (lambda: make().sample(4, timeout=True), ValueError, r"timeout is True; expected seconds"),
+    (lambda: make().sample(4, timeout=float("nan")), ValueError, r"timeout is nan; expected seconds"),
+    (lambda: make().batches(4, timeout="1"), ValueError, r"Replay\.batches: timeout is '1'; expected seconds"),  # type: ignore[arg-type]
+    (lambda: make().batches(4, prefetch=0), ValueError, r"prefetch is 0; expected an int >= 1.*replay\.sam"),
+    (lambda: make().batches(4, prefetch=True), ValueError, r"prefetch is True; expected an int"),
+    (lambda: make().batches(4, to="tf"), ValueError, r"Replay\.batches: to is 'tf'; expected \"jax\""),  # type: ignore[arg-type]
+    (lambda: make().batches(4, device="cpu"), TypeError, r"device is 'cpu'; expected a jax\.Device or .*Sharding"),
+    (lambda: make().batches(4, to="numpy", device="cpu"), ValueError, r"numpy's arrays are in memory"),
+    (lambda: make().batches(), TypeError, "batch_size is given neither here nor"),
+    (lambda: make().batches(4, gamma=1.0), ValueError, "has no number 'gamma'"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(INVALID)))
+def test_invalid_arguments_are_refused(case: int) -> None:
+    call, kind, message = INVALID[case]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_close_ends_all_waiting_calls() -> None:
+    replay = make()
+    threads = [Thread(replay.sample, 10) for _ in range(3)]
+    soon(lambda: waiting(replay) == 3)
+    replay.close()
+    for thread in threads:
+        with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.sample: the replay was closed; expected an open one\."):
+            thread.ends()
+    replay.close()
+
+
+def test_close_while_the_turn_is_taken() -> None:
+    """A queued call is refused; `close` returns when the running call is done."""
+    replay = make(None)
+    with replay._turns.turn():
+        adder = Thread(replay.extend, rows(0))
+        soon(lambda: len(replay._turns._places) == 1)
+        closer = Thread(replay.close)
+        soon(lambda: len(replay._turns._places) == 2)
+    with pytest.raises(fbuf.ReplayClosed):
+        adder.ends()
+    closer.ends()
+
+
+def test_a_closed_replay_can_be_read_and_saved(tmp_path: Path) -> None:
+    with make(None) as replay:
+        replay.extend(rows(0))
+        batch = replay.sample(4)
+    assert "5 rows, closed" in repr(replay)
+    for call in (lambda: replay.add({"t": 0}), lambda: replay.extend(rows(0)), lambda: replay.sample(4)):
+        with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.load\(path\)"):
+            call()
+    with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.batches: the replay was closed"):
+        replay.batches(4)
+    replay.update_priority(batch.index, np.ones(4, np.float32))
+    assert len(replay) == 5 and replay.rows().mask.sum() == 5
+    replay.save(tmp_path / "saved")
+    again = fbuf.Replay.load(tmp_path / "saved")
+    again.extend(rows(5))
+    assert len(again) == 10
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_replay_is_neither_pickled_nor_copied(how: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"Replay: it has threads .* Write replay.save\(path\)"):
+        how(make())
+
+
+def test_an_error_in_the_block_closes_the_replay() -> None:
+    with pytest.raises(KeyError), make() as replay:
+        thread = Thread(replay.sample, 10)
+        raise KeyError
+    with pytest.raises(fbuf.ReplayClosed):
+        thread.ends()
+
+
+def test_a_donated_state_ends_waiting_calls() -> None:
+    replay = make()
+    replay.extend(rows(0))
+    thread = Thread(replay.sample, 10)
+    soon(lambda: waiting(replay) == 1)
+    step = jax.jit(lambda state: state, donate_argnums=0)
+    jax.block_until_ready(step(replay.state))
+    with pytest.raises(RuntimeError, match=r"its state was donated, to a write that failed or to a step"):
+        replay.extend(rows(5))
+    with pytest.raises(RuntimeError, match=r"went with it; expected a state"):
+        thread.ends()
+    assert "its state is gone" in repr(replay)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        LIMIT,
+        limits.Limit(Fraction(1, 3), 2, None, Fraction(17, 3)),
+        limits.Limit(0.1, 1, min_diff=-2.5),
+        limits.Limit(np.float32(0.5), 1),
+    ],
+)
+def test_a_limit_is_saved_and_loaded(limit: limits.Limit, tmp_path: Path) -> None:
+    replay = make(limit)
+    replay.extend(rows(0, 10))
+    replay._pacing.pace = limit.init(added=2**60 + 1, drawn=2**59 + 7, host=True)
+    replay.save(tmp_path / "saved")
+    again = fbuf.Replay.load(tmp_path / "saved")
+    assert again.limit == limit and again.pace == replay.pace and isinstance(again.pace.surplus, int)
+
+
+def test_a_new_limit_starts_with_no_debt(tmp_path: Path) -> None:
+    replay = make(None)
+    replay.extend(rows(0, 40))
+    replay.save(tmp_path / "saved")
+    assert fbuf.Replay.load(tmp_path / "saved").limit is None
+    again = fbuf.Replay.load(tmp_path / "saved", limit=LIMIT)
+    assert (again.pace.added, again.pace.drawn, again.pace.surplus) == (40, 60, 20)
+    again.extend(rows(40), timeout=0)
+    again.sample(10, timeout=0)
+    again.save(tmp_path / "saved")
+    assert fbuf.Replay.load(tmp_path / "saved", limit=LIMIT).pace == again.pace
+    with pytest.raises(ValueError, match=r"Replay\.load: the limit's min_size is 100, but capacity is 64"):
+        fbuf.Replay.load(tmp_path / "saved", limit=limits.min_size(100))
+
+
+def test_resumed_rows_start_with_no_debt(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    replay = fbuf.Replay(buffer, EXAMPLE)
+    replay.extend(rows(0, 40))
+    len(replay)
+    del replay
+    again = fbuf.Replay(buffer, EXAMPLE, resume=True, limit=LIMIT)
+    assert (again.pace.added, again.pace.drawn) == (40, 60)
+
+
+def test_an_invalid_saved_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make()
+    for part, value in [("samples_per_insert", "1/0"), ("samples_per_insert", "x"), ("added", -1), ("min_size", None)]:
+        note = _shell._note(LIMIT, LIMIT.init(host=True))
+        assert note is not None
+        monkeypatch.setattr(_shell, "_note", lambda *_, note=note, part=part, value=value: note | {part: value})
+        replay.save(tmp_path / "saved")
+        monkeypatch.undo()
+        with pytest.raises(fbuf.SchemaError, match=r"says of the limit makes no sense .* Load another checkpoint"):
+            fbuf.Replay.load(tmp_path / "saved")

@@ -1,0 +1,380 @@
+"""Turns between threads: order of arrival, waiting for a change, and how signals and `Stop` end both.
+
+Locks and events decide what threads do, never a sleep.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import _stop, limits
+from fbuf._replay import _turns
+from fbuf._replay._interrupts import Uninterrupted
+from fbuf._replay._turns import Turns
+from fbuf._stop import Gate, Stop, Stopped
+from tests.support.replay import EXAMPLE, make, rows
+from tests.support.threads import PATIENCE, Thread, soon
+
+
+def test_turns_come_in_order_of_arrival() -> None:
+    turns, order = Turns(), []
+
+    def call(number: int) -> None:
+        with turns.turn():
+            order.append(number)
+
+    threads = []
+    with turns.turn():
+        for number in range(8):
+            threads.append(Thread(call, number))
+            soon(lambda number=number: len(turns._places) == number + 1)
+    for thread in threads:
+        thread.ends()
+    assert order == list(range(8))
+
+
+def test_a_thread_that_released_the_turn_queues_behind_the_others() -> None:
+    """With a `threading.Lock` one thread may take it again and again."""
+    turns, order = Turns(), []
+
+    def call() -> None:
+        with turns.turn():
+            order.append("other")
+
+    turn = turns.turn()
+    with turn:
+        thread = Thread(call)
+        soon(lambda: turns._places)
+    for _ in range(3):
+        with turns.turn():
+            order.append("self")
+    thread.ends()
+    assert order[0] == "other"
+
+
+def test_turns_nest() -> None:
+    turns = Turns()
+    with turns.turn():
+        with turns.turn():
+            assert turns.depth() == 2
+        assert turns.depth() == 1
+        other = Thread(lambda: turns.depth())
+        assert other.ends() == 0
+    assert turns.depth() == 0
+
+
+def test_waiting_releases_the_turn_and_takes_it_again() -> None:
+    turns, seen = Turns(), []
+
+    def wait() -> None:
+        with turns.turn(), turns.turn():
+            turns.wait()
+            seen.append(turns.depth())
+
+    thread = Thread(wait)
+    soon(lambda: turns._places and turns._places[0].asleep)
+    with turns.turn():
+        assert not seen
+        turns.changed()
+    thread.ends()
+    assert seen == [2] and turns.depth() == 0 and not turns._places
+
+
+def test_waiting_threads_look_first_and_in_order() -> None:
+    turns, order = Turns(), []
+
+    def wait(number: int) -> None:
+        with turns.turn():
+            turns.wait()
+            order.append(number)
+
+    def call() -> None:
+        with turns.turn():
+            order.append(-1)
+
+    threads = []
+    for number in range(4):
+        threads.append(Thread(wait, number))
+        soon(lambda number=number: sum(p.asleep for p in turns._places) == number + 1)
+    with turns.turn():
+        threads.append(Thread(call))
+        soon(lambda: len(turns._places) == 5)
+        turns.changed()
+    for thread in threads:
+        thread.ends()
+    assert order == [0, 1, 2, 3, -1]
+
+
+def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([5.0])
+    monkeypatch.setattr(_stop, "clock", lambda: next(times))
+    turns = Turns()
+    with turns.turn():
+        turns.wait(until=4.0)  # at once: it is 5 already
+        assert turns.depth() == 1
+
+
+def test_time_is_up_while_another_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was woken before its time was up waits for the turn without a limit."""
+    turns, came, now, waits, wait_for = Turns(), [], [0.0], [], Gate.wait
+
+    def watched(gate: Gate, seconds: float | None = None) -> None:
+        waits.append(seconds)
+        wait_for(gate, seconds)
+
+    monkeypatch.setattr(_stop, "clock", lambda: now[0])
+    monkeypatch.setattr(Gate, "wait", watched)
+
+    def wait() -> None:
+        with turns.turn():
+            turns.wait(until=0.05)
+            came.append(turns.depth())
+
+    thread = Thread(wait)
+    soon(lambda: waits)
+    with turns.turn():
+        turns.changed()
+        now[0] = 1.0
+        soon(lambda: waits[-1] is None or not thread.is_alive())
+        assert not came
+    thread.ends()
+    assert came == [1]
+
+
+def test_a_turn_can_be_late() -> None:
+    turns = Turns()
+    with turns.turn():
+        with pytest.raises(Stopped):
+            Thread(turns.enter, None, _stop.clock()).ends()
+        assert not turns._places
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
+    turns, stop, inside = Turns(), Stop(), threading.Event()
+
+    def work() -> None:
+        with turns.turn(stop):
+            inside.set()
+            turns.wait(stop=stop)
+
+    with turns.turn():
+        thread = Thread(work)
+        soon(lambda: turns._places)
+        if not asleep:
+            stop.ask()
+            with pytest.raises(Stopped):
+                thread.ends()
+            assert not inside.is_set()
+    if asleep:
+        soon(lambda: turns._places and turns._places[0].asleep)
+        stop.ask()
+        with pytest.raises(Stopped):
+            thread.ends()
+        assert inside.is_set()
+    assert not turns._places
+    with turns.turn():
+        assert turns.depth() == 1
+
+
+def test_a_gate_opens_once_and_takes_no_lock() -> None:
+    gate = Gate()
+    gate.open()
+    gate.open()
+    gate.wait()  # at once
+    gate.wait(0.0)  # shut again
+    assert gate._lock.locked()
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_an_interrupt_leaves_nothing_behind(asleep: bool) -> None:
+    """The main thread waits for its turn, or for a change."""
+    turns, free = Turns(), threading.Event()
+
+    def hold() -> None:
+        with turns.turn():
+            soon(lambda: turns._places)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert free.wait(PATIENCE)
+
+    def interrupt() -> None:
+        soon(lambda: turns._places and turns._places[0].asleep)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        if asleep:
+            thread = Thread(interrupt)
+            with pytest.raises(KeyboardInterrupt), turns.turn():
+                turns.wait()
+        else:
+            thread = Thread(hold)
+            soon(lambda: turns._owner)
+            with pytest.raises(KeyboardInterrupt), turns.turn():
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+        free.set()
+    thread.ends()
+    assert not turns._places and not turns._owner
+    with turns.turn():
+        pass
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_an_interrupt_at_any_moment_leaves_the_turn_to_others(changes: bool) -> None:
+    """Python looks for signals where a function begins and after calls: each of these is tried."""
+    replay = make(limits.queue(5))
+    replay.extend(rows(0))
+    files = {_turns.__file__, _stop.__file__, sys.modules[fbuf.Replay.__module__].__file__}
+    verb = replay.clear if changes else replay.can_add
+    left, errors, called = 0, [], {}
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" or (event == "opcode" and called.get(frame)):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        if event == "opcode":
+            called[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+        return trace
+
+    before = sys.gettrace()
+    for at in itertools.count(1):
+        left = at
+        errors.clear()
+        try:
+            sys.settrace(trace)
+            verb()
+        except KeyboardInterrupt as error:
+            errors.append(error)  # the traceback keeps all frames
+        finally:
+            sys.settrace(before)
+        called.clear()
+        assert not replay._turns._owner and not replay._turns._places, at
+        Thread(len, replay).ends()
+        if not errors:
+            break
+    assert at > 40
+
+
+@pytest.mark.parametrize("verb", ["_add", "_extend", "_update_priority", "_update_rows"])
+def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[fbuf.Replay.__module__]
+    replay = fbuf.Replay(fbuf.prioritized(64), EXAMPLE, seed=1)
+    replay.extend(rows(0))
+    index = replay.sample(4).index
+    real, interrupted = getattr(module, verb), []
+
+    def interrupt(*args: Any, **options: Any) -> Any:
+        made = real(*args, **options)  # the donated state is gone
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupted.append(verb)
+        return made
+
+    monkeypatch.setattr(module, verb, interrupt)
+    calls: dict[str, Callable[[], Any]] = {
+        "_add": lambda: replay.add({"t": 5}),
+        "_extend": lambda: replay.extend(rows(5)),
+        "_update_priority": lambda: replay.update_priority(index, np.ones(4, np.float32)),
+        "_update_rows": lambda: replay.update_rows(index, {"t": np.zeros(4, np.int32)}),
+    }
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            calls[verb]()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted == [verb] and len(replay) >= 5
+    assert replay.sample(4).mask.all()
+
+
+def test_a_deferred_interrupt_reaches_its_handler() -> None:
+    """Ignored signals stay ignored, and other threads change nothing."""
+    came: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(number)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with Uninterrupted():
+            with Uninterrupted():
+                os.kill(os.getpid(), signal.SIGINT)
+                assert came == []
+            assert came == []
+        assert came == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+        def inside() -> Any:
+            with Uninterrupted():
+                return signal.getsignal(signal.SIGINT)
+
+        assert Thread(inside).ends() is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_handler_may_take_the_turn() -> None:
+    """It runs in the waiting thread, and must not wait for that thread's turn."""
+    turns, free, ran = Turns(), threading.Event(), []
+
+    def handler(*_: Any) -> None:
+        free.set()
+        with turns.turn():
+            ran.append("handler")
+
+    def hold() -> None:
+        with turns.turn():
+            soon(lambda: turns._places)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert free.wait(PATIENCE)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        thread = Thread(hold)
+        soon(lambda: turns._owner)
+        with turns.turn():
+            ran.append("call")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    thread.ends()
+    assert sorted(ran) == ["call", "handler"] and not turns._places and not turns._owner
+
+
+def test_many_threads_exclude_one_another() -> None:
+    turns, inside, most = Turns(), [0], [0]
+
+    def work(number: int) -> None:
+        for i in range(200):
+            with turns.turn():
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                if i % 3 == number % 3:
+                    inside[0] -= 1
+                    turns.wait(until=_stop.clock())
+                    inside[0] += 1
+                turns.changed()
+                inside[0] -= 1
+
+    for thread in [Thread(work, n) for n in range(6)]:
+        thread.ends()
+    assert most == [1] and inside == [0] and not turns._places

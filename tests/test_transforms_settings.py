@@ -1,0 +1,81 @@
+"""Buffers that refuse transforms, or take them with names of subtrees and other writers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.storages import Ragged
+from fbuf.transforms import Augment, Drop, Map, NormalizeReward, Rename, RewardToGo, Scale, Select
+from fbuf.views import Sequence
+
+EXAMPLES: list[tuple[Any, Any, str | None]] = [
+    ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is not there"),
+    ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is not there"),
+    ({"on_read": NormalizeReward()}, {"x": 0.0}, "statistics are to be of leaf 'reward', but rows have x"),
+    ({"on_read": RewardToGo()}, {"reward": 0.0}, "it goes along time.*views.Sequence, views.Episode"),
+    ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
+    ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
+    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "episode_end names 'x', but rows have y"),
+    ({"on_write": Drop("x")}, {}, "the example has no leaves"),
+    ({"on_write": Drop("x"), "view": Sequence(2)}, {"x": False, "y": 0}, "episode_end names 'terminated'"),
+]
+
+
+def test_init_checks_transforms_on_the_example() -> None:
+    for settings, example, message in EXAMPLES:
+        buffer = fbuf.Buffer(8, **settings)
+        if message is None:
+            assert buffer.plan(example).device == buffer.nbytes(buffer.init(example))["device"]
+            continue
+        for call in (buffer.init, buffer.plan) if "on_read" not in settings else (buffer.init,):
+            with pytest.raises((ValueError, TypeError), match=message):
+                call(example)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Loses:
+    """Forgets the leading axes."""
+
+    def apply(self, data: Any, context: Any) -> Any:
+        return {"x": data["x"].sum()}
+
+
+BUFFERS: list[tuple[Any, str]] = [
+    (lambda: fbuf.Buffer(8, on_write=Augment("x")), "'augment' of on_write, .* needs a key, but `extend` has none"),
+    (lambda: fbuf.Buffer(8, on_read=lambda x: x), r"on_read is <function.*Write Map\("),
+    (lambda: fbuf.Buffer(8, on_write=3), "on_write is 3. Chain: a stage is 3, which has no `apply`"),
+    (lambda: fbuf.Buffer(8, on_read=Scale), "a stage is the class Scale"),
+    (lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")), "expected None. Use on_read"),
+    (
+        lambda: fbuf.Buffer(8, on_write=NormalizeReward(), on_read=NormalizeReward()),
+        "both have a stage 'normalize_reward' that remembers something; expected two names",
+    ),
+    (lambda: fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}), r"'loses' of on_write.* leaf 'x' of shape \[\]"),
+    (lambda: fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}), r"on_read, .* leaf 'x' of shape \[\] for a batch of 2"),
+]
+
+
+def test_invalid_transforms_are_refused() -> None:
+    for make, message in BUFFERS:
+        with pytest.raises((ValueError, TypeError), match=message):
+            make()
+
+
+def test_top_k_ranks_the_stored_values() -> None:
+    buffer = fbuf.Buffer(2, writer=fbuf.writers.TopK("score"), on_write=Scale("score", -1.0))
+    state = buffer.extend(buffer.init({"score": 0.0}), {"score": jnp.array([3.0, 1.0, 2.0])})
+    assert buffer.rows(state).data["score"].tolist() == [-1.0, -2.0]
+
+
+def test_names_of_subtrees_and_of_tuples() -> None:
+    buffer = fbuf.Buffer(8, on_write=Select(("next/obs", "r")), on_read=Rename({("next", "obs"): "obs"}))
+    state = buffer.init({"next": {"obs": 0.0, "t": 0}, "r": 0.0})
+    assert buffer.peek(state, jax.random.key(0), 2).data.keys() == {"obs", "r"}
