@@ -19,7 +19,7 @@ from tests.more.test_demo import (  # noqa: F401
     test_the_newest_rows_are_those_played,
     test_the_table_names_storages_and_sizes,
 )
-from tests.support.demo import Blocks, shrink, some_rows
+from tests.support.demo import Blocks, shrink
 
 runs, columns = _more.runs, _more.columns
 
@@ -27,22 +27,6 @@ runs, columns = _more.runs, _more.columns
 @pytest.fixture(scope="module")
 def names():
     return tuple(_dqn.STORAGES)
-
-
-def test_the_table_grows_before_rows_are_evicted(monkeypatch):
-    """Every frame is new, so that the table fills as fast as rows come."""
-    one = some_rows(1)
-    rows = {name: np.repeat(x, 140, axis=0) for name, x in one.items()}
-    number = np.arange(140 * 8).reshape(140, 8)
-    rows["obs"][:, :, 0, 0], rows["obs"][:, :, 0, 1] = number % 256, number // 256
-    kept = {
-        "device": fbuf.storages.Device,
-        "tight": lambda: fbuf.storages.Deduplicated(keys=("obs",), block=(84, 84), blocks=1024),
-    }
-    monkeypatch.setattr(_dqn, "STORAGES", kept)
-    monkeypatch.setattr(_storages, "READS", 2)
-    _, tight = _storages.compare(rows)
-    assert tight.blocks.grown == 1 and tight.blocks.gone == 0 and tight.rows == 140 * 8 and tight.identical
 
 
 def test_a_crowded_table_grows_and_training_stays_the_same(runs, monkeypatch):
@@ -57,12 +41,6 @@ def test_a_crowded_table_grows_and_training_stays_the_same(runs, monkeypatch):
     text = _report.table([runs["device"], grown])
     assert re.search(r"deduplicated: .* grown (once|twice|\d+ times); no row gave way", text) and "identical" in text
     assert re.search(r"loop: growing and compiling again +0% +\d+%", text)
-
-
-def test_another_seed_trains_otherwise(runs, monkeypatch):
-    shrink(monkeypatch)
-    other = _run.run("device", _run.Settings("blocks", seed=4, steps=8), Blocks)
-    assert not _report.identical(runs["device"], other)
 
 
 def test_masked_rows_teach_nothing():

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_peers_memory, bench_peers_prioritized, bench_peers_sample, bench_peers_write
 from benchmarks.peers import PEERS, Library, _torchrl_tree
-from tests.support.peers import LIST, NOWHERE, check_driver
+from tests.support.peers import check_driver
 
 
 @pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])
@@ -36,24 +35,3 @@ def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (tmp_path / "csrc" / name).write_text("")
     with pytest.raises(ImportError, match="does not load: .*; not built yet"):
         _torchrl_tree.ensure(build=False)
-
-
-def test_the_benchmarks_ask_every_library() -> None:
-    few = (LIST, NOWHERE)
-    report = bench_peers_sample.measure([16, 32], 2, few, batches=(4,))
-    report += bench_peers_prioritized.measure([16, 32], 2, few, batches=(4,))
-    assert {r["tags"]["library"] for r in report} == {"fbuf", "NumPy list", "nowhere"}
-    assert {r["target"] for r in report if "exponent" in r["question"]} == {None, "<= 0.12"}
-
-
-def test_the_writes_are_judged_where_there_are_priorities() -> None:
-    report = bench_peers_write.measure([512, 1024], 2, (LIST, NOWHERE))
-    questions = {r["question"].split(":")[0] for r in report}
-    assert len(questions) == 4 and sum("prioritized" in q for q in questions) == 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_that_of_a_process_of_its_own() -> None:
-    report = bench_peers_memory.measure(2_000, (LIST, NOWHERE))
-    assert [r["case"] for r in report] == ["fbuf", "NumPy list", "nowhere"]
-    assert report[1]["peer"] > 2_000 * 7056 / 1e6 and report[2]["peer"] == "absent"

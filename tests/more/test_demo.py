@@ -147,38 +147,6 @@ def test_the_network_acts_on_the_stacks_it_learns_from():
     assert (~drawn[:, 0].any(axis=(1, 2)) & drawn[:, -1].any(axis=(1, 2))).any()
 
 
-@pytest.mark.optimized
-def test_the_step_updates_the_replay_in_place():
-    # Nothing is allocated; so large that a copy of even the smallest array of the replay (8 MB of flags) would show.
-    buffer = _dqn.make_buffer(fbuf.storages.Device(), 8_000_000)
-    config = _dqn.Config(4)
-    learner = jax.eval_shape(lambda: _dqn.init_learner(jax.random.key(0), config))
-    row = _dqn.example_row()
-    replay = jax.eval_shape(lambda: buffer.init(row))
-    rows = {name: jax.ShapeDtypeStruct((4, 8, *x.shape), x.dtype) for name, x in row.items()}
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    bare = fbuf.testing.measure(
-        lambda learner, batch: _dqn.learn(config, learner, batch)[0],
-        learner,
-        jax.eval_shape(lambda replay, key: buffer.peek(replay, key, 32), replay, key),
-    )
-    whole = fbuf.testing.measure(_dqn.make_step(buffer, config), learner, replay, key, rows, donate=(0, 1))
-    # A batch (1.8 MB) and rows (0.2 MB) more than the network alone.
-    assert whole.temporary < bare.temporary + 6e6
-    assert whole.made < 1e5
-
-
-def test_learning_reduces_the_error_on_one_batch(runs):
-    batch = jax.tree.map(jnp.asarray, runs["device"].batch)
-    config = _dqn.Config(3, learning_rate=1e-3, target_period=1_000)
-    learner, learn = _dqn.init_learner(jax.random.key(0), config), _dqn.make_learn(config)
-    losses = []
-    for _ in range(15):
-        learner, _, metrics = learn(learner, batch)
-        losses.append(float(metrics["loss"]))
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_the_target_network_follows_every_period(runs):
     batch = jax.tree.map(jnp.asarray, runs["device"].batch)
     config = _dqn.Config(3, target_period=2)
@@ -246,34 +214,29 @@ def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys,
         assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--game", "Brekout"], r"--game is 'Brekout'; .* Near: breakout"),
-        (["--steps", "0"], r"--steps is 0; expected 1 or more\. Use --steps 2000"),
-        (["--seed", "-1"], r"--seed is -1; .* Use --seed 0"),
-        (["--out", "."], r"--out \. is a folder; expected a file\. Use --out fbuf-demo\.png"),
-        (["--out", "a.pdf"], r"--out a\.pdf does not end in \.png\. Use --out a\.png"),
-        (["--out", "nowhere/a.png"], r"no folder nowhere\. Make it: mkdir -p nowhere"),
-        (["--out", "/proc/a.png"], r"--out /proc/a\.png: .* Choose another"),
-    ],
-)
-def test_invalid_options_are_refused_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):
+def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_run, "run", None)  # nothing may start
-    assert main(["demo", *arguments]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("error: ")
-    assert re.search(message, captured.err)
+    monkeypatch.setattr(_run, "run", None)
+    cases = {
+        "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
+        "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 2000",
+        "--seed -1": r"--seed is -1; .* Use --seed 0",
+        "--out .": r"--out \. is a folder; expected a file\. Use --out fbuf-demo\.png",
+        "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.png",
+        "--out nowhere/a.png": r"no folder nowhere\. Make it: mkdir -p nowhere",
+        "--out /proc/a.png": r"--out /proc/a\.png: .* Choose another",
+    }
+    for arguments, message in cases.items():
+        assert main(["demo", *arguments.split()]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("error: ")
+        assert re.search(message, captured.err)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("modules", "said"),
-    [(["optax"], "optax is missing"), (["ale_py", "tqdm"], "ale-py, tqdm are missing")],
-)
-def test_a_missing_extra_names_the_command_to_install_it(modules, said, capsys, monkeypatch):
-    for module in modules:
-        monkeypatch.setitem(sys.modules, module, None)
-    assert main(["demo"]) == 1
-    assert capsys.readouterr().err == f'error: {said}. Run: pip install "fbuf[demo]"\n'
+def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch):
+    for modules, said in ((["optax"], "optax is missing"), (["optax", "tqdm"], "optax, tqdm are missing")):
+        for module in modules:
+            monkeypatch.setitem(sys.modules, module, None)
+        assert main(["demo"]) == 1
+        assert capsys.readouterr().err == f'error: {said}. Run: pip install "fbuf[demo]"\n'
