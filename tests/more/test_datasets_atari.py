@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_piece(tmp_path: Path) -> None:
     del said
     tracemalloc.start()
     try:
-        _atari_workers.run(_atari_workers.Job(tmp_path, 0, files, schema()), lambda nbytes, rows: None)
+        _atari_workers.run(_atari_workers.Job(tmp_path, 0, files, schema()), lambda nbytes: None)
         assert tracemalloc.get_traced_memory()[1] < 60 << 20
     finally:
         tracemalloc.stop()
