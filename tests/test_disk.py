@@ -70,19 +70,18 @@ def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(
     model = Model(make(tmp_path, columns_of(None, None), length=30, slack=33))
     rng = np.random.default_rng(0)
     model.write([rng.integers(0, 9, (30, 1, 5), np.uint8) for _ in range(2)], None)
-    for number in range(6):
-        faults.left = number % 2
-        tickets = np.arange(1 + number, 4 + number, dtype=np.uint64)
+    for number in range(12):
+        tickets = np.arange(1 + 2 * number, 4 + 2 * number, dtype=np.uint64)
         args = tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)}
-        if number % 2 == 0:
+        if number % 3 < 2:  # the log of changes, then the head
+            faults.left = number % 3
             with pytest.raises(OSError, match="cannot write"):
                 model.patch(*args)
-        else:
             faults.left = -1
+        else:
             model.patch(*args)
-        faults.left = -1
-        model.check(rng)
-        resumed(model, tmp_path)
+            model.check(rng)
+            resumed(model, tmp_path)
         model.check(rng)
     assert model.origin
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _ranks, _sumtree
+from fbuf import _ranks, _sumtree, _verbs
 from fbuf._weights import ignoring
 from fbuf.samplers import Prioritized, Ranked, _leaves
 from tests.support import priorities, refusals
@@ -101,10 +101,38 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart: bool) -> None:
     positions = [np.bincount(drawn[:, i], minlength=6) for i in range(3)]
     for one, two in itertools.combinations(positions, 2):
         assert np.abs(one - two).max() < 5 * np.sqrt(2 * max(one.max(), two.max()))
+    more = jax.device_get(races(_sumtree.rebuild(priority), jax.random.split(KEY, 20_000), 5, capacity, np.int32(3)))
+    assert (more.mask == [True, True, True, False, False]).all()
     # The sum of f / chance over a batch is on average that of f over all rows: here of f that is 1 for one row.
-    for i in range(6):
-        sums = ((drawn == i) / got.chance.astype(np.float64)).sum(axis=1)
-        assert abs(sums.mean() - 1) < 5 * sums.std() / np.sqrt(len(sums))
+    for slot, chance in ((got.slot, got.chance), (more.slot[:, :3], more.chance[:, :3])):
+        for i in at:
+            sums = ((slot == i) / chance.astype(np.float64)).sum(axis=1)
+            assert abs(sums.mean() - 1) < 5 * sums.std() / np.sqrt(len(sums))
+
+
+def test_rows_that_are_not_wanted_are_masked() -> None:
+    buffer, state = filled(Prioritized(0.5, eps=0.25), [1.0, 2.0, 3.0, 4.0], capacity=6)
+
+    @jax.jit
+    def some(state: Any) -> Any:
+        population = _verbs.population(buffer, state)
+        return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), population, {}, state.token)[1]
+
+    draw = jax.device_get(some(state))
+    assert draw.mask.tolist() == [True, True, False, False] and draw.slot[2:].tolist() == [6, 6]
+    assert not draw.probability[2:].any() and not draw.weight[2:].any()
+
+
+@pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
+def test_chances_and_priorities_can_be_inspected(by: Any) -> None:
+    buffer, state = filled(by, [1.0, 2.0, 3.0, 4.0], capacity=6)
+    see = jax.jit(lambda state: by.inspect(state.sampler, _verbs.population(buffer, state), None))
+    chance, priority = jax.device_get(see(state))
+    expected = (
+        np.array([1.25, 2.25, 3.25, 4.25]) ** 0.5 if by == Prioritized(0.5, eps=0.25) else np.arange(4, 0, -1) ** -0.7
+    )
+    np.testing.assert_allclose(chance, np.append(expected / expected.sum(), [0, 0]), rtol=1e-5)
+    np.testing.assert_allclose(priority[:4], [1, 2, 3, 4], rtol=1e-5)
 
 
 def test_a_batch_larger_than_what_there_is() -> None:

@@ -72,6 +72,12 @@ NOISE = np.random.default_rng(0).integers(0, 256, (400, 2, 400), np.uint8)
 STILL = np.repeat(np.arange(400, dtype=np.uint8)[:, None, None], 2, 1) * np.ones(400, np.uint8)
 
 
+def segments(store: Store) -> set[int]:
+    """Return the numbers of the segments of the second column."""
+    part = store._parts[1]
+    return set(part.arena.segments) if isinstance(part, FileChunks) else set()
+
+
 def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write fails at each of its calls: every row that was there is, and no other, here and for the next process.
 
@@ -89,11 +95,12 @@ def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypat
         batch = [source[rng.integers(0, 400, n)] for _ in columns]
         keep = None if rng.random() < 0.5 else rng.random((n, 2)) < 0.7
         for number in itertools.count(int(rng.integers(0, 2))):
-            faults.left = number
+            faults.left, before = number, segments(model.store)
             try:
                 model.write(batch, keep)
             except OSError as error:
                 failed += 1
+                assert segments(model.store) <= before
                 assert "bytes are free there. Make room in" in str(error) and str(path) in str(error)
                 faults.left = -1
                 model.check(rng)  # every row that was there, and no other

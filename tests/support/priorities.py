@@ -36,8 +36,8 @@ def index_of(buffer: fbuf.Buffer, state: Any, slots: list[int]) -> fbuf.Index:
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def races(tree: jax.Array, keys: jax.Array, batch_size: int, capacity: int) -> Any:
-    return jax.vmap(lambda key: race(tree, key, batch_size, capacity))(keys)
+def races(tree: jax.Array, keys: jax.Array, batch_size: int, capacity: int, wanted: Any = None) -> Any:
+    return jax.vmap(lambda key: race(tree, key, batch_size, capacity, wanted))(keys)
 
 
 def torchrl_weights(priority: Any, alpha: float, beta: float, eps: float) -> np.ndarray:
