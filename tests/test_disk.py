@@ -74,10 +74,12 @@ def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(
         tickets = np.arange(1 + 2 * number, 4 + 2 * number, dtype=np.uint64)
         args = tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)}
         if number % 3 < 2:  # the log of changes, then the head
+            before = (tmp_path / "changes").read_bytes().rstrip(b"\0")
             faults.left = number % 3
             with pytest.raises(OSError, match="cannot write"):
                 model.patch(*args)
             faults.left = -1
+            assert (tmp_path / "changes").read_bytes().rstrip(b"\0") == before
         else:
             model.patch(*args)
             model.check(rng)
