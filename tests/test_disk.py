@@ -70,17 +70,21 @@ def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(
     model = Model(make(tmp_path, columns_of(None, None), length=30, slack=33))
     rng = np.random.default_rng(0)
     model.write([rng.integers(0, 9, (30, 1, 5), np.uint8) for _ in range(2)], None)
-    for number in range(12):
-        tickets = np.arange(1 + 2 * number, 4 + 2 * number, dtype=np.uint64)
-        args = tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)}
-        if number % 3 < 2:  # the log of changes, then the head
-            faults.left = number % 3
-            with pytest.raises(OSError, match="cannot write"):
-                model.patch(*args)
-            faults.left = -1
-        else:
-            model.patch(*args)
+    for number in range(6):
+        tickets = np.arange(1 + number, 4 + number, dtype=np.uint64)
+        for call in itertools.count():
+            before, faults.left = (tmp_path / "changes").read_bytes().rstrip(b"\0"), call
+            try:
+                model.patch(tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)})
+            except OSError as error:
+                assert "cannot write" in str(error)
+            else:
+                break
+            assert (tmp_path / "changes").read_bytes().rstrip(b"\0") == before
             model.check(rng)
+        assert call >= 2  # of the log and the head
+        faults.left = -1
+        if number % 2:  # a failure comes after a change that the log has
             resumed(model, tmp_path)
         model.check(rng)
     assert model.origin
