@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -38,6 +39,18 @@ def index_of(buffer: fbuf.Buffer, state: Any, slots: list[int]) -> fbuf.Index:
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def races(tree: jax.Array, keys: jax.Array, batch_size: int, capacity: int, wanted: Any = None) -> Any:
     return jax.vmap(lambda key: race(tree, key, batch_size, capacity, wanted))(keys)
+
+
+def sets_of(leaf: np.ndarray, number: int) -> dict[tuple[int, ...], float]:
+    """Chance of each set of `number` leaves drawn one after another without putting back."""
+    chances: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(len(leaf)), number):
+        left, chance = leaf.sum(), 1.0
+        for i in order:
+            chance *= leaf[i] / left
+            left -= leaf[i]
+        chances[tuple(sorted(order))] = chances.get(tuple(sorted(order)), 0.0) + chance
+    return chances
 
 
 def torchrl_weights(priority: Any, alpha: float, beta: float, eps: float) -> np.ndarray:
