@@ -38,7 +38,7 @@ def tree(powers: np.ndarray, largest: float) -> dict[str, Any]:
     return {"nodes": np.concatenate(levels), "capacity": None, "max_recorded_priority": largest}
 
 
-@pytest.mark.parametrize(("lanes", "number"), [(1, 0), (1, 5), (3, 8), (3, 19)])
+@pytest.mark.parametrize(("lanes", "number"), [(1, 0), (3, 5), (3, 19)])
 def test_rows_are_read_oldest_first(lanes, number):
     state, held = ring(lanes, number)
     buffer, ours = from_flashbax(state)
