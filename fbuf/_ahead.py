@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _transforming, _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._dispatch import Verb, scoped
 from fbuf._given import Given
 from fbuf._pin import any_of, pin
@@ -28,9 +29,6 @@ from fbuf._sample import Sample
 from fbuf._state import Ahead, BufferState, ReadNames
 from fbuf._typing import Read, Requesting, Window
 from fbuf._words import anew
-
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
 T = TypeVar("T")
 _NOW = 1  # what tells the key of a draw on the spot from that of a draw ahead
@@ -49,13 +47,13 @@ def _collect(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.A
     return list(arrays), ok
 
 
-def empty_state(buffer: Buffer, rows: Any, given: Given | None = None) -> BufferState:
+def empty_state(buffer: BufferConfig, rows: Any, given: Given | None = None) -> BufferState:
     """No rows yet, over a storage's empty `rows`, and nothing drawn ahead."""
     state = _verbs.empty_state(buffer, rows, given)
     return dataclasses.replace(state, ahead=nothing(buffer, state))
 
 
-def nothing(buffer: Buffer, state: BufferState) -> Ahead | None:
+def nothing(buffer: BufferConfig, state: BufferState) -> Ahead | None:
     """Nothing drawn ahead yet."""
     if not buffer.prefetch:
         return None
@@ -67,7 +65,7 @@ def nothing(buffer: Buffer, state: BufferState) -> Ahead | None:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(drawn, state, key))
 
 
-def held_bytes(buffer: Buffer, state: BufferState) -> int:
+def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
     """Bytes on the host for what is drawn ahead, from shapes."""
     if state.ahead is None or not isinstance(buffer.storage, Requesting):
         return 0
@@ -75,7 +73,12 @@ def held_bytes(buffer: Buffer, state: BufferState) -> int:
 
 
 def _drawn(
-    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], stale: jax.Array, ahead: bool
+    buffer: BufferConfig,
+    state: BufferState,
+    key: jax.Array,
+    options: dict[str, jax.Array],
+    stale: jax.Array,
+    ahead: bool,
 ) -> tuple[Any, jax.Array, Ahead]:
     """Sampler, token, and a batch of `state` as it is now; its read has been asked for if it is drawn `ahead`."""
     assert buffer.batch_size is not None
@@ -92,7 +95,7 @@ def _drawn(
 
 
 def _sample_core(
-    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
 ) -> tuple[BufferState, Sample]:
     state = _drawn_now(buffer, state, jax.random.fold_in(key, _NOW), options)
     ahead = state.ahead
@@ -110,7 +113,7 @@ def _sample_core(
     return dataclasses.replace(state, sampler=sampler, token=token, ahead=ahead), batch
 
 
-def _drawn_now(buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
+def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
     """The state with a batch to hand out; unchanged where one was drawn ahead."""
     before = jax.tree.leaves(state.sampler)
     structure: Any = jax.tree.structure(state.sampler)
@@ -137,7 +140,9 @@ def _drawn_now(buffer: Buffer, state: BufferState, key: jax.Array, options: dict
     return dataclasses.replace(state, sampler=with_leaves(leaves), token=token, ahead=ahead)
 
 
-def _changed_by_draws(buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> list[bool]:
+def _changed_by_draws(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
+) -> list[bool]:
     """Which leaves of the sampler's state a draw changes: known by identity, while tracing."""
     changed: list[bool] = []
 

@@ -22,31 +22,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _ahead, _checks, _errors, _filled, _observing, _transforming, _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._config import component
 from fbuf._given import Given
 from fbuf._sample import TICKET, Index, Rows, Sample
 from fbuf._state import BufferState, refuse_donated
 from fbuf._tree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._typing import (
-    ByRank,
-    Geometry,
     Growable,
     ReadOnly,
     Rebuilding,
     Resumable,
-    Rule,
-    Sampler,
-    Storage,
     Streaming,
-    View,
-    Writer,
     host_kept,
 )
-from fbuf.samplers import Uniform
-from fbuf.storages import Device
 from fbuf.transforms._chain import chained
-from fbuf.views import Row
-from fbuf.writers import Ring
 
 if TYPE_CHECKING:
     from fbuf._plan import Plan
@@ -70,7 +60,7 @@ _INTERNAL = {
 
 
 @component
-class Buffer:
+class Buffer(BufferConfig):
     """Experience replay as pure functions.
 
     Attributes:
@@ -121,18 +111,6 @@ class Buffer:
       (4, 3)
     """
 
-    capacity: int
-    storage: Storage = Device()
-    sampler: Sampler = Uniform()
-    view: View = Row()
-    writer: Writer = Ring()
-    lanes: int | None = None
-    episode_end: tuple[str, ...] = ()
-    prefetch: int = 0
-    batch_size: int | None = None
-    on_write: Any = None  # kept as a Chain, or None
-    on_read: Any = None
-
     def __post_init__(self) -> None:
         if not isinstance(self.capacity, (int, np.integer)) or isinstance(self.capacity, bool) or self.capacity < 1:
             raise ValueError(f"Buffer: capacity is {self.capacity!r}; expected an int >= 1.")
@@ -172,33 +150,6 @@ class Buffer:
             object.__setattr__(self, role, chained(role, getattr(self, role)))
         _checks.check_parts(self)
         _transforming.check_parts(self)
-
-    @property
-    def geometry(self) -> Geometry:
-        """Lanes and rows a lane."""
-        lanes = self.lanes or 1
-        return Geometry(lanes, self.capacity // lanes, self.writer.streams)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """Leaves that end an episode."""
-        return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
-
-    @property
-    def rule(self) -> Rule:
-        """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
-        return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
-
-    @property
-    def dense(self) -> bool:
-        """Whether every row held is an anchor."""
-        return self.view.rule == Rule() and not self.sampler.by_episode
-
-    @property
-    def counted(self) -> bool:
-        """Whether the sampler finds anchors by counting, and keeps no log of them: where rows stay, and not all are anchors."""
-        by_rank = isinstance(self.sampler, ByRank) and self.sampler.by_rank
-        return isinstance(self.writer, ReadOnly) and by_rank and not self.dense
 
     def __dir__(self) -> list[str]:
         """What a user calls; not what the package's own modules ask a buffer."""

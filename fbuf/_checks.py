@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _errors
+from fbuf._bufferconfig import BufferConfig
 from fbuf._sample import Index
 from fbuf._tree import Spec
 from fbuf._typing import (
@@ -31,11 +32,8 @@ from fbuf._typing import (
     Writer,
 )
 
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
-
-def check_parts(buffer: Buffer) -> None:
+def check_parts(buffer: BufferConfig) -> None:
     """Raises unless storage, sampler, view and writer are parts, and fit together."""
     for role, value, protocol in (
         ("storage", buffer.storage, Storage),
@@ -108,7 +106,7 @@ def _made(part: type) -> str:
     return f"{part.__name__}({'...' if asks else ''})"
 
 
-def _check_order(buffer: Buffer) -> None:
+def _check_order(buffer: BufferConfig) -> None:
     """Refuses what needs rows in order beside a writer that keeps none."""
     needs = ""
     if buffer.view.rule != Rule():
@@ -124,7 +122,7 @@ def _check_order(buffer: Buffer) -> None:
         )
 
 
-def check_fields(call: str, buffer: Buffer, spec: Spec) -> None:
+def check_fields(call: str, buffer: BufferConfig, spec: Spec) -> None:
     """Rows have what the view reads, what ends episodes and what the sampler goes by."""
     buffer.view.check(spec)
     stamp = buffer.sampler.stamp
@@ -150,7 +148,7 @@ def check_fields(call: str, buffer: Buffer, spec: Spec) -> None:
 
 
 def check_draw(
-    call: str, form: str, buffer: Buffer, key: Any, batch_size: int | None, options: dict[str, Any]
+    call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: dict[str, Any]
 ) -> tuple[int, dict[str, jax.Array]]:
     """Batch size and options of a draw."""
     if isinstance(batch_size, jax.core.Tracer):

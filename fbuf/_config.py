@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -24,8 +25,9 @@ _NAMES: dict[type[Any], str] = {}
 
 
 def _qualified(cls: type[Any]) -> str:
-    public = ".".join(part for part in cls.__module__.split(".") if not part.startswith("_"))
-    return f"{public}.{cls.__qualname__}"
+    """Return the name a class is saved under: its public package and its own name."""
+    public = itertools.takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
+    return ".".join((*public, cls.__qualname__))
 
 
 def allow(cls: type[Any], name: str) -> None:

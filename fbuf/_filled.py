@@ -8,27 +8,25 @@ counted from the flags once (`fbuf._openrows`).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _anchors, _openrows, _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._dispatch import Verb
 from fbuf._state import BufferState
 from fbuf._tree import tree_bytes
 from fbuf._typing import Read, Ring
-
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
 BLOCK = 1 << 16
 """Rows of a block."""
 
 
 def _convert_core(
-    buffer: Buffer, state: BufferState, sampler: Any, other: Buffer
+    buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """The anchors and the sampler that all rows make; `sampler` is what `fresh_sampler(other)` gave."""
     empty = _verbs.empty_state(other, state.rows)
@@ -70,7 +68,7 @@ def _convert_core(
 convert = Verb(_convert_core)
 
 
-def filled(buffer: Buffer, call: str, state: BufferState) -> BufferState:
+def filled(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """A state whose rows are there, with their anchors."""
     fresh = _verbs.fresh_sampler(buffer, call)
     anchors, sampler = convert(buffer, state, fresh, static=(buffer,))[1]

@@ -8,23 +8,23 @@ anew, which forgets priorities and epochs; and capacities that grow inside jit, 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fbuf import _ranks, _sumtree, _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._population import EpisodeLog
 from fbuf._state import BufferState
 from fbuf._typing import Recording, Ring, host_kept
 from fbuf.samplers import PrioritizedState, RankedState
 
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
+B = TypeVar("B", bound=BufferConfig)
 
 
-def grow(buffer: Buffer, state: BufferState, capacity: Any) -> tuple[Buffer, BufferState]:
+def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
     """A buffer of `capacity` (None: twice as much) and its state; see `Buffer.grow`.
 
     Raises:

@@ -6,27 +6,25 @@ The rows held are looked at once, in blocks, and nothing is read but the leaves 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._dispatch import Verb
 from fbuf._state import BufferState, Transforms
 from fbuf._tree import item_bytes
 from fbuf._typing import Read
 from fbuf.transforms import Chain
 
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
-
 BLOCK_BYTES = 1 << 24
 """Of rows looked at together."""
 
 
-def _observe_core(buffer: Buffer, state: BufferState, stages: Chain) -> tuple[BufferState, dict[str, Any]]:
+def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, dict[str, Any]]:
     """What `stages` know after all rows held."""
     spec, _ = buffer.storage.spec(state.rows)
     names = stages.watches(spec)
@@ -48,7 +46,7 @@ def _observe_core(buffer: Buffer, state: BufferState, stages: Chain) -> tuple[Bu
 _observe = Verb(_observe_core)
 
 
-def observed(buffer: Buffer, state: BufferState, *, since: Buffer | None = None) -> BufferState:
+def observed(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:
     """A state, of `since` or else of `buffer`, with what the stages of `buffer.on_read` know of its rows.
 
     Stages that `since` had under the same name go on with what they knew. Cost: O(C) where there is one that learns anew.

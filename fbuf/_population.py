@@ -15,7 +15,7 @@ from jax import lax
 from fbuf import _openrows, _ring
 from fbuf._config import state
 from fbuf._typing import Change, Geometry, Population
-from fbuf._wide import multiply_high
+from fbuf._words import randint_below
 
 
 @state
@@ -169,7 +169,7 @@ def draw_episodes(
     count = jnp.where(log.count > jnp.int32(0), (episodes.last - oldest) % length + jnp.int32(1), jnp.int32(0))
     total = jnp.sum(count, dtype=jnp.int32)
     choose, within = jax.random.split(key)
-    lane, nth = lane_and_rank(count, below(choose, (batch_size,), total))
+    lane, nth = lane_and_rank(count, randint_below(choose, (batch_size,), total))
     number, head = (oldest[lane] + nth) % length, log.head[lane]
 
     def begin_of(number: jax.Array) -> jax.Array:
@@ -180,7 +180,7 @@ def draw_episodes(
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
     size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
-    slot = at(log, population, lane, (begin - head) % length + below(within, (batch_size,), size))
+    slot = at(log, population, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 
@@ -197,19 +197,6 @@ def chances_by_episode(episodes: EpisodeLog, geometry: Geometry) -> jax.Array:
     each = total.astype(jnp.float32) * size[mine].astype(jnp.float32)
     chance = jnp.where(live, jnp.float32(1) / jnp.maximum(each, jnp.float32(1)), jnp.float32(0))
     return jnp.zeros((geometry.capacity,), jnp.float32).at[slot].set(chance, mode="drop")
-
-
-def below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:
-    """int32 uniform in [0, bound), from 64 random bits each; 0 where bound is 0.
-
-    The high word of a 64 by 32 bit product: a bias below 2^-32, and cheaper than `jax.random.randint`.
-    """
-    bits = jax.random.bits(key, (2, *shape), jnp.uint32)
-    n = bound.astype(jnp.uint32)
-    carry_in = multiply_high(bits[1], n)
-    low = bits[0] * n
-    total = low + carry_in
-    return (multiply_high(bits[0], n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
 def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:

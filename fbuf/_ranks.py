@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _descent, _population, _sumtree
+from fbuf import _descent, _sumtree, _words
 from fbuf._config import state
 from fbuf._duplicates import keep_last
 from fbuf._pin import pin
@@ -179,7 +179,7 @@ def draw(
     """Slots int32[B] drawn by rank, and the chance of each, float32[B]; both mean nothing where there are no rows."""
     choose, within = jax.random.split(key)
     index, _ = _descent.draw(now.tree, choose, batch_size, BUCKETS, stratified=stratified)
-    nth = _population.below(within, (batch_size,), ranks.total[index])
+    nth = _words.randint_below(within, (batch_size,), ranks.total[index])
     return nth_of(ranks, index, nth, capacity), now.each[index]
 
 

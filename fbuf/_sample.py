@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import jax
 
 from fbuf._config import state
 from fbuf._tree import PyTree
 
-if TYPE_CHECKING:
-    from fbuf._lazy import Lazy
-
 TICKET = "_ticket"
 """Name of the leaf that says where a row's ragged part is: uint32[2]. It goes through views like any other leaf."""
+
+
+class _Lazy(Protocol):
+    """The public side of `fbuf.Lazy`, which reads a store; `ragged.open` makes one."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def present(self) -> Any: ...
+    @property
+    def missing(self) -> dict[str, list[Any]]: ...
+    def __getitem__(self, name: str | tuple[str, ...]) -> list[Any]: ...
+    def get(self, name: str | tuple[str, ...], default: Any = None) -> list[Any]: ...
+    def stack(self, name: str | tuple[str, ...], axis: int = 0) -> Any: ...
+    def objects(self, name: str | tuple[str, ...], default: Any = None) -> Any: ...
+    def nested(self, name: str | tuple[str, ...], layout: Any = None) -> Any: ...
+    def rows(self) -> list[Any]: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
 
 
 @state
@@ -40,7 +58,7 @@ class Sample:
     ragged: Any = None  # what `lazy` reads: tickets of rows in `storages.Ragged`; None for the other storages
 
     @property
-    def lazy(self) -> Lazy:
+    def lazy(self) -> _Lazy:
         """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
@@ -55,15 +73,16 @@ class Rows:
     ragged: Any = None  # as in `Sample`
 
     @property
-    def lazy(self) -> Lazy:
+    def lazy(self) -> _Lazy:
         """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
 
-def _lazy(ragged: Any, data: PyTree) -> Lazy:
+def _lazy(ragged: Any, data: PyTree) -> _Lazy:
     if ragged is None:
         raise AttributeError(
             "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
             "Buffer(storage=fbuf.storages.Ragged())."
         )
-    return ragged.open(data)
+    opened: _Lazy = ragged.open(data)
+    return opened

@@ -10,20 +10,18 @@ with what makes the leaf, and cost a copy of the batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf import _errors
+from fbuf._bufferconfig import BufferConfig
 from fbuf._config import state
 from fbuf._given import Given, given
 from fbuf._state import BufferState, Transforms
 from fbuf._tree import PyTree, Spec, named_leaves, spec_of, zero_unless
 from fbuf._typing import Context, ReadOnly, Recording
-
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
 _READ = 0x7264  # what tells the random numbers of transforms from the sampler's and the view's
 
@@ -36,7 +34,7 @@ class Reading:
     memory: dict[str, Any]  # what its stages knew then
 
 
-def check_parts(buffer: Buffer) -> None:
+def check_parts(buffer: BufferConfig) -> None:
     """Raises if rows cannot pass through these transforms."""
     if buffer.on_write is None:
         return
@@ -66,7 +64,7 @@ def check_parts(buffer: Buffer) -> None:
             )
 
 
-def stored(call: str, buffer: Buffer, example: PyTree) -> tuple[PyTree, Given | None]:
+def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, Given | None]:
     """A row like `example` as it is stored, as shapes, and what it was; the example itself, and None, without `on_write`.
 
     Raises:
@@ -79,7 +77,7 @@ def stored(call: str, buffer: Buffer, example: PyTree) -> tuple[PyTree, Given | 
     return buffer.on_write.opened(was.example)[1], was
 
 
-def empty(buffer: Buffer, spec: Spec, was: Given | None) -> Transforms | None:
+def empty(buffer: BufferConfig, spec: Spec, was: Given | None) -> Transforms | None:
     """What transforms know before the first row; `spec` is of the rows that are stored."""
     write = {} if buffer.on_write is None or was is None else buffer.on_write.opened(was.example)[0]
     read = {} if buffer.on_read is None else buffer.on_read.init(spec)
@@ -92,7 +90,11 @@ def given_of(state: BufferState) -> Given | None:
 
 
 def write(
-    buffer: Buffer, state: BufferState, leaves: dict[str, jax.Array], mask: jax.Array | None, shape: tuple[int, int]
+    buffer: BufferConfig,
+    state: BufferState,
+    leaves: dict[str, jax.Array],
+    mask: jax.Array | None,
+    shape: tuple[int, int],
 ) -> tuple[dict[str, jax.Array], Transforms | None]:
     """Rows `[N, E, ...]` as they are stored, by name, and what transforms know then."""
     if buffer.on_write is None and state.transforms is None:
@@ -110,7 +112,7 @@ def write(
     return leaves, Transforms(known.given, memory, read)
 
 
-def reading(buffer: Buffer, state: BufferState, key: jax.Array) -> Reading | None:
+def reading(buffer: BufferConfig, state: BufferState, key: jax.Array) -> Reading | None:
     """What `on_read` will go by for a draw with `key` from the state as it is."""
     if buffer.on_read is None:
         return None
@@ -121,7 +123,7 @@ def reading(buffer: Buffer, state: BufferState, key: jax.Array) -> Reading | Non
     return Reading(seed, known) if seed is not None or jax.tree.leaves(known) else None
 
 
-def read(buffer: Buffer, data: PyTree, mask: jax.Array, by: Reading | None) -> PyTree:
+def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None) -> PyTree:
     """A batch after `on_read`: zeros where `mask` bool[B] is False."""
     if buffer.on_read is None:
         return data
@@ -146,7 +148,7 @@ def read(buffer: Buffer, data: PyTree, mask: jax.Array, by: Reading | None) -> P
     return jax.tree.map(lambda leaf: leaf if id(leaf) in before else zero_unless(mask, jnp.asarray(leaf)), out)
 
 
-def trial(buffer: Buffer, leaves: dict[str, jax.Array], was: Given | None, shape: tuple[int, int]) -> Any:
+def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: Given | None, shape: tuple[int, int]) -> Any:
     """Rows `[N, E, ...]` as they would be stored, for `plan`."""
     if buffer.on_write is None or was is None:
         return leaves
@@ -156,7 +158,7 @@ def trial(buffer: Buffer, leaves: dict[str, jax.Array], was: Given | None, shape
     return named_leaves(buffer.on_write.write(rows, context)[0])
 
 
-def stats(buffer: Buffer, state: BufferState) -> dict[str, jax.Array]:
+def stats(buffer: BufferConfig, state: BufferState) -> dict[str, jax.Array]:
     """Scalars worth logging."""
     if state.transforms is None:
         return {}

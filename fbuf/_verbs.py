@@ -7,13 +7,14 @@ dispatch by `fbuf._dispatch.Verb`. A read that a later verb may overwrite goes t
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf import _anchors, _ring, _scatter, _transforming
+from fbuf._bufferconfig import BufferConfig
 from fbuf._dispatch import Verb, scoped
 from fbuf._duplicates import keep_last
 from fbuf._given import Given
@@ -37,10 +38,6 @@ from fbuf._typing import (
     host_kept,
 )
 
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
-
-
 _VIEW = 0x7669  # what tells a view's random numbers from the sampler's
 
 
@@ -49,7 +46,7 @@ def count(state: BufferState) -> jax.Array:
     return state.ring.size if state.anchors is None else state.anchors.count
 
 
-def empty_state(buffer: Buffer, rows: Any, given: Given | None = None) -> BufferState:
+def empty_state(buffer: BufferConfig, rows: Any, given: Given | None = None) -> BufferState:
     """No rows yet, over a storage's empty `rows`; `given` is what rows are before `on_write`."""
     geometry, writer = buffer.geometry, buffer.writer
     scatter = None
@@ -67,42 +64,42 @@ def empty_state(buffer: Buffer, rows: Any, given: Given | None = None) -> Buffer
     )
 
 
-def opened(buffer: Buffer, call: str, sampler: Any) -> Any:
+def opened(buffer: BufferConfig, call: str, sampler: Any) -> Any:
     """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
     kept = host_kept(buffer.sampler)
     return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
 
 
-def fresh_sampler(buffer: Buffer, call: str) -> Any:
+def fresh_sampler(buffer: BufferConfig, call: str) -> Any:
     """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
     if host_kept(buffer.sampler) is None:
         return None
     return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
 
 
-def _streaming(buffer: Buffer) -> Streaming:
+def _streaming(buffer: BufferConfig) -> Streaming:
     assert isinstance(buffer.writer, Streaming)
     return buffer.writer
 
 
-def _scattering(buffer: Buffer) -> Scattering:
+def _scattering(buffer: BufferConfig) -> Scattering:
     assert isinstance(buffer.writer, Scattering)
     return buffer.writer
 
 
-def generation(buffer: Buffer, state: BufferState, slot: jax.Array) -> jax.Array:
+def generation(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> jax.Array:
     """uint32, of the row that lies in each slot."""
     if state.scatter is not None:
         return _scatter.generation(state.scatter, slot)
     return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
 
 
-def index_of(buffer: Buffer, state: BufferState, slot: jax.Array) -> Index:
+def index_of(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> Index:
     """Slots with the generations that lie there now."""
     return Index(slot, generation(buffer, state, slot))
 
 
-def ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Which rows end an episode, and which of them because it terminated."""
     end = jnp.zeros(shape, bool)
     for name in buffer.ends:
@@ -111,7 +108,7 @@ def ending(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...])
     return end, jnp.zeros(shape, bool) if terminated is None else leaves[terminated].reshape(shape)
 
 
-def stamp_of(buffer: Buffer, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
+def stamp_of(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
     """int32, what the sampler wants to know of each row."""
     name = buffer.sampler.stamp
     return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
@@ -131,7 +128,7 @@ def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
 
 
 def _extend_core(
-    buffer: Buffer,
+    buffer: BufferConfig,
     state: BufferState,
     leaves: dict[str, jax.Array],
     priority: Any,
@@ -201,7 +198,7 @@ def _extend_core(
 
 
 def oldest(
-    buffer: Buffer, state: BufferState, count: jax.Array, most: int, token: jax.Array
+    buffer: BufferConfig, state: BufferState, count: jax.Array, most: int, token: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any, Change, jax.Array]:
     """What becomes of anchors when the `count` int32[E] oldest rows of each lane go, at most `most`.
 
@@ -224,7 +221,7 @@ def oldest(
     return slot, gone, anchors, change, token
 
 
-def _retire(buffer: Buffer, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
+def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
     """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
 
     What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
@@ -288,7 +285,7 @@ def _zero_masked(mask: jax.Array, data: Any) -> Any:
 
 
 def draw(
-    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """The sampler's state after a draw, the draw, and what to read for it."""
     held = population(buffer, state)
@@ -296,14 +293,14 @@ def draw(
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 
 
-def window_of(buffer: Buffer, state: BufferState, key: jax.Array, drawn: Draw, held: Population) -> Window:
+def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: Population) -> Window:
     """What to read for a draw with `key` from a population."""
     spec, _ = buffer.storage.spec(state.rows)
     return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
 
 
 def deliver(
-    buffer: Buffer,
+    buffer: BufferConfig,
     state: BufferState,
     drawn: Sample,
     window: Window,
@@ -337,7 +334,7 @@ def deliver(
 
 
 def _sample_core(
-    buffer: Buffer, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
     arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
@@ -349,7 +346,7 @@ def _sample_core(
     return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
 
 
-def _split(buffer: Buffer, state: BufferState, data: Any) -> tuple[Any, Any]:
+def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
     """What users see as data, and what `lazy` reads: None where all of a row are arrays."""
     if isinstance(buffer.storage, Recording):
         recording: Recording = buffer.storage
@@ -372,7 +369,7 @@ def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Arr
 
 
 def _update_priority_core(
-    buffer: Buffer,
+    buffer: BufferConfig,
     state: BufferState,
     index: Index,
     td_error: jax.Array,
@@ -404,7 +401,7 @@ def _update_priority_core(
     return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 
-def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _judge(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The token; and which indices are masked rows of a sample, in range, and still name the row they did."""
     capacity = jnp.int32(buffer.geometry.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
@@ -417,7 +414,7 @@ def _judge(buffer: Buffer, state: BufferState, index: Index) -> tuple[jax.Array,
 
 
 def _update_rows_core(
-    buffer: Buffer, state: BufferState, index: Index, leaves: dict[str, jax.Array]
+    buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array]
 ) -> tuple[BufferState, None]:
     capacity = jnp.int32(buffer.geometry.capacity)
     token, masked, inside, fresh = _judge(buffer, state, index)
@@ -434,7 +431,7 @@ def _update_rows_core(
     return dataclasses.replace(state, rows=rows, counters=counters, token=token), None
 
 
-def population(buffer: Buffer, state: BufferState) -> Population:
+def population(buffer: BufferConfig, state: BufferState) -> Population:
     """What samplers and views may know when they draw."""
     anchors = state.anchors
     if anchors is None:
@@ -442,7 +439,7 @@ def population(buffer: Buffer, state: BufferState) -> Population:
     return Population(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)
 
 
-def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
+def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
     index = index_of(buffer, state, slot)
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
@@ -458,20 +455,20 @@ def _rows_core(buffer: Buffer, state: BufferState, slot: jax.Array) -> tuple[Buf
     return state, Rows(data, index, mask, ragged)
 
 
-def _get_core(buffer: Buffer, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
+def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
     fresh = _judge(buffer, state, index)[3]
     slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot)
 
 
-def _aged_rows(buffer: Buffer, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
+def _aged_rows(buffer: BufferConfig, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
     """Rows by age int32[A, E], 0 the oldest."""
     exists = (age >= jnp.int32(0)) & (age < state.ring.size[None, :])
     slot = jnp.where(exists, _ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
-def _scattered_rows(buffer: Buffer, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
+def _scattered_rows(buffer: BufferConfig, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
     """The oldest `number` rows in order of arrival, or the newest; `number` is a multiple of the lanes."""
     assert state.scatter is not None
     held, rank = _scatter.held(state.ring), jnp.arange(number, dtype=jnp.int32)
@@ -482,7 +479,7 @@ def _scattered_rows(buffer: Buffer, state: BufferState, number: int, newest: boo
     return _rows_core(buffer, state, slot if buffer.lanes is None else slot.reshape(-1, buffer.geometry.lanes))
 
 
-def _all_rows_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, Rows]:
+def _all_rows_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
     lanes, length, streams = buffer.geometry
     if not streams:
         return _scattered_rows(buffer, state, buffer.geometry.capacity, newest=False)
@@ -490,7 +487,7 @@ def _all_rows_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, Row
     return _aged_rows(buffer, state, age)
 
 
-def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
     if state.scatter is not None:
         return _scattered_rows(buffer, state, n * buffer.geometry.lanes, newest=True)
     return _aged_rows(
@@ -498,7 +495,7 @@ def _last_core(buffer: Buffer, state: BufferState, n: int) -> tuple[BufferState,
     )
 
 
-def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
+def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
     anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler)
     scatter = state.scatter
@@ -521,18 +518,18 @@ def _clear_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
     )
 
 
-def _set_core(buffer: Buffer, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+def _set_core(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
     return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
 
 
-def _rebuild_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, None]:
+def _rebuild_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
     assert isinstance(buffer.sampler, Rebuilding)
     sampler: Rebuilding = buffer.sampler
     return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None
 
 
 def _convert_core(
-    buffer: Buffer, state: BufferState, sampler: Any, other: Buffer
+    buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
 
@@ -580,18 +577,18 @@ def _convert_core(
     return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
 
 
-def _may_have_lost_rows(buffer: Buffer, state: BufferState) -> jax.Array:
+def _may_have_lost_rows(buffer: BufferConfig, state: BufferState) -> jax.Array:
     """bool[E]: lanes before whose oldest row there may have been another."""
     ring = state.ring
     return (ring.size == jnp.int32(buffer.geometry.length)) | (ring.cursor != ring.size)
 
 
-def _can_sample_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, jax.Array]:
+def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
     anchors = jnp.sum(count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
 
 
-def _stats_core(buffer: Buffer, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     counts = {
         "size": jnp.sum(state.ring.size, dtype=jnp.int32),
         "drawable": jnp.sum(count(state), dtype=jnp.int32),

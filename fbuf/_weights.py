@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fbuf import _anchors, _permutation, _population
+from fbuf import _anchors, _permutation, _population, _words
 from fbuf._population import Log
 from fbuf._typing import Population
 
@@ -90,7 +90,7 @@ def alike(
         nth = _permutation.permute(bits, jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
     else:
-        nth = _population.below(key, (batch_size,), total)
+        nth = _words.randint_below(key, (batch_size,), total)
     if log is None and population.flags is not None and population.before is None:
         return _anchors.nth_open(population.flags, population.geometry, nth, wanted)
     log = _population.init(population.geometry, dense=True) if log is None else log

@@ -117,8 +117,8 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Remove the folders of storages in tables of cases (`tests.disk.somewhere`)."""
-    disk = sys.modules.get("tests.disk")
+    """Remove the folders of storages in tables of cases (`tests.support.disk.somewhere`)."""
+    disk = sys.modules.get("tests.support.disk")
     if disk is not None:
         shutil.rmtree(disk.FOLDER, ignore_errors=True)
 

@@ -32,7 +32,7 @@ from tests.support.checkpoint import (
     "pair",
     [
         ("Device", "Prioritized", "Transition", 0),
-        ("Compressed", "Uniform", "Row", 1),
+        ("Compressed", "Prioritized", "Row", 0),  # the buffer that is killed below
         ("Memmap", "Prioritized(on='host')", "Row", 0),
     ],
 )
@@ -49,6 +49,8 @@ def test_the_rows_of_further_storages_return(storage: str, tmp_path: Path) -> No
     fbuf.save(tmp_path / "saved", buffer, state)
     loaded, again = fbuf.load(tmp_path / "saved")
     assert loaded == buffer
+    if storage == "Deduplicated":  # all of it is in the state
+        return same(again, state)
     found, held = buffer.rows(again), buffer.rows(state)
     same((found.data, found.mask, found.index, again.ring), (held.data, held.mask, held.index, state.ring))
 

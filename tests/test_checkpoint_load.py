@@ -19,7 +19,6 @@ from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
     GOLDEN,
-    check_other_buffer,
     check_resize,
     elsewhere,
     golden,
@@ -28,10 +27,7 @@ from tests.support.checkpoint import (
     saved_transitions,
     steps,
 )
-
-
-def test_another_storage(tmp_path: Path) -> None:
-    check_other_buffer("Compressed", tmp_path)
+from tests.support.checkpoint_saving import BUFFER, filled
 
 
 def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
@@ -144,11 +140,27 @@ def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None
                 fbuf.load(path, buffer)
 
 
+def test_64_bits_need_x64(tmp_path: Path) -> None:
+    """A step count beyond 2^31 would return as another."""
+    buffer, plain = fbuf.Buffer(4), filled(BUFFER, 3)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        state = buffer.add(buffer.init({"t": jnp.float64(0.1)}), {"t": jnp.float64(0.1)})
+        fbuf.save(tmp_path / "rows", buffer, state)
+        same(fbuf.load(tmp_path / "rows")[1], state)
+        extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
+        fbuf.save(tmp_path / "extra", BUFFER, plain, extra=extra)
+        same(fbuf.load(tmp_path / "extra", extra=True)[2], extra)
+    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off; .*jax_enable_x64"):
+        fbuf.load(tmp_path / "rows")
+    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
+        fbuf.load(tmp_path / "extra", extra=True)
+
+
 # -------------------------------------------------------------------------------------------------- another capacity
 
 
 def test_the_newest_rows_stay(tmp_path: Path) -> None:
-    check_resize(("Device", "Prioritized", "Row", 16, 9), tmp_path)
+    check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])

@@ -367,22 +367,6 @@ def test_extra_returns(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- devices
 
 
-def test_64_bits_need_x64(tmp_path: Path) -> None:
-    """A step count beyond 2^31 would return as another."""
-    buffer, plain = fbuf.Buffer(4), filled(BUFFER, 3)
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        state = buffer.add(buffer.init({"t": jnp.float64(0.1)}), {"t": jnp.float64(0.1)})
-        fbuf.save(tmp_path / "rows", buffer, state)
-        same(fbuf.load(tmp_path / "rows")[1], state)
-        extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
-        fbuf.save(tmp_path / "extra", BUFFER, plain, extra=extra)
-        same(fbuf.load(tmp_path / "extra", extra=True)[2], extra)
-    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off; .*jax_enable_x64"):
-        fbuf.load(tmp_path / "rows")
-    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
-        fbuf.load(tmp_path / "extra", extra=True)
-
-
 def test_a_state_that_was_fetched_can_be_saved(tmp_path: Path) -> None:
     state = jax.device_get(filled(BUFFER, 7))
     fbuf.save(tmp_path / "saved", BUFFER, state)

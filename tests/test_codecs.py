@@ -6,8 +6,6 @@ import dataclasses
 import zlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._host import bits
+from fbuf._host import bits, owner
 from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.chunks import Chunks
 from fbuf._host.ring import Ring
 from fbuf._host.store import Column, Store
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
-from tests.test_store import DTYPES, fetch, same
+from tests.support.store import DTYPES, fetch, same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,39 +53,35 @@ def boards(count: int, dtype: Any, seed: int = 0) -> np.ndarray:
     return (kind[..., None] == np.arange(12)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (3,), (8, 5)])
-@pytest.mark.parametrize("ones", [True, False])
-def test_bits_round_trip(dtype: Any, shape: tuple[int, ...], ones: bool) -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 2, (4, *shape)).astype(dtype)
-    if not ones:
-        rows = (rng.integers(0, 100, (4, *shape))).astype(dtype)
-    codec, out = BitPack(chunk=4), np.full((4, *shape), 1).astype(dtype)
-    data = codec.encode(rows)
-    codec.decode(data, out)
-    assert same(out, rows)
-    if ones and bits.packable(rows):  # one kind of float8 has no 0
-        assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
+def test_bits_round_trip() -> None:
+    rng, codec, packed = np.random.default_rng(0), BitPack(chunk=4), 0
+    for number, dtype in enumerate(DTYPES):
+        for most in (2, 100):
+            shape = [(), (3,), (8, 5)][number % 3]
+            rows = rng.integers(0, most, (4, *shape)).astype(dtype)
+            data, out = codec.encode(rows), np.full((4, *shape), 1).astype(dtype)
+            codec.decode(data, out)
+            assert same(out, rows), (dtype, most)
+            if most == 2 and bits.packable(rows):  # one kind of float8 has no 0
+                packed += 1
+                assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
+    assert packed > 20
 
 
-@pytest.mark.parametrize("odd", [-0.0, np.nan, 2.0, -1.0, np.inf, 5e-324])
-def test_what_is_nearly_a_bit_is_kept_as_it_is(odd: float) -> None:
-    rows = np.zeros((2, 40), np.float64)
-    rows[1, 7] = odd
-    for codec in (BitPack(chunk=2), Zstd(chunk=2)):
+@pytest.mark.parametrize("codec", [BitPack(chunk=2), Zstd(chunk=2)], ids=["bits", "zstd"])
+def test_values_that_are_nearly_bits_are_kept(codec: Any) -> None:
+    for odd in (-0.0, np.nan, 2.0, -1.0, np.inf, 5e-324):
+        rows = np.ones((14, 40))
+        rows[6:8], rows[7, 7] = 0, odd
         store = store_of(codec, (40,), np.float64)
-        ones = np.ones((6, 40))
-        tickets = store.write([np.concatenate([ones, rows, ones])[:, None]], None)[:, 0]
-        out, ok = fetch(store, tickets)
-        assert ok.all() and same(out, np.concatenate([ones, rows, ones]))
+        out, ok = fetch(store, store.write([rows[:, None]], None)[:, 0])
+        assert ok.all() and same(out, rows), odd
 
 
-@pytest.mark.parametrize("cut", [0, 1, 5, 20])
-def test_damaged_bits_are_refused(cut: int) -> None:
+def test_damaged_bits_are_refused() -> None:
     rows = np.ones((4, 40), np.uint8)
     data = BitPack(chunk=4).encode(rows)
-    for bad in (data[:cut], data + b"0", bytes([7]) + data[1:]):
+    for bad in (*(data[:cut] for cut in (0, 1, 5, 20)), data + b"0", bytes([7]) + data[1:]):
         with pytest.raises(StoreCorrupted, match="damaged"):
             BitPack(chunk=4).decode(bad, np.empty_like(rows))
 
@@ -141,33 +135,24 @@ def test_raw_is_a_ring() -> None:
     assert same(out, rows)
 
 
-EXAMPLE = {"obs": np.zeros((40, 40), np.uint8), "board": np.zeros((8, 8, 12), np.float32), "noise": np.zeros(400)}
+EXAMPLE = {
+    "obs": np.zeros((40, 40), np.uint8),
+    "board": np.zeros((8, 8, 12), np.float32),
+    "noise": np.zeros(400, np.float32),
+}
 
 
-def rows_of(count: int) -> dict[str, jax.Array]:
+def test_each_leaf_has_its_codec() -> None:
     rng = np.random.default_rng(0)
-    obs = np.zeros((count, 40, 40), np.uint8)
-    obs[np.arange(count), np.arange(count) % 40] = 200
-    return {
-        "obs": jnp.asarray(obs),
-        "board": jnp.asarray(boards(count, np.float32)),
-        "noise": jnp.asarray(rng.random((count, 400)), jnp.float32),
-    }
-
-
-def test_a_codec_for_each_leaf_gives_the_batches_of_device() -> None:
-    example = {**EXAMPLE, "noise": np.zeros(400, np.float32)}
-    codec = {"board": BitPack(), "noise": Raw()}
-    buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs", "board", "noise"), codec=codec))
-    plain = fbuf.Buffer(300)
-    batches = []
-    for b in (buffer, plain):
-        state = b.init(example)
-        state = jax.jit(b.extend, donate_argnums=0)(state, rows_of(500))
-        _, batch = b.sample(state, jax.random.key(0), 64)
-        batches.append(batch.data)
-    for a, b in zip(*map(jax.tree.leaves, batches), strict=True):
-        np.testing.assert_array_equal(a, b)
+    obs, noise = np.zeros((500, 40, 40), np.uint8), rng.random((500, 400), np.float32)
+    obs[np.arange(500), np.arange(500) % 40] = 200
+    rows = {"obs": obs, "board": boards(500, np.float32), "noise": noise}
+    buffer = fbuf.Buffer(300, storage=Compressed(keys=tuple(rows), codec={"board": BitPack(), "noise": Raw()}))
+    state = buffer.extend(buffer.init(EXAMPLE), rows)
+    codecs = [column.codec for column in owner.find(owner.join_id(np.asarray(state.rows.id))).columns]
+    assert codecs == [BitPack(), None, Zstd()]  # board, noise, obs
+    for name, leaf in buffer.rows(state).data.items():
+        np.testing.assert_array_equal(leaf, rows[name][200:])
     assert hash(buffer) == hash(dataclasses.replace(buffer))
 
 
@@ -186,7 +171,7 @@ def test_a_lossy_codec_of_ones_own() -> None:
     assert 0 < np.abs(back.astype(int) - obs).max() <= 16
 
 
-@pytest.mark.parametrize("chunk", [0, 65, True, 1.5])
-def test_settings_of_bitpack(chunk: Any) -> None:
-    with pytest.raises(ValueError, match="BitPack: chunk is"):
-        BitPack(chunk=chunk)
+def test_settings_of_bitpack() -> None:
+    for chunk in (0, 65, True, 1.5):
+        with pytest.raises(ValueError, match="BitPack: chunk is"):
+            BitPack(chunk=chunk)  # type: ignore[arg-type]

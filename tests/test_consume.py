@@ -14,7 +14,6 @@ from jax import lax
 import fbuf
 from fbuf import _roster
 from fbuf.samplers import Consume
-from fbuf.views import Transition
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.model import Model
@@ -133,7 +132,7 @@ def check_places(number: int) -> None:
 
 
 def test_no_row_is_drawn_too_often() -> None:
-    buffer = fbuf.Buffer(22, sampler=Consume(3), view=Transition(n_step=2), lanes=2)
+    buffer = fbuf.Buffer(33, sampler=Consume(2), lanes=3)
     for seed in range(2):
         Trial(buffer, seed, donated=True).run(40)
 

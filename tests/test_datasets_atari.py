@@ -1,4 +1,4 @@
-"""`fbuf.datasets.atari_dqn`: games that were played, through files and servers, against the log of the player."""
+"""`fbuf.datasets.atari_dqn`: rows converted from the public files, against the log of the player that wrote them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,15 +17,13 @@ import fbuf.datasets
 from fbuf import _pieces
 from fbuf.datasets import _atari_download, _atari_names, _atari_plan, _atari_volumes, _atari_workers
 from fbuf.datasets._atari_volumes import BEFORE
+from fbuf.datasets._root import default_root
 from fbuf.datasets._source import FileCorrupted, SourceError, SpaceError
 from fbuf.datasets._source import files as source_files
 from fbuf.views import Row, Transition
 from tests.support import atari_pieces as made
-from tests.support.fault_server import LISTING, Cut, FaultServer, Status
-
-GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a piece
-RUN = "dqn/Pong/1/replay_logs/"
-FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
+from tests.support.atari_pieces import FRAMES, RUN, get, same
+from tests.support.fault_server import LISTING, FaultServer, Status
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def run() -> made.Run:
 
 @pytest.fixture
 def files(run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of frames that were drawn, on the disk; a download that fails is tried again at once."""
+    """A run of synthetic frames on the disk; a download that fails is tried again at once."""
     monkeypatch.setattr(source_files, "WAITS", (0.0, 0.0))
     made.write(tmp_path / "files", "Pong/1", run, level=1)
     return tmp_path / "files"
@@ -50,49 +49,15 @@ def file_of(files: Path, kind: str, number: int) -> Path:
     return made.file_of(files / RUN, kind, number)
 
 
-def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
-    """All rows of Pong/1, as numpy, without a buffer."""
-    path = root / "Pong" / "1"
-    options["pieces"] = _atari_plan.selected("get", options.get("pieces"))
-    ask = _atari_download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
-    with _atari_download.get(ask, lambda: _pieces.DataSet.open(path)) as dataset:
-        return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
-
-
-def same(rows: dict[str, Any], run: made.Run, numbers: list[int] | None = None) -> None:
-    """Rows are those of the log."""
-    want, cut = run.expected(numbers)
-    assert len(rows["obs"]) == len(want)
-    np.testing.assert_array_equal(rows["obs"], run.log.obs[want])
-    np.testing.assert_array_equal(rows["action"], run.log.action[want])
-    np.testing.assert_array_equal(rows["reward"], run.log.reward[want])
-    np.testing.assert_array_equal(rows["terminated"], run.log.terminal[want])
-    np.testing.assert_array_equal(rows["truncated"], cut)
-    dtypes = {name: str(rows[name].dtype) for name in ("obs", "action", "reward", "terminated", "truncated")}
-    assert list(dtypes.values()) == ["uint8", "int32", "float32", "bool", "bool"]
-
-
-@pytest.mark.parametrize("game", GAMES)
-def test_games_row_by_row(tmp_path: Path, game: str) -> None:
-    pytest.importorskip("ale_py")
-    steps, capacity = GAMES[game]
-    run = made.record(made.play(game, steps, seed=3, max_steps=140), capacity)
-    made.write(tmp_path, "Pong/1", run, level=1)
-    rows = get(tmp_path, tmp_path)
-    same(rows, run)
-    assert rows["meta"]["episodes"] == run.log.terminal.sum() > 3
-    assert all(seam["joined"] for seam in rows["meta"]["seams"])
-
-
 # -------------------------------------------------------------------------------------------------- where from
 
 
-@pytest.mark.parametrize("way", ["", "dqn", "dqn/Pong", "dqn/Pong/1/", RUN])
-def test_a_source_may_be_any_folder_above_the_files(files: Path, run: made.Run, tmp_path: Path, way: str) -> None:
-    same(get(tmp_path, f"{files}/{way}", pieces=[1]), run, [1])
+def test_a_source_is_any_folder_above_the_files(files: Path, run: made.Run, tmp_path: Path) -> None:
+    for number, way in enumerate(["", "dqn", "dqn/Pong", "dqn/Pong/1/", RUN]):
+        same(get(tmp_path / str(number), f"{files}/{way}", pieces=[1]), run, [1])
 
 
-def test_the_public_bucket(files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_public_bucket_is_read(files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer.of(files, listing="bucket") as server:
         monkeypatch.setattr(source_files, "BUCKET", server.base)
         monkeypatch.setattr(source_files, "LISTING", f"{server.base}/listing")
@@ -110,22 +75,19 @@ def test_the_public_bucket(files: Path, run: made.Run, tmp_path: Path, monkeypat
             get(tmp_path, None, download="force")
 
 
-def test_processes_and_faults_of_a_server(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
-    """Finished pieces are not downloaded again, files that were cut off are."""
+def test_a_download_resumes_after_the_finished_segments(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
     server.faults[FRAMES.format(2)] = [Status(404)]
     told: list[tuple[int, int]] = []
     with pytest.raises(SourceError, match="get: piece 2 of Pong/1: .*not found. Finished pieces stay at .*call again"):
         get(tmp_path, server.base)
     assert sorted(_pieces.committed(tmp_path / "Pong/1")) == [0, 1, BEFORE + 1]
-    server.faults[FRAMES.format(4)] = [Cut(1000)]
-    same(get(tmp_path, server.base, workers=2, progress=lambda *at: told.append(at)), run)
-    asked = [server.asked.count(FRAMES.format(number)) for number in range(5)]
-    assert asked == [1, 1, 2, 1, 2]
+    same(get(tmp_path, server.base, progress=lambda *at: told.append(at)), run)
+    assert [server.asked.count(FRAMES.format(number)) for number in range(5)] == [1, 1, 2, 1, 1]
     assert told[-1][0] == told[-1][1] > 0
     assert sorted(os.listdir(tmp_path / "Pong/1")) == ["dataset.json", "pieces"]
 
 
-def test_a_wrong_hash_is_told_and_left_out_on_request(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
+def test_a_wrong_hash_is_reported_and_skipped_on_request(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
     server.lies[FRAMES.format(1)] = {"md5": "0" * 32}
     with pytest.raises(FileCorrupted, match="piece 1 of Pong/1 is damaged: .*md5.*on_corrupt='skip'"):
         get(tmp_path, server.base)
@@ -139,33 +101,13 @@ def test_a_wrong_hash_is_told_and_left_out_on_request(server: FaultServer, run: 
     assert not rows["meta"]["skipped"]
 
 
-# ----------------------------------------------------------------------------------------------- damaged pieces
-
-HARMS = {
-    "cut short": made.cut_short,
-    "some bits": made.damage,
-    "a header of other frames": lambda file: made.lie(file, (250, 42, 168)),
-    "fewer rows": lambda file: made.lie(file, (249, 84, 84)),
-    "a bomb": lambda file: made.bomb(file, (250, 84, 84)),
-    "missing": lambda file: file.unlink(),
-}
+# ----------------------------------------------------------------------------------------------- damaged segments
 
 
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_piece_is_named(files: Path, run: made.Run, tmp_path: Path, harm: str) -> None:
-    HARMS[harm](file_of(files, "$store$_observation", 1))
-    with pytest.raises(FileCorrupted, match=r"get: piece 1 of Pong/1 is damaged: .*ckpt.1.gz.*on_corrupt='skip'"):
-        get(tmp_path, files)
-    assert BEFORE + 1 not in _pieces.committed(tmp_path / "Pong" / "1")
-    with pytest.warns(UserWarning, match="piece 1 of Pong/1 is left out"):
-        rows = get(tmp_path, files, on_corrupt="skip")
-    same(rows, run, [0, 2, 3, 4])
-    made.write(files, "Pong/1", run, [1], level=1)
-    same(get(tmp_path, files), run)
-
-
-def test_nothing_is_left_of_a_piece_that_turns_out_to_be_damaged(files, run, tmp_path, monkeypatch) -> None:
-    """What is committed early, where a piece takes much memory, goes; and what a killed process left of it, too."""
+def test_nothing_is_left_of_a_damaged_segment(
+    files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed early, where a segment takes much memory, is removed; a killed process's remains are, too."""
     monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 1)
     monkeypatch.setattr(_atari_workers, "_BLOCK_ROWS", 100)
     path, file = tmp_path / "Pong" / "1", file_of(files, "$store$_observation", 1)
@@ -178,7 +120,7 @@ def test_nothing_is_left_of_a_piece_that_turns_out_to_be_damaged(files, run, tmp
         patch.setattr(_pieces, "discard", lambda path, number: None)
         with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
             get(tmp_path, files, pieces=[1])
-    assert len(_pieces.committed(path)) == 1  # as if killed
+    assert _pieces.committed(path)  # as if killed
     with pytest.raises(FileNotFoundError, match="not at"):
         get(tmp_path, files, pieces=[1], download=False)
     file.write_bytes(data)
@@ -186,23 +128,25 @@ def test_nothing_is_left_of_a_piece_that_turns_out_to_be_damaged(files, run, tmp
     assert len(_pieces.committed(path)) == 4
 
 
-@pytest.mark.parametrize("kind", made.KINDS[1:])
-def test_other_files_of_a_piece_are_checked_too(files: Path, tmp_path: Path, kind: str) -> None:
-    file = file_of(files, kind, 1)
-    whole = file.read_bytes()
-    for harm in (
-        made.cut_short,
-        lambda file: made.lie(file, (250,), "<c16"),
-        lambda file: made.lie(file, (100,), "<f4"),
-    ):
-        file.write_bytes(whole)
+def test_a_bomb_and_other_damaged_files_are_refused(files: Path, tmp_path: Path) -> None:
+    def harmed(kind: str, harm: Any) -> None:
+        file = file_of(files, kind, 1)
+        whole = file.read_bytes()
         harm(file)
-        with pytest.raises(FileCorrupted, match="piece 1 of Pong/1 is damaged"):
+        with pytest.raises(FileCorrupted, match=rf"get: piece 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"):
             get(tmp_path, files, pieces=[1])
+        assert not _pieces.committed(tmp_path / "Pong" / "1")
+        file.write_bytes(whole)
+
+    harmed(made.KINDS[0], lambda file: made.bomb(file, (250, 84, 84)))
+    for kind in made.KINDS[1:]:
+        harmed(kind, made.cut_short)
+        harmed(kind, lambda file: made.lie(file, (250,), "<c16"))
+        harmed(kind, lambda file: made.lie(file, (100,), "<f4"))
 
 
-def test_a_piece_without_invalid_range_is_read(files: Path, run: made.Run, tmp_path: Path) -> None:
-    """It says nothing that the counter does not; a copy may lack it."""
+def test_a_segment_without_invalid_range_is_read(files: Path, run: made.Run, tmp_path: Path) -> None:
+    """The counter implies it; a copy may lack it."""
     file_of(files, "invalid_range", 1).unlink()
     rows = get(tmp_path, files, pieces=[0, 1])
     same(rows, run, [0, 1])
@@ -216,25 +160,22 @@ def test_a_piece_without_invalid_range_is_read(files: Path, run: made.Run, tmp_p
 # --------------------------------------------------------------------------------------------------- selections
 
 
-def test_pieces_that_are_there_are_not_asked_for_again(files, run, tmp_path):
-    told = []
-    same(get(tmp_path, files, pieces=[0, 1], progress=lambda done, total: told.append((done, total))), run, [0, 1])
-    assert told[-1][0] == told[-1][1] > 0
+def test_finished_segments_are_not_downloaded_again(files: Path, run: made.Run, tmp_path: Path) -> None:
+    same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
     save = _pieces.committed(tmp_path / "Pong/1")[0].save
     same(get(tmp_path, "/nowhere", pieces=[0, 1]), run, [0, 1])
     same(get(tmp_path, "/nowhere", pieces=0, download=False), run, [0])
     same(get(tmp_path, files, pieces=range(1, 4)), run, [1, 2, 3])
     same(get(tmp_path, files), run)
     (tmp_path / "Pong/1/dataset.json").unlink()  # as if killed before the end
-    same(get(tmp_path, files, workers=2), run)
-    same(get(tmp_path, "/nowhere"), run)
+    same(get(tmp_path, files), run)
     same(get(tmp_path, "/nowhere", download=False), run)
     assert _pieces.committed(tmp_path / "Pong/1")[0].save == save
-    same(get(tmp_path, files, download="force"), run)
+    same(get(tmp_path, files, pieces=[0], download="force"), run, [0])
     assert _pieces.committed(tmp_path / "Pong/1")[0].save != save
 
 
-def test_partial_episodes_can_be_left_out(files, run, tmp_path):
+def test_partial_episodes_are_dropped_on_request(files: Path, run: made.Run, tmp_path: Path) -> None:
     rows = get(tmp_path, files, pieces=[0, 2], partial="drop")
     numbers = made.number_of(rows["obs"])
     gap = int(np.flatnonzero(np.diff(numbers) > 1)[0])
@@ -243,7 +184,7 @@ def test_partial_episodes_can_be_left_out(files, run, tmp_path):
     assert rows["meta"]["partial"] == "drop"
 
 
-def test_without_a_download_what_is_missing_is_told(files, tmp_path):
+def test_missing_segments_are_named_when_nothing_is_downloaded(files: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="Pong/1 is not at .*download=True"):
         get(tmp_path, files, download=False)
     assert not (tmp_path / "Pong").exists()
@@ -252,53 +193,20 @@ def test_without_a_download_what_is_missing_is_told(files, tmp_path):
         get(tmp_path, files, pieces=[0, 3], download=False)
 
 
-def test_a_piece_that_is_not_listed(files: Path, tmp_path: Path) -> None:
+def test_a_download_that_never_begins_leaves_nothing(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SourceError, match="Pong/1 has no piece 50 at .*; it has 0-4"):
         get(tmp_path, files, pieces=[0, 50])
     other = shutil.copytree(files / RUN, tmp_path / "Breakout/1/replay_logs")
     for nowhere in (tmp_path, other, tmp_path / "nowhere"):
-        with pytest.raises(
-            SourceError, match="no file of Pong/1 is at.*that holds dqn/Pong/1/replay_logs/ or Pong/1/rep"
-        ):
+        with pytest.raises(SourceError, match="no file of Pong/1 is at.*that holds dqn/Pong/1/replay_logs/ or Pong/1"):
             get(tmp_path, nowhere)
     with (
         FaultServer({}, listing="") as server,
         pytest.raises(SourceError, match="must list its folders, or have an index"),
     ):
         get(tmp_path, server.base)
-    assert not (tmp_path / "Pong").exists()  # a download that never began leaves nothing
-
-
-def test_other_files_than_before_are_not_mixed_in(server: FaultServer, files: Path, tmp_path: Path) -> None:
-    get(tmp_path, server.base, pieces=[0])
-    other = made.record(made.synthetic(1000, seed=8), 250)
-    made.write(files, "Pong/1", other, level=1)
-    server.files = FaultServer.of(files, listing="").files
-    with pytest.raises(ValueError, match="made from other files .*download='force'"):
-        get(tmp_path, server.base)
-    same(get(tmp_path, server.base, download="force"), other)
-
-
-def test_a_folder_with_something_else(tmp_path, files):
-    path = tmp_path / "Pong" / "1"
-    with _pieces.PieceWriter(path, 0, _pieces.Schema({"t": ((), "int32")})) as piece:
-        piece.append({"t": np.arange(3, dtype=np.int32)})
-        piece.commit()
-    with pytest.raises(ValueError, match="a data set of another kind"):
-        get(tmp_path, files)
-
-
-def test_a_codec_stays_that_of_the_pieces(files, run, tmp_path):
-    quick = fbuf.storages.Zstd(level=1, chunk=4, repack=False)
-    same(get(tmp_path, files, pieces=[0], codec=quick), run, [0])
-    assert _pieces.committed(tmp_path / "Pong/1")[0].schema["obs"].codec == quick
-    same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
-    assert _pieces.committed(tmp_path / "Pong/1")[1].schema["obs"].codec == quick
-    with pytest.raises(ValueError, match="download='force'"):
-        get(tmp_path, files, codec=fbuf.storages.Zstd())
-
-
-def test_the_disk_is_asked_first(files, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(SpaceError, match="Pong/1 needs .* GB on the disk of .* GB free; nothing was downloaded"):
@@ -306,17 +214,41 @@ def test_the_disk_is_asked_first(files, tmp_path, monkeypatch):
     assert not (tmp_path / "Pong").exists()
 
 
-# --------------------------------------------------------------------------------------------------------- names
+def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, tmp_path: Path) -> None:
+    get(tmp_path, server.base, pieces=[0])
+    other = made.record(made.synthetic(1000, seed=8), 250)
+    made.write(files, "Pong/1", other, level=1)
+    server.files = FaultServer.of(files, listing="").files
+    with pytest.raises(ValueError, match="made from other files .*download='force'"):
+        get(tmp_path, server.base)
+    same(get(tmp_path, server.base, download="force"), other)
+    with _pieces.PieceWriter(tmp_path / "kind/Pong/1", 0, _pieces.Schema({"t": ((), "int32")})) as piece:
+        piece.append({"t": np.arange(3, dtype=np.int32)})
+        piece.commit()
+    with pytest.raises(ValueError, match="a data set of another kind"):
+        get(tmp_path / "kind", files)
 
 
-def test_all_runs_are_listed():
+def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, tmp_path: Path) -> None:
+    quick = fbuf.storages.Zstd(level=1, chunk=4)
+    same(get(tmp_path, files, pieces=[0], codec=quick), run, [0])
+    same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
+    assert all(_pieces.committed(tmp_path / "Pong/1")[number].schema["obs"].codec == quick for number in (0, 1))
+    with pytest.raises(ValueError, match="download='force'"):
+        get(tmp_path, files, codec=fbuf.storages.Zstd())
+
+
+# ------------------------------------------------------------------------------------------------ names, options
+
+
+def test_all_runs_are_listed() -> None:
     ids = fbuf.datasets.available()
     assert len(ids) == len(set(ids)) == 300
     assert {"StarGunner/1", "Tennis/2", "Zaxxon/5", "Pong/1"} <= set(ids)  # torchrl's list ends before these
     assert list(_atari_names.GAMES) == sorted(_atari_names.GAMES) and len(_atari_names.GAMES) == 60
 
 
-def test_a_wrong_id_names_near_ones():
+def test_an_unknown_id_names_near_ones() -> None:
     near = {
         "pong/1": "Pong/1",
         "Pong/6": "Pong/1",
@@ -329,8 +261,8 @@ def test_a_wrong_id_names_near_ones():
             fbuf.datasets.atari_dqn(wrong)
 
 
-def test_wrong_options(tmp_path):
-    wrong = {
+def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
+    wrong: dict[str, list[Any]] = {
         "download": ["yes", 0, 1],  # 0 == False, and is not it
         "on_corrupt": ["ignore"],
         "workers": [-1, 1.5],
@@ -342,12 +274,7 @@ def test_wrong_options(tmp_path):
         for value in values:
             with pytest.raises((TypeError, ValueError), match=f"fbuf.datasets.atari_dqn: {name} .*expected"):
                 fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **{name: value})
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "kind", "words"),
-    [
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"view": Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
         ({"view": Row}, TypeError, "view is the class Row"),
         ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version', but rows have"),
@@ -355,32 +282,47 @@ def test_wrong_options(tmp_path):
         ({"codec": "zstd"}, TypeError, "codec of 'obs' is 'zstd'"),
         ({"root": 3}, TypeError, "atari_dqn: root is a int; expected the path of a folder, or None"),
         ({"root": ""}, TypeError, "atari_dqn: root is ''"),
-    ],
-)
-def test_what_cannot_be_opened_is_told_before_anything_is_fetched(option, kind, words, tmp_path):
-    with pytest.raises(kind, match=words):
-        fbuf.datasets.atari_dqn("Pong/1", **{"root": tmp_path, "source": tmp_path / "none", **option})
+    ]
+    for option, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            fbuf.datasets.atari_dqn("Pong/1", **{"root": tmp_path, "source": tmp_path / "none", **option})
     assert os.listdir(tmp_path) == []
 
 
-def test_one_that_is_there_is_opened_by_many_at_a_time(files, tmp_path, monkeypatch):
-    """Also where nobody can write: neither its lock nor any file of it is touched."""
+def test_the_default_root_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FBUF_DATASETS", raising=False)
+    assert default_root() == tmp_path / ".cache" / "fbuf" / "datasets"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_root() == tmp_path / "fbuf" / "datasets"
+    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
+    assert default_root() == tmp_path / "here"
+
+
+# ------------------------------------------------------------------------------------------------------ opening
+
+
+def test_a_locked_data_set_is_opened_and_not_written(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "root"
 
     def opened(**options: Any) -> int:
         return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
 
     rows = opened()
-    assert opened(prefetch=1, batch_size=2) == rows
     with _atari_download.held("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
-        for option in ({"pieces": [0, 1]}, {"download": "force"}):  # what would be written must wait
+        for option in ({"pieces": [0, 1]}, {"download": "force"}):
             with pytest.raises(BlockingIOError, match="in use by this process"):
                 opened(**option)
+    fbuf.datasets.delete(root / "Pong" / "1")
+    assert os.listdir(root / "Pong") == []
 
 
-def test_one_that_another_process_makes_anew_meanwhile_is_opened_as_it_is_then(files, tmp_path):
+def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(files: Path, tmp_path: Path) -> None:
     want = get(tmp_path, files)
     path, calls = tmp_path / "Pong" / "1", []
     whole = len(_pieces.committed(path))
@@ -397,20 +339,23 @@ def test_one_that_another_process_makes_anew_meanwhile_is_opened_as_it_is_then(f
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 
 
-def test_default_root(monkeypatch, tmp_path):
-    from fbuf.datasets._root import default_root
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("FBUF_DATASETS", raising=False)
-    assert default_root() == tmp_path / ".cache" / "fbuf" / "datasets"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "fbuf" / "datasets"
-    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
-    assert default_root() == tmp_path / "here"
-
-
-def test_a_deleted_data_set_leaves_nothing(files, tmp_path):
-    get(tmp_path, files, pieces=[0])
-    fbuf.datasets.delete(tmp_path / "Pong" / "1")
-    assert os.listdir(tmp_path / "Pong") == []
+def test_transitions_continue_over_segments_and_end_with_episodes(tmp_path: Path) -> None:
+    """torchrl's have zeros as the next observation at the end of a segment, and the next episode's frame after an end."""
+    log, ends = made.synthetic(330, seed=1, episode=10**9), [64, 150, 260]
+    log.terminal[:] = False
+    log.terminal[ends] = True
+    run = made.record(log, 100)
+    made.write(tmp_path, "Pong/1", run, level=1)
+    parts = {"view": Transition(stack=2, gamma=0.5), "sampler": fbuf.samplers.Epoch(shuffle=False)}
+    buffer, state = fbuf.datasets.atari_dqn("Pong/1", root=tmp_path / "sets", source=tmp_path, workers=0, **parts)
+    batch = jax.device_get(buffer.peek(state, jax.random.key(0), 512))
+    drawn = np.flatnonzero(batch.mask)
+    found = {int(batch.index.slot[i]): {name: leaf[i] for name, leaf in batch.data.items()} for i in drawn}
+    assert sorted(found) == list(range(329))  # the last row of all has no next one
+    for row in (int(piece.rows[run.capacity - 2]) for piece in run.pieces[:-1]):
+        assert row not in ends and found[row]["discount"] == 0.5
+        np.testing.assert_array_equal(found[row]["next_obs"][-1], log.obs[row + 1])
+    for row in ends:
+        assert found[row]["discount"] == 0 and made.number_of(found[row]["next_obs"]).max() == row
+        first = found[row + 1]["obs"]
+        assert not first[0].any() and made.number_of(first[1]) == row + 1  # no stack reaches back over the end

@@ -17,7 +17,7 @@ from fbuf._host.arrays import StoreCorrupted
 from tests.support import pieces
 
 
-def test_info_of_a_data_set(tmp_path: Path) -> None:
+def test_info_describes_a_data_set(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     info = datasets.info(tmp_path)
     assert info.finished and info.rows == 34 and info.beside == ()
@@ -34,7 +34,7 @@ def test_info_of_a_data_set(tmp_path: Path) -> None:
     assert "34 in 4 pieces" in text and "obs uint8[6, 6]" in text and "made" in text
 
 
-def test_info_of_what_is_not_finished(tmp_path: Path) -> None:
+def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no data set"):
         datasets.info(tmp_path)
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def test_info_of_what_is_not_finished(tmp_path: Path) -> None:
     assert not datasets.info(tmp_path).finished
 
 
-def test_what_is_long_is_counted_not_cut_off(tmp_path: Path) -> None:
+def test_long_metadata_is_counted(tmp_path: Path) -> None:
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(0), 6))
     _pieces.finish(tmp_path, [_pieces.Used(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300})
     text = str(datasets.info(tmp_path))
@@ -57,7 +57,7 @@ def test_what_is_long_is_counted_not_cut_off(tmp_path: Path) -> None:
     assert f"note        {'x' * 197}..." in text
 
 
-def test_verify(tmp_path: Path) -> None:
+def test_verify_names_the_damaged_segment(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     datasets.verify(tmp_path)
     (data,) = (tmp_path / "pieces" / "1").glob("data-*")
@@ -72,7 +72,7 @@ def test_verify(tmp_path: Path) -> None:
         datasets.open(tmp_path, verify="no")
 
 
-def test_what_is_damaged_is_made_again_as_the_error_says(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) -> None:
     def make() -> np.ndarray:
         made = fbuf.datasets.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), piece_rows=3)
         return np.asarray(made[0].rows(made[1]).data["t"])
@@ -112,7 +112,7 @@ def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
     assert isinstance(fbuf.stores()[-1]._store.last_error, fbuf.StoreCorrupted)
 
 
-def test_delete(tmp_path: Path) -> None:
+def test_delete_removes_only_a_closed_data_set(tmp_path: Path) -> None:
     path = tmp_path / "set"
     with pytest.raises(FileNotFoundError, match="nothing was removed"):
         datasets.delete(path)
@@ -137,19 +137,16 @@ def test_delete(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("names", "structure"),
-    [
+def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[list[str], Any]] = [
         (["a", "b"], {"dict": [["a", 0], ["a", 1]]}),
         (["a", "1"], {"dict": [["a", 0], [1, 1]]}),
         (["a", "b"], {"dict": [["x", 0], ["y", 1]]}),
         (["a", "a/b"], None),
-    ],
-)
-def test_names_that_no_row_has_are_refused(tmp_path: Path, names: list[str], structure: Any) -> None:
-    with _pieces.PieceWriter(tmp_path, 0, _pieces.Schema({n: ((), "int32") for n in names}, structure)) as piece:
-        piece.append(dict.fromkeys(names, np.arange(3, dtype=np.int32)))
-        piece.commit()
-    _pieces.finish(tmp_path, [_pieces.Used(0)])
-    with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
-        fbuf.datasets.open(tmp_path)
+    ]
+    for number, (names, structure) in enumerate(cases):
+        path, schema = tmp_path / str(number), _pieces.Schema({n: ((), "int32") for n in names}, structure)
+        pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
+        _pieces.finish(path, [_pieces.Used(0)])
+        with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
+            fbuf.datasets.open(path)

@@ -50,7 +50,7 @@ def got(file: File, path: Path) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("listing", ["bucket", "index", "html"])
-def test_files_of_a_web_server(listing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_web_server_are_listed(listing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public bucket's listing comes page by page; a page of links says neither sizes nor hashes."""
     with FaultServer(FILES, listing, page=1) as server:
         if listing == "bucket":
@@ -65,7 +65,7 @@ def test_files_of_a_web_server(listing: str, tmp_path: Path, monkeypatch: pytest
         assert list_files(address, "dqn/Breakout/1/replay_logs/") == []
 
 
-def test_files_of_a_folder_and_of_fsspec(tmp_path: Path) -> None:
+def test_files_of_a_folder_and_of_fsspec_are_listed(tmp_path: Path) -> None:
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -81,20 +81,20 @@ def test_files_of_a_folder_and_of_fsspec(tmp_path: Path) -> None:
     memory.rm("/mirror", recursive=True)
 
 
-def test_the_public_bucket_is_asked_where_it_is() -> None:
+def test_the_default_source_is_the_public_bucket() -> None:
     assert address_of("get", None) == files.BUCKET == "https://storage.googleapis.com/atari-replay-datasets"
     with pytest.raises(TypeError, match="get: source is a int; expected an address, a folder or None"):
         address_of("get", 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", [b"<html>log in</html>", b"[]", b'{"files": 3}', b'{"files": [{"size": 3}]}'])
-def test_an_index_that_is_none(server: FaultServer, text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_: text)
-    with pytest.raises(SourceError, match=r"index.json: is not an index of files; expected \{\"files\""):
-        listed(server.base)
+def test_an_invalid_index_is_refused(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (b"<html>log in</html>", b"[]", b'{"files": 3}', b'{"files": [{"size": 3}]}'):
+        monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_, text=text: text)
+        with pytest.raises(SourceError, match=r"index.json: is not an index of files; expected \{\"files\""):
+            listed(server.base)
 
 
-def test_a_listing_that_is_not_available(server: FaultServer) -> None:
+def test_an_unavailable_listing_names_its_address(server: FaultServer) -> None:
     server.faults[LISTING] = [Status(503)]
     with pytest.raises(SourceError, match=f"{server.base}.*503 Service Unavailable"):
         listed(server.base)
@@ -102,7 +102,7 @@ def test_a_listing_that_is_not_available(server: FaultServer) -> None:
         listed("http://127.0.0.1:9")
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "gcsfs", None)
         with pytest.raises(ImportError, match=r'gs://bucket.*gcsfs.*Run pip install "fsspec\[gs\]"'):
@@ -117,7 +117,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("faults", [[Cut(100_000), Cut(0)], [Status(503), Status(429)], [Damage(200_000)]], ids=repr)
-def test_a_file_that_was_cut_off_or_damaged_is_downloaded_again(
+def test_a_truncated_or_damaged_file_is_downloaded_again(
     server: FaultServer, faults: list[Any], tmp_path: Path
 ) -> None:
     file = listed(server.base)
@@ -137,7 +137,7 @@ def test_a_file_that_was_cut_off_or_damaged_is_downloaded_again(
     ],
     ids=repr,
 )
-def test_what_goes_wrong_again_and_again_is_told(
+def test_the_last_of_several_failures_is_raised(
     server: FaultServer, fault: Any, kind: type[Exception], said: str, attempts: int, tmp_path: Path
 ) -> None:
     file = listed(server.base)
@@ -148,19 +148,19 @@ def test_what_goes_wrong_again_and_again_is_told(
 
 
 @pytest.mark.parametrize("lie", [{"size": len(DATA) + 1}, {"md5": "0" * 32}], ids=repr)
-def test_a_file_that_is_not_what_was_listed(server: FaultServer, lie: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_other_than_the_listed_one_is_refused(server: FaultServer, lie: dict[str, Any], tmp_path: Path) -> None:
     server.lies[NAME] = lie
     with pytest.raises(FileCorrupted, match=rf"observation_ckpt.0.gz: has .*; expected {next(iter(lie.values()))}"):
         got(listed(server.base), tmp_path)
 
 
-def test_bytes_are_those_that_are_stored(server: FaultServer, tmp_path: Path) -> None:
+def test_stored_bytes_are_not_decoded(server: FaultServer, tmp_path: Path) -> None:
     """A bucket calls a packed file an encoding of its content, which clients unpack."""
     server.headers["Content-Encoding"] = "gzip"
     assert got(listed(server.base, SMALL), tmp_path)[0] == FILES[SMALL]
 
 
-def test_a_full_disk_is_no_fault_of_the_source(server: FaultServer, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_is_not_an_error_of_the_source(server: FaultServer, tmp_path: Path, monkeypatch: Any) -> None:
     class Full(io.BytesIO):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -172,7 +172,7 @@ def test_a_full_disk_is_no_fault_of_the_source(server: FaultServer, tmp_path: Pa
     assert type(info.value) is OSError and server.asked == [NAME]
 
 
-def test_errors_cross_processes() -> None:
+def test_errors_are_pickled() -> None:
     for error in (SourceError("x"), FileCorrupted("x"), SpaceError(errno.ENOSPC, "x", "y")):
         back = pickle.loads(pickle.dumps(error))
         assert type(back) is type(error) and str(back) == str(error)

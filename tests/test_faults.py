@@ -22,10 +22,7 @@ Of live stores in files rows 4, 5, 6, 12 to 15 are in test_recovery, test_disk a
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,73 +34,27 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf._host import callback, owner
+from fbuf._host import callback
 from fbuf._host.store import Store
-from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device, Host
-
-HERE = Path(__file__).parent
-EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
-
-
-def rows_of(first: int, count: int) -> dict[str, Any]:
-    t = np.arange(first, first + count, dtype=np.int32)
-    return {"x": np.repeat(t[:, None].astype(np.float32), 8, 1), "t": t}
-
-
-def held(buffer: fbuf.Buffer, state: Any) -> list[int]:
-    rows = buffer.rows(state)
-    return np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist()
-
-
-# --------------------------------------------------------------------------------------------------- 31, 32: memory
-
-SCARCE = """
-import resource, sys
-import jax, jax.numpy as jnp, numpy as np, fbuf
-storage = {"host": fbuf.storages.Host(), "compressed": fbuf.storages.Compressed()}[sys.argv[1]]
-buffer = fbuf.Buffer(200_000, storage=storage)
-example = {"x": np.zeros(2048, np.uint8)}
-rng = np.random.default_rng(0)
-rows = {"x": rng.integers(0, 256, (2000, 2048), np.uint8)}
-state = jax.block_until_ready(buffer.extend(buffer.init(example), rows))
-before = np.asarray(buffer.last(state, 100).data["x"])
-used = int(open("/proc/self/statm").read().split()[0]) * 4096
-failed = False
-resource.setrlimit(resource.RLIMIT_AS, (used + (120 << 20), resource.RLIM_INFINITY))
-keep = []
-try:
-    for i in range(100):
-        keep.append(np.ones(8 << 20, np.uint8))  # somebody else's
-        state = jax.block_until_ready(buffer.extend(state, rows))
-        before = np.asarray(buffer.last(state, 100).data["x"])
-except BaseException as error:
-    failed = True
-    text = f"{type(error).__name__}: {error}"
-    assert "emory" in text or "RESOURCE_EXHAUSTED" in text, text
-keep.clear()
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert failed
-assert (np.asarray(buffer.last(state, 100).data["x"]) == before).all()
-size = int(buffer.size(state))
-state = jax.block_until_ready(buffer.extend(state, rows))
-assert int(buffer.size(state)) == size + 2000
-assert (np.asarray(buffer.last(state, 2000).data["x"]) == rows["x"]).all()
-assert len(fbuf.stores()) == 1
-print("as before")
-"""
+from tests.support.faults import (
+    EXAMPLE,
+    PRIORITIES,
+    SIZE,
+    check_key_reuse,
+    check_many_keys,
+    check_no_memory,
+    check_priorities,
+    check_raising,
+    held,
+    rows_of,
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("storage", ["host", pytest.param("compressed", marks=pytest.mark.slow)])
-def test_no_memory_during_extend(storage: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCARCE, storage],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(HERE.parent), "MALLOC_ARENA_MAX": "2"},
-    )
-    assert done.returncode == 0 and "as before" in done.stdout, done.stderr
+def test_no_memory_during_extend() -> None:
+    check_no_memory("host")
 
 
 @pytest.mark.parametrize(("storage", "place"), [(Device(), "device"), (Host(), "host")])
@@ -130,66 +81,24 @@ def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyP
     assert fbuf.stores() == []
 
 
-# ------------------------------------------------------------------------------------------------ 33 to 36: callbacks
+def test_a_callback_that_raises_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_raising("write", True, monkeypatch)
 
 
-@pytest.mark.parametrize("verb", ["write", pytest.param("read", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("donated", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_callback_that_raises_at_any_call(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a scan of four steps: what was written before it is there, nothing else is, and a state from before goes on."""
-    buffer = fbuf.Buffer(64, storage=Host())
-
-    def run(state: Any, firsts: Any) -> Any:
-        def step(state: Any, first: Any) -> Any:
-            rows = {"x": jnp.ones((2, 8)) * first, "t": first + jnp.arange(2, dtype=jnp.int32)}
-            state, batch = buffer.sample(buffer.extend(state, rows), jax.random.key(0), 3)
-            return state, batch.data["t"]
-
-        return lax.scan(step, state, firsts)
-
-    jitted = jax.jit(run, donate_argnums=0 if donated else ())
-    firsts = jnp.arange(100, 140, 10, dtype=jnp.int32)
-    real = getattr(Store, verb)
-    for failing in range(4):
-        state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5)))
-        old = jax.tree.map(jnp.copy, state)
-        store = owner.find(owner.join_id(np.asarray(state.rows.id)))
-        calls = []
-
-        def raising(self: Store, *args: Any, calls: list[int] = calls, failing: int = failing, **kwargs: Any) -> Any:
-            calls.append(1)
-            if len(calls) > failing:
-                raise KeyError(f"injected into call {len(calls)}")
-            return real(self, *args, **kwargs)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Store, verb, raising)
-            with pytest.raises(Exception, match=rf"injected into call {failing + 1}"):
-                jax.block_until_ready(jitted(state, firsts))
-        assert len(calls) == failing + 1  # nothing goes on after it
-        assert store.stats()["rows_accepted"] == 5 + 2 * (failing + (verb == "read"))
-        assert held(buffer, old) == list(range(5))
-        if donated:
-            with pytest.raises(RuntimeError, match="deleted|donated"):
-                np.asarray(state.ring.size)
-        again = buffer.extend(old, rows_of(50, 2))
-        assert held(buffer, again) == [0, 1, 2, 3, 4, 50, 51]
-        del state, old, again, store
-    assert fbuf.stores() == []
-
-
-@pytest.mark.parametrize(
-    ("item", "dtype", "message"),
-    [((8,), "int32", "float32"), ((9,), "float32", "shape"), ((), "float32", "shape"), ((8,), "float16", "float32")],
-)
-def test_a_callback_of_another_dtype_or_shape_is_refused(item: Any, dtype: str, message: str) -> None:
+def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
     """Before a byte is copied: JAX would cast, or read past the end, in silence."""
     buffer = fbuf.Buffer(8, storage=Host(keys=("x",)))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5))
-    with pytest.raises(
-        Exception, match=f"Store.read: out of 'x' .*expected .*{message if message != 'shape' else '8'}"
+    for item, dtype, expected in (
+        ((8,), "int32", "float32"),
+        ((9,), "float32", "8"),
+        ((), "float32", "8"),
+        ((8,), "float16", "float32"),
     ):
-        jax.block_until_ready(callback.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True))
+        with pytest.raises(Exception, match=f"Store.read: out of 'x' .*expected .*{expected}"):
+            jax.block_until_ready(
+                callback.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True)
+            )
     assert held(buffer, state) == list(range(5))
 
 
@@ -224,46 +133,10 @@ def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(set(tickets.tolist())) == len(tickets)  # no two rows alike
 
 
-# ------------------------------------------------------------------------------------------- 38 to 42: priorities
-
-SAMPLERS: dict[str, Any] = {"Prioritized": Prioritized(alpha=1.0, eps=0.0), "Ranked": Ranked()}
-SIZE = 16
-WILD = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -0.0, 1e-45, -3.0, 3.4e38])
-
-
-@pytest.mark.parametrize("sampler", ["Prioritized", pytest.param("Ranked", marks=pytest.mark.slow)])
 @settings(max_examples=60)
-@given(errors=st.lists(WILD, min_size=SIZE, max_size=SIZE), alpha=st.sampled_from([0.0, 0.6, 1.0]))
-def test_any_priorities_leave_a_buffer_that_draws(sampler: str, errors: list[float], alpha: float) -> None:
-    """NaN and infinite ones are refused and counted, negative ones count by magnitude; chances are what they say."""
-    buffer = fbuf.Buffer(SIZE, sampler=SAMPLERS[sampler])
-    state = buffer.set(buffer.extend(buffer.init(EXAMPLE), rows_of(0, SIZE)), alpha=alpha)
-    given = np.array(errors, np.float32)
-    state = buffer.update_priority(state, buffer.rows(state).index, given)
-    fine = np.isfinite(given)
-    assert int(buffer.stats(state)["refused_nonfinite"]) == int((~fine).sum())
-    state, batch = buffer.sample(state, jax.random.key(0), 64)
-    slot, chance, weight = (np.asarray(x) for x in (batch.index.slot, batch.probability, batch.weight))
-    assert batch.mask.all() and ((slot >= 0) & (slot < SIZE)).all()
-    assert np.isfinite(chance).all() and (chance > 0).all() and (chance <= 1 + 1e-6).all()
-    assert np.isfinite(weight).all() and (weight > 0).all() and (weight <= 1).all()
-    np.testing.assert_array_equal(batch.data["t"], slot)
-    if sampler == "Prioritized" and alpha == 1.0:
-        leaf = np.where(fine, np.abs(given), 1.0).astype(np.float64)  # 1.0: what new rows begin with
-        if leaf.sum() < 3e38 and leaf.max() > 1e-30:
-            np.testing.assert_allclose(chance, (leaf / leaf.sum())[slot], rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("sampler", ["Prioritized", pytest.param("Ranked", marks=pytest.mark.slow)])
-def test_all_zero_is_uniform(sampler: str) -> None:
-    buffer = fbuf.Buffer(SIZE, sampler=SAMPLERS[sampler])
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
-    state = buffer.update_priority(state, jax.tree.map(lambda x: x[:12], buffer.rows(state).index), jnp.zeros(12))
-    state, batch = buffer.sample(state, jax.random.key(0), 6000)
-    number = np.bincount(np.asarray(batch.index.slot), minlength=SIZE)
-    assert batch.mask.all() and (number[12:] == 0).all() and (number[:12] > 300).all()
-    if sampler == "Prioritized":
-        np.testing.assert_allclose(batch.probability, 1 / 12, rtol=1e-5)
+@given(**PRIORITIES)
+def test_any_priorities_leave_a_buffer_that_draws(errors: list[float], alpha: float) -> None:
+    check_priorities(Prioritized(alpha=1.0, eps=0.0), errors, alpha)
 
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -311,52 +184,9 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
         buffer.last(state, 5)
 
 
-CONSUMED = (Uniform(), Ranked(), Consume(2), Staleness(4))
-"""Samplers whose draws JAX's checker sees; `Prioritized` reads the key's words itself, and `Epoch` in a loop."""
+def test_a_key_used_twice_is_found() -> None:
+    check_key_reuse(Uniform(), 1)
 
 
-@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        s if isinstance(s, Uniform | Epoch) else pytest.param(s, marks=pytest.mark.slow)
-        for s in (*CONSUMED, Epoch(), Prioritized(), Prioritized(on="host"))
-    ],
-    ids=repr,
-)
-def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
-    """And keys that are split are not taken for one."""
-    buffer = fbuf.Buffer(8, sampler=sampler, prefetch=prefetch, batch_size=4)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
-
-    def split(state: Any, key: Any) -> Any:
-        first, second = jax.random.split(key)
-        return buffer.sample(buffer.sample(state, first)[0], second)
-
-    def twice(state: Any, key: Any) -> Any:
-        return buffer.sample(buffer.sample(state, key)[0], key)
-
-    with jax.debug_key_reuse(True):
-        jax.block_until_ready(jax.jit(split)(state, jax.random.key(1)))
-        if sampler in CONSUMED:
-            with pytest.raises(jax.errors.KeyReuseError):
-                jax.jit(twice)(state, jax.random.key(1))
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        Prioritized(replace=False),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in (Prioritized(), Ranked(), Epoch())),
-    ],
-    ids=repr,
-)
-def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
-    """Where states are mapped over too, branches become selects, between keys as well."""
-    buffer = fbuf.Buffer(8, sampler=sampler, batch_size=4)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
-    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    keys = jax.random.split(jax.random.key(0))
-    with jax.debug_key_reuse(True):
-        many = jax.jit(jax.vmap(buffer.sample))(states, keys)[1]
-    np.testing.assert_array_equal(many.index.slot[1], buffer.sample(state, keys[1])[1].index.slot)
+def test_no_key_of_many_states_is_taken_for_one_used_twice() -> None:
+    check_many_keys(Prioritized(replace=False))

@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -228,25 +227,6 @@ def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> A
     return jax.device_get(run(rows))
 
 
-def test_an_observation_that_is_the_achieved_goal() -> None:
-    """The true final observation counts as for goals below it."""
-    number = np.arange(12, dtype=np.int32)
-    rows = {
-        "obs": number.astype(np.float32),
-        "final": number + np.float32(0.5),
-        "goal": np.full(12, -1, np.float32),
-        "action": number,
-        "reward": np.zeros(12, np.float32),
-        "terminated": number % 4 == 3,
-        "truncated": np.zeros(12, bool),
-    }
-    inner = Transition(final_observation="final")
-    view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
-    data = drawn(view, rows, 20, 6)
-    assert set(data["action"].tolist()) == set(range(12)) and data["relabelled"].all()
-    assert (data["goal"] == data["action"] // 4 * 4 + 3.5).all()
-
-
 def test_final_goals_over_the_end_of_the_ring() -> None:
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
     view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
@@ -261,26 +241,6 @@ def test_final_goals_over_the_end_of_the_ring() -> None:
     data = drawn(view, rows, 10, 8)
     goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
-
-
-def test_an_episode_far_longer_than_the_ring() -> None:
-    """Nothing is known of where it began; goals are of rows still held."""
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
-    buffer = fbuf.Buffer(16, view=view)
-    example = {
-        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
-        "action": jnp.int32(0),
-        "reward": jnp.float32(0),
-        "terminated": jnp.bool_(False),
-        "truncated": jnp.bool_(False),
-    }
-    state = buffer.init(example)
-    for i in range(0, 200, 5):
-        rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)
-        rows["obs"]["achieved_goal"] = np.arange(i, i + 5, dtype=np.float32)
-        state = buffer.extend(state, rows)
-        goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
-        assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Which modules may import which, what the package never contains, and that everything public is documented.
 
 The table below is the layout of the package, lowest first. A module imports only from layers below its own (inside
-functions too; imports under TYPE_CHECKING are free), so a part can be read, tested and replaced knowing only what lies
+functions and under TYPE_CHECKING too), so a part can be read, tested and replaced knowing only what lies
 under it. A new module needs a line here.
 """
 
@@ -18,18 +18,19 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "fbuf"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_words", "_tables"),  # words and mechanisms
+    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_wide", "_tables"),  # words and mechanisms
     ("_host", "_later", "_stop", "_closed"),
     ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
-    ("_openrows", "_wide", "_given", "_prefetch"),
-    ("_ring", "_sumtree", "_permutation", "_blocks", "_blockprobe", "_blocktable"),  # on arrays
-    ("_pieces",),
+    ("_openrows", "_words", "_given", "_prefetch"),
+    ("_ring", "_sumtree", "_permutation", "_blocks", "_blocktable"),  # on arrays
+    ("_pieces", "_blockprobe"),
     ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
     ("_host.treecall",),
     ("_anchors", "_population", "_roster", "_scatter", "_race", "_tournament"),
     ("_ranks", "_weights"),
     ("_state",),
     ("storages", "samplers", "views", "writers", "transforms"),  # the parts, which never import one another
+    ("_bufferconfig",),
     ("_transforming", "parts"),
     ("_verbs", "_checked", "testing", "torch", "limits"),
     ("_ahead", "_filled", "_observing"),
@@ -67,26 +68,26 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def walk(node: ast.AST, functions: bool = True) -> Iterator[ast.AST]:
-    """All nodes that run; not those inside functions unless asked for."""
+def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterator[ast.AST]:
+    """Yield all nodes; on request without those inside functions, or with those under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
-        if is_type_checking(child):
+        if not typing and is_type_checking(child):
             continue
         if not functions and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         yield child
-        yield from walk(child, functions)
+        yield from walk(child, functions, typing)
 
 
 @functools.cache
-def imports(module: str, functions: bool = True) -> list[str]:
+def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
     """Dotted names a module imports: `fbuf._ring`, `jax.numpy`."""
-    return list(_imports(module, functions))
+    return list(_imports(module, functions, typing))
 
 
-def _imports(module: str, functions: bool) -> Iterator[str]:
+def _imports(module: str, functions: bool, typing: bool) -> Iterator[str]:
     names = {m.removesuffix(".__init__") for m in MODULES}
-    for node in walk(TREES[module], functions):
+    for node in walk(TREES[module], functions, typing):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -97,8 +98,8 @@ def _imports(module: str, functions: bool) -> Iterator[str]:
 
 
 def ours(module: str) -> list[str]:
-    """Modules of the package it imports, without the prefix."""
-    return [name.removeprefix("fbuf.") for name in imports(module) if name.startswith("fbuf.")]
+    """Modules of the package it imports, under TYPE_CHECKING too, without the prefix."""
+    return [name.removeprefix("fbuf.") for name in imports(module, typing=True) if name.startswith("fbuf.")]
 
 
 def test_imports_go_downwards() -> None:
@@ -189,8 +190,16 @@ def test_no_ordered_effects() -> None:
 
 
 def test_only_the_host_uses_threads_and_zstd() -> None:
-    # A replay shared by threads, prefetching, its end, saving in the background, a loader's lock; workers are processes.
-    threads = ("_replay", "_prefetch", "_stop", "_checkpoint._saving", "torch._loader", "datasets._atari_workers")
+    # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
+    threads = (
+        "_replay",
+        "_prefetch",
+        "_stop",
+        "_checkpoint._saving",
+        "torch._loader",
+        "torch._batches",
+        "datasets._atari_workers",
+    )
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host"):
             own = {"threading"} if unit(module) in threads or module in threads else set()

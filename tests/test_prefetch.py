@@ -46,7 +46,7 @@ def gate() -> Iterator[Gate]:
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "form"),
     [
-        ("compressed", "prioritized", "transition", "donated"),
+        ("compressed", "prioritized", "row", "donated"),
         ("host", "epoch", "row", "jit"),
     ],
 )

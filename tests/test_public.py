@@ -90,6 +90,8 @@ buffer.sample(state, jax.random.key(0), 2)
 late = ("fbuf._host.", "fbuf._files", "fbuf._pieces", "fbuf.transforms._scale", "jax._src.pallas", "torch")
 early = [name for name in sys.modules if name.startswith(late)]
 assert not early, early
+import fbuf.datasets, fbuf.interop
+assert not {"h5py", "minari", "PIL", "pyarrow", "torch", "tqdm"} & sys.modules.keys()
 
 host = from_config({"type": "fbuf.storages.Ragged", "codec": {"type": "fbuf.storages.Zstd", "level": 5}})
 assert host == fbuf.storages.Ragged(codec=fbuf.storages.Zstd(5)) and from_config(to_config(host)) == host

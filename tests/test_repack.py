@@ -1,4 +1,4 @@
-"""Chunks compressed again: the same rows, fewer bytes, whatever happens meanwhile."""
+"""Chunks compressed again hold the same rows in fewer bytes, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf._host.arrays import StoreCorrupted
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
 from fbuf._host.store import Column, Store, StoreClosed
-from tests.test_store import fetch, frames
+from tests.support.store import fetch, frames
 
 SIZE = 24
 
@@ -25,6 +25,17 @@ SIZE = 24
 def make(lanes: int = 1, length: int = 4096, slack: int = 0, **settings: Any) -> Store:
     column = Column("frame", (SIZE, SIZE), np.dtype(np.uint8), Zstd(**settings))
     return Store((column,), lanes=lanes, length=length, slack=slack)
+
+
+def write(store: Store, rows: np.ndarray) -> np.ndarray:
+    """Return the tickets of rows written to a store of one lane."""
+    return store.write([rows[:, None]], None)[:, 0]
+
+
+def check(store: Store, tickets: Any, rows: np.ndarray) -> None:
+    """Compare every row with what is stored."""
+    out, ok = fetch(store, tickets)
+    assert ok.all() and np.array_equal(out, rows)
 
 
 def part_of(store: Store) -> Chunks:
@@ -35,22 +46,21 @@ def part_of(store: Store) -> Chunks:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread: lots are done where a test says so."""
+    """Start no thread: the test compresses lots."""
     monkeypatch.setattr(repack, "start", lambda store: threading.current_thread())
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
     store, rows = make(), frames(4096, SIZE)
-    tickets = store.write([rows[:, None]], None)[:, 0]
+    tickets = write(store, rows)
     before, books = store.stats(), list(part_of(store).table.values())
     store.repack()
     after = store.stats()
     assert after["payload_bytes"] < 0.8 * before["payload_bytes"]
     assert after["nbytes"] < before["nbytes"]
-    assert after["dictionaries"] == 1 and not set(books) & set(part_of(store).table.values())  # gone with their chunks
-    out, ok = fetch(store, tickets)
-    assert ok.all() and np.array_equal(out, rows)
+    assert after["dictionaries"] == 1 and not set(books) & set(part_of(store).table.values())
+    check(store, tickets, rows)
     store.repack()  # nothing is left to do
     assert store.stats() == after
 
@@ -89,22 +99,21 @@ def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> No
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_chunks_that_leave_meanwhile_stay_away() -> None:
+def test_chunks_that_expire_meanwhile_are_not_stored_again() -> None:
     store, rows = make(length=512), frames(3000, SIZE)
-    store.write([rows[:512, None]], None)
-    assert store.repack_some(least=1)  # a piece of the lot
-    tickets = store.write([rows[512:2000, None]], None)[:, 0]  # the rest of it expires
+    write(store, rows[:512])
+    assert store.repack_some(least=1)  # part of the lot
+    tickets = write(store, rows[512:2000])  # the rest expires
     store.repack()
-    out, ok = fetch(store, tickets[-512:])
-    assert ok.all() and np.array_equal(out, rows[2000 - 512 : 2000])
+    check(store, tickets[-512:], rows[2000 - 512 : 2000])
     part = part_of(store)
     assert part.census(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_damaged_chunk_stays_damaged_and_the_others_well() -> None:
+def test_a_damaged_chunk_stays_damaged_and_others_intact() -> None:
     store, rows = make(), frames(2048, SIZE)
-    tickets = store.write([rows[:, None]], None)[:, 0]
+    tickets = write(store, rows)
     part = part_of(store)
     bad = 100  # a chunk
     part.arena.view(int(part.address[bad, 0]), int(part.length[bad, 0]))[9] ^= 1
@@ -112,8 +121,7 @@ def test_a_damaged_chunk_stays_damaged_and_the_others_well() -> None:
     with pytest.raises(StoreCorrupted):
         fetch(store, tickets[bad * 8 : bad * 8 + 8])
     others = np.delete(np.arange(2048), slice(bad * 8, bad * 8 + 8))
-    out, ok = fetch(store, tickets[others])
-    assert ok.all() and np.array_equal(out, rows[others])
+    check(store, tickets[others], rows[others])
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -122,7 +130,7 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
     rows = frames(1024, SIZE)
     for failing in range(0, 60, 7 if where == "compressor" else 1):
         store = make(length=1024)
-        tickets = store.write([rows[:, None]], None)[:, 0]
+        tickets = write(store, rows)
         part, calls = part_of(store), [0]
 
         def fails(real: Any, calls: list[int] = calls, failing: int = failing) -> Any:
@@ -146,17 +154,15 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
             except MemoryError:
                 assert where != "append"
             raised = calls[0] > failing
-        out, ok = fetch(store, tickets)
-        assert ok.all() and np.array_equal(out, rows)
+        check(store, tickets, rows)
         store.repack()
-        out, ok = fetch(store, tickets)
-        assert ok.all() and np.array_equal(out, rows)
+        check(store, tickets, rows)
         if not raised:
             return
     assert where == "compressor"
 
 
-def test_a_thread_does_it_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_compresses_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repack, "_BUSY", 1.0)
     store, rows = make(lanes=2, length=3000), frames(6000, SIZE)
     part_of(store).lot_size = 64
@@ -165,8 +171,7 @@ def test_a_thread_does_it_while_rows_are_written_and_read(monkeypatch: pytest.Mo
         tickets.append(store.write([np.stack([rows[at : at + 50], rows[at : at + 50]], 1)], None))
         known = np.concatenate(tickets)[-2900:]
         pick = np.random.default_rng(at).integers(0, len(known), 40)
-        out, ok = fetch(store, known[pick, at // 50 % 2])
-        assert ok.all() and np.array_equal(out, rows[at + 50 - len(known) + pick])
+        check(store, known[pick, at // 50 % 2], rows[at + 50 - len(known) + pick])
     thread = store._thread
     assert thread is not None
     thread.join(60)
@@ -177,7 +182,7 @@ def test_a_thread_does_it_while_rows_are_written_and_read(monkeypatch: pytest.Mo
     assert ok.all() and np.array_equal(out[:, 1], rows[-3000:])
 
 
-def test_the_thread_does_not_keep_a_store_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_ends_with_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go = threading.Event(), threading.Event()
     real = Store.repack_some
 
@@ -189,7 +194,7 @@ def test_the_thread_does_not_keep_a_store_and_ends_with_it(monkeypatch: pytest.M
     monkeypatch.setattr(Store, "repack_some", slow)
     store = make()
     part_of(store).lot_size = 8
-    store.write([frames(512, SIZE)[:, None]], None)
+    write(store, frames(512, SIZE))
     thread, gone = store._thread, weakref.ref(store)
     assert thread is not None and thread.daemon and reached.wait(60)
     store.close()
@@ -201,9 +206,9 @@ def test_the_thread_does_not_keep_a_store_and_ends_with_it(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_closed_store_says_so() -> None:
+def test_a_closed_store_raises() -> None:
     store = make()
-    store.write([frames(512, SIZE)[:, None]], None)
+    write(store, frames(512, SIZE))
     store.repack_some(least=1)
     store.close()
     with pytest.raises(StoreClosed):
@@ -211,27 +216,29 @@ def test_a_closed_store_says_so() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_loaded_store_does_not_start_anew() -> None:
+def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without_chunks() -> None:
     store, rows = make(), frames(2048, SIZE)
-    tickets = store.write([rows[:, None]], None)[:, 0]
+    tickets = write(store, rows)
+    part = part_of(store)
+    current = part.coder.current
+    assert current is not None
     store.repack()
+    assert current.count == 0
+    (other,) = part.table.values()
+    current.slot = other.slot  # as when an evicted dictionary's slot is reused
     loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
     assert part_of(loaded)._waiting(loaded._count, None) == 0
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and np.array_equal(out, rows)
+    check(loaded, tickets, rows)
 
 
-@pytest.mark.parametrize("settings", [{"repack": False}, {"level": 9}])
-def test_it_can_be_left_out(settings: dict[str, Any]) -> None:
-    store = make(**settings)
-    part_of(store).lot_size = 1
-    store.write([frames(512, SIZE)[:, None]], None)
-    before = store.stats()
-    store.repack()
-    assert store.stats() == before and store._thread is None
-
-
-def test_repack_is_yes_or_no() -> None:
+def test_other_codecs_are_not_compressed_again() -> None:
+    for settings in ({"repack": False}, {"level": 9}):
+        store = make(**settings)
+        part_of(store).lot_size = 1
+        write(store, frames(512, SIZE))
+        before = store.stats()
+        store.repack()
+        assert store.stats() == before and store._thread is None
     with pytest.raises(ValueError, match="repack is 3; expected True or False"):
         Zstd(repack=3)  # type: ignore[arg-type]
 
@@ -242,15 +249,13 @@ def test_frames_of_stacks_are_compressed_again_too() -> None:
     stacks = np.stack([source[i : i + 2990] for i in range(4)], axis=1)
     column = Column("stack", (4, SIZE, SIZE), np.dtype(np.uint8), Zstd(), stacks=True)
     store = Store((column,), lanes=1, length=2000, slack=0)
-    tickets = np.concatenate([store.write([stacks[i : i + 70, None]], None)[:, 0] for i in range(0, 2990, 70)])
+    tickets = np.concatenate([write(store, stacks[i : i + 70]) for i in range(0, 2990, 70)])
     before = store.stats()
     store.repack()
     assert store.stats()["payload_bytes"] < 0.9 * before["payload_bytes"]
-    out, ok = fetch(store, tickets[-2000:])
-    assert ok.all() and np.array_equal(out, stacks[-2000:])
-    more = store.write([stacks[:50, None]], None)[:, 0]
-    out, ok = fetch(store, more)
-    assert ok.all() and np.array_equal(out, stacks[:50])
+    check(store, tickets[-2000:], stacks[-2000:])
+    more = write(store, stacks[:50])
+    check(store, more, stacks[:50])
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -258,7 +263,7 @@ def test_frames_of_stacks_are_compressed_again_too() -> None:
 def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ahead: int) -> None:
     store, rows = make(length=160), frames(2000, SIZE)
     part = part_of(store)
-    tickets = [store.write([rows[:160, None]], None)[:, 0]]
+    tickets = [write(store, rows[:160])]
     lot = part.lot(store._count, 1)
     assert lot is not None and part.packer is not None
     for _ in range(2):  # its dictionary first
@@ -266,45 +271,27 @@ def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ah
     assert piece.at
     at = 160
     for _ in range(ahead):
-        tickets.append(store.write([rows[at : at + 8, None]], None)[:, 0])
+        tickets.append(write(store, rows[at : at + 8]))
         at += 8
     part.swap(lot, piece)
     lane, chunk = part.live(store._count)
     assert part.arena.live == part.length[chunk % part.ring, lane].sum()
     assert len(lane) == sum(s.chunks for s in part.arena.segments.values())
     for _ in range(60):
-        tickets.append(store.write([rows[at : at + 8, None]], None)[:, 0])
+        tickets.append(write(store, rows[at : at + 8]))
         at += 8
-        out, ok = fetch(store, np.concatenate(tickets)[-160:])
-        assert ok.all() and np.array_equal(out, rows[at - 160 : at])
+        check(store, np.concatenate(tickets)[-160:], rows[at - 160 : at])
 
 
-def test_a_full_store_is_packed_while_rows_are_written() -> None:
+def test_a_full_store_is_compressed_while_rows_are_written() -> None:
     store, rows = make(length=2000), frames(6000, SIZE)
-    store.write([rows[:2000, None]], None)
+    write(store, rows[:2000])
     thread = threading.Thread(target=store.repack)
     thread.start()
     at = 2000
     while thread.is_alive() and at < 5900:
-        tickets = store.write([rows[at : at + 8, None]], None)[:, 0]
+        tickets = write(store, rows[at : at + 8])
         at += 8
     thread.join(60)
     assert store.last_error is None
-    out, ok = fetch(store, tickets)
-    assert ok.all() and np.array_equal(out, rows[at - 8 : at])
-
-
-@pytest.mark.usefixtures("by_hand")
-def test_a_dictionary_without_chunks_does_not_stand_for_another_in_a_checkpoint() -> None:
-    store, rows = make(), frames(2048, SIZE)
-    tickets = store.write([rows[:, None]], None)[:, 0]
-    part = part_of(store)
-    current = part.coder.current
-    assert current is not None
-    store.repack()
-    assert current.count == 0
-    (other,) = part.table.values()
-    current.slot = other.slot  # as when the place of a dictionary that is gone is taken
-    loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and np.array_equal(out, rows)
+    check(store, tickets, rows[at - 8 : at])

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import _figures, _report, readme
 from benchmarks._harness import Absent, Spread, absent_row, row
-from benchmarks._lines import LINES, Line
+from benchmarks._lines import Line
 
 MACHINE = {"devices": ["cpu"], "cores": 2, "processor": "A processor", "memory": 2**34, "system": "Linux"}
 
@@ -56,13 +56,6 @@ def test_markdown_says_how_it_was_run():
     assert "| 2 rows |  | absent |  | >= 1.0 |  | peer: undefined symbol |" in text
 
 
-def test_runs_are_listed_by_machine():
-    other = run_of() | {"machine": MACHINE | {"cores": 64}}
-    lines = _report.runs(report_of(a=run_of(quick=True), b=other, c=run_of(elsewhere=None))).splitlines()
-    begin = ("* On 2 cores of", "  * `a`: quick", "  * `c`: full", "* On 64 cores of", "  * `b`: full")
-    assert all(line.startswith(first) for line, first in zip(lines, begin, strict=True))
-
-
 LINE = Line(
     "b",
     r"Bytes, (?P<frames>[\d,]+) frames",
@@ -100,30 +93,6 @@ def test_a_line_without_its_row_says_why():
     assert cells(LINE, report_of(b=run_of(gone)))[2] == "absent: peer: no such module"
 
 
-def test_all_peers_in_one_table():
-    def of(library, size, ratio):
-        tags = {"library": library, "size": size}
-        return row(
-            "A uniform batch of 256, one call: time",
-            library,
-            ratio=ratio,
-            tags=tags,
-            note="" if ratio else "not run: big",
-        )
-
-    rows = [of("one", 10, 2.0), of("one", 1000, 3.0), of("two", 10, 4.0), of("two", 1000, None), of("fbuf", 10, 1.0)]
-    gone = absent_row(
-        "A uniform batch of 256, one call: time", "x", Absent("x", "gone"), tags={"library": "x", "size": 10}
-    )
-    text = _figures.versus(report_of(peers_sample=run_of(*rows, gone)))
-    assert (
-        "| one |  |  | 3x (of 1,000) |" in text
-        and "| two |  |  | 4x (of 10) |" in text
-        and "| x |  |  | absent |" in text
-    )
-    assert "| fbuf |" not in text
-
-
 def test_marked_parts_are_replaced():
     text = "before <!-- a -->\nold\n<!-- /a --> between <!-- b --><!-- /b --> after"
     assert readme.rewritten(text, {"a": "1", "b": "2"}) == (
@@ -140,25 +109,8 @@ def test_the_readme_says_what_the_committed_report_does():
     assert readme.main(["--check"]) == 0
 
 
-def test_check_finds_a_typed_figure(tmp_path, capsys):
-    path = tmp_path / "README.md"
-    text = (readme.ROOT / "README.md").read_text()
-    at = text.index("<!-- figures -->") + 200
-    path.write_text(text[:at] + "9" + text[at:])
-    assert readme.main(["--check", "--readme", str(path)]) == 1
-    assert "Run python -m benchmarks.readme" in capsys.readouterr().out
-    assert readme.main(["--readme", str(path)]) == 0 and path.read_text() == text
-
-
-def test_lines_name_benchmarks_there_are():
-    from benchmarks.__main__ import names
-
-    assert {line.benchmark for line in LINES} <= set(names())
-    assert {benchmark for benchmark, *_ in _figures.PEER_TABLES} <= set(names())
-
-
 def test_pictures_are_drawn_from_tags(tmp_path):
-    plot = pytest.importorskip("benchmarks._plot", exc_type=ImportError)
+    from benchmarks import _plot as plot
 
     def of(library, size):
         tags = {"library": library, "size": size}

@@ -36,7 +36,7 @@ from tests.support.stacks import (
     stream,
     write,
 )
-from tests.test_store import Deflate, fetch, frames, same
+from tests.support.store import Deflate, fetch, frames, same
 
 
 @given(data=st.data())

@@ -73,16 +73,6 @@ def test_chances_by_age() -> None:
     assert int(buffer.stats(state)["anchors_fresh"]) == (expected > 0).sum()
 
 
-def test_a_lot_that_is_not_full_yet_is_the_newest() -> None:
-    buffer = fbuf.Buffer(100, sampler=Staleness(1, unit=4))
-    state, add = buffer.init(jnp.int32(0)), jax.jit(buffer.add)
-    peek = jax.jit(lambda s, key: buffer.peek(s, key, 256).data)
-    for i in range(30):
-        state = add(state, np.int32(i))
-        fresh = set(peek(state, jax.random.key(i)).tolist())
-        assert fresh == {k for k in range(i + 1) if i // 4 - k // 4 <= 1}
-
-
 def test_a_learner_ahead_of_its_actors() -> None:
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
     state = buffer.extend(buffer.init({"version": jnp.int32(0)}), {"version": jnp.arange(5)})

@@ -310,12 +310,12 @@ def test_a_buffer_of_just_the_rows_one_draw_needs():
     assert drawn(view, rows, capacity=4, times=3) == {4: ([3, 4], 9, 1, [5, 6])}
 
 
-def test_nested_observations_other_leaves_and_integer_rewards():
+def test_nested_observations_other_leaves_and_rewards_of_several_integers():
     view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2)
     buffer = fbuf.Buffer(capacity=8, view=view)
     rows = {
         "o": {"image": np.arange(4, dtype=np.uint8)[:, None], "speed": np.arange(4, dtype=np.float32)},
-        "reward": np.asarray([1, 2, 3, 4], np.int32),
+        "reward": np.asarray([[1, 10], [2, 20], [3, 30], [4, 40]], np.int32),
         "terminated": np.zeros(4, bool),
         "truncated": np.zeros(4, bool),
         "info": {"lives": np.arange(4, dtype=np.int8)},
@@ -328,14 +328,9 @@ def test_nested_observations_other_leaves_and_integer_rewards():
     assert data["next_obs"]["speed"].shape == (32, 2)
     at = data["info"]["lives"]
     assert set(at) == {0, 1}
-    np.testing.assert_array_equal(data["reward"], 1 + at + (2 + at) / 2)
+    np.testing.assert_array_equal(data["reward"], np.outer(1 + at + (2 + at) / 2, [1, 10]))
     np.testing.assert_array_equal(data["next_obs"]["speed"], np.stack([at + 1, at + 2], axis=1))
     np.testing.assert_array_equal(data["obs"]["image"][:, 1, 0], at)
-
-
-def test_rewards_of_several_numbers_add_up_one_by_one():
-    rows = rows_of([1, 2, 3], "---", reward=np.asarray([[1, 10], [2, 20], [4, 40]], np.float32))
-    assert drawn(TWO, rows) == {1: (1, [2, 20], 0.25, 3)}
 
 
 @pytest.mark.parametrize(("layout", "case"), QUICK)

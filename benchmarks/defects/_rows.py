@@ -132,7 +132,7 @@ ROWS = (
 )
 LEFT_OUT = {
     "torchrl's Atari data set (rows in another order than their index, terminal steps in the next episode, zeroed frames at "
-    "the ends of files)": "its data must be downloaded; ours: tests/test_datasets_atari_defects.py",
+    "the ends of files)": "its data must be downloaded; ours: tests/test_datasets_atari.py",
     "torchrl's CUDA trees (leaves written by one thread, the whole tree rebuilt an update)": "needs a GPU",
     "torchrl's `TensorDictMaxValueWriter` (a NaN keeps better rows out)": "ours: tests/test_topk.py",
     "torchrl's ensembles (members of different samplers raise; `len` counts members)": "ours: tests/test_mixture.py",

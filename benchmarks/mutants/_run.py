@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from benchmarks.mutants._catalogue import Mutant, Package
 
 TIERS = ("likely", "quick", "more")
 WARM = ("jax", "jax.numpy", "numpy", "zstandard", "ml_dtypes", "chex", "hypothesis", "hypothesis.strategies", "torch")
+_MOST_MEMORY = 8 << 30  # bytes of a process
 _SLOWER = 8  # a whole tier's time limit, in those of the likely tests
 
 
@@ -193,6 +195,7 @@ class Runner:
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in here]
         os.environ["PYTHONPATH"] = os.pathsep.join([str(repo), *paths])
         os.environ.pop("PYTEST_ADDOPTS", None)
+        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))  # a mutant may allocate without end
         import pytest
 
         with contextlib.suppress(ImportError, AttributeError):

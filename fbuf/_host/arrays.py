@@ -1,4 +1,4 @@
-"""Words of the host side: an array, its bytes, and the error of bytes that are not what they were."""
+"""Types of the host side: an array, its bytes, and the errors of a closed store and of damaged bytes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+class StoreClosed(RuntimeError):
+    """The store was closed; its rows are gone."""
 
 
 class StoreCorrupted(RuntimeError):

@@ -122,8 +122,8 @@ class ZstdCoder(Coder):
         self._mean = self._least = self._most = 0.0
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
         self._last = self._adopted = 0  # rows when a dictionary was tried, and when one was taken
-        rows = np.zeros((codec.chunk, *shape), dtype)
-        self._packed = bits.packed_bytes(rows) if rows.size and bits.packable(rows) else self._size
+        rows = np.zeros((codec.chunk, *shape), dtype)  # never touched: a hostile file may claim large ones
+        self._packed = bits.packed_bytes(rows) if rows.size and bits.packable(rows[:0]) else self._size
         # Whether rows are zeros and ones; None: none was seen yet. Where bits are no fewer they cannot be told apart.
         self._bits: bool | None = None if self._packed < self._size else False
 

@@ -28,8 +28,7 @@ from fbuf._host.arrays import Array, flat
 from fbuf._host.batch import Batch
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
-from fbuf._host.part import Census, Fetch
-from fbuf._host.repack import Lot
+from fbuf._host.part import Census, Fetch, Job
 from fbuf._host.rowends import RowEnds
 from fbuf._host.stacking import Stacking
 
@@ -204,7 +203,7 @@ class FrameStream:
         """The frames' business."""
         self.plane.compact(self.count, self.low)
 
-    def lot(self, count: Array, least: int | None) -> Lot | None:
+    def lot(self, count: Array, least: int | None) -> Job | None:
         """Frames to compress again."""
         return self.plane.lot(self.count, least, self.low)
 

@@ -8,13 +8,10 @@ store's lock, and `run` does it without. One writer at a time, with any number o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fbuf._host.arrays import Array
 from fbuf._host.batch import Batch
-
-if TYPE_CHECKING:
-    from fbuf._host.repack import Lot
 
 
 class Census(NamedTuple):
@@ -23,6 +20,18 @@ class Census(NamedTuple):
     chunks: int = 0  # encoded, live
     payload: int = 0  # their bytes
     dictionaries: int = 0
+
+
+class Job(Protocol):
+    """Chunks to compress again."""
+
+    @property
+    def part(self) -> Any:
+        """The chunked column that made it: `packer`, `look`, `swap` and `leave` do its work."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
 
 
 class Fetch(Protocol):
@@ -60,7 +69,7 @@ class Part(Protocol):
         """Give memory back, where that pays."""
         return None
 
-    def lot(self, count: Array, least: int | None) -> Lot | None:
+    def lot(self, count: Array, least: int | None) -> Job | None:
         """Return chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
         return None
 

@@ -29,9 +29,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fbuf._host.arrays import Array, bare
+from fbuf._host.arrays import Array, StoreClosed, bare
 from fbuf._host.served import Kept
-from fbuf._host.store import StoreClosed
 from fbuf._host.sumtree import Layout, Tree, normal
 
 F = TypeVar("F", bound=Callable[..., Any])

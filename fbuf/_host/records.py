@@ -18,14 +18,13 @@ import numpy as np
 
 from fbuf._host import values
 from fbuf._host.arena import Arena
-from fbuf._host.arrays import Array, StoreCorrupted, bare, flat
+from fbuf._host.arrays import Array, StoreClosed, StoreCorrupted, bare, flat
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.codec import Codec
 from fbuf._host.served import Served
 from fbuf._host.shelf import INDEX, OBJECT, STRING, Leaf, Shelf, Staged, stage
 from fbuf._host.source import Source, expect, lazily
 from fbuf._host.spans import Spans
-from fbuf._host.store import StoreClosed
 from fbuf._host.values import MISSING
 
 FORMAT = 1

@@ -16,8 +16,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -26,10 +27,6 @@ from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.codec import Zstd
 from fbuf._host.coder import ZstdCoder
 from fbuf._host.zstd import Dictionary, checksum, compressor
-
-if TYPE_CHECKING:
-    from fbuf._host.chunks import Chunks
-    from fbuf._host.store import Store
 
 LOT_BYTES = 1 << 28
 """Raw bytes of a lot: 38,000 frames of 84x84."""
@@ -50,7 +47,7 @@ _BUSY = 0.5  # share of its time that the thread works, so that a learner on few
 class Lot:
     """Chunks to compress again, oldest first, as they were when the lot was taken; one may have expired since."""
 
-    part: Chunks
+    part: Any  # the `Chunks` they are in
     lane: Array
     chunk: Array
     address: Array
@@ -200,24 +197,24 @@ class Packer:
         return float(sum(book.nbytes * min(n / max(book.count, 1), 1.0) for book, n in uses.values()))
 
 
-def start(store: Store) -> threading.Thread:
-    """Compresses lots for as long as there are any, then ends; the thread does not keep the store alive."""
-    thread = threading.Thread(target=_run, args=(weakref.ref(store),), name="fbuf-repack", daemon=True)
+def start(repack_some: weakref.WeakMethod[Callable[[], bool]]) -> threading.Thread:
+    """Call a store's method in a thread until it returns False; the thread does not keep the store alive."""
+    thread = threading.Thread(target=_run, args=(repack_some,), name="fbuf-repack", daemon=True)
     thread.start()
     return thread
 
 
-def _run(reference: weakref.ref[Store]) -> None:
+def _run(reference: weakref.WeakMethod[Callable[[], bool]]) -> None:
     while True:
-        store = reference()
-        if store is None:
+        repack_some = reference()
+        if repack_some is None:
             return
         begin = time.perf_counter()
         try:
-            if not store.repack_some():
+            if not repack_some():
                 return
         except Exception:  # is the store's `last_error`, and closed stores say so; what was not swapped is as it was
             return
         finally:
-            del store
+            del repack_some
         time.sleep((time.perf_counter() - begin) * (1 / _BUSY - 1))

@@ -21,8 +21,7 @@ from fbuf._host.batch import Batch, ranges
 from fbuf._host.chunks import Chunks
 from fbuf._host.codec import Zstd
 from fbuf._host.framestream import FrameStream, predecessors, remember
-from fbuf._host.part import Census, Fetch
-from fbuf._host.repack import Lot
+from fbuf._host.part import Census, Fetch, Job
 from fbuf._host.stacking import Stacking, as_bytes, stackings
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
@@ -179,7 +178,7 @@ class Stacks:
         """Gives memory back, where that pays."""
         self.inner.compact(count)
 
-    def lot(self, count: Array, least: int | None) -> Lot | None:
+    def lot(self, count: Array, least: int | None) -> Job | None:
         """Chunks to compress again."""
         return self.inner.lot(count, least)
 

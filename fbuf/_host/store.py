@@ -31,7 +31,7 @@ import numpy as np
 
 from fbuf._host import checkpoint, repack
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, StoreCorrupted, bare, flat, intact
+from fbuf._host.arrays import Array, StoreClosed, StoreCorrupted, bare, flat, intact
 from fbuf._host.batch import Batch, ranges
 from fbuf._host.changelog import ChangeLog
 from fbuf._host.column import (
@@ -46,10 +46,9 @@ from fbuf._host.filechunks import FileChunks
 from fbuf._host.filering import FileRing
 from fbuf._host.folder import Folder
 from fbuf._host.making import Making, kinds
-from fbuf._host.part import Fetch, Part
+from fbuf._host.part import Fetch, Job, Part
 from fbuf._host.patches import PATCH, Patch, Patches
 from fbuf._host.places import Move, Places
-from fbuf._host.repack import Lot
 from fbuf._host.ring import Ring
 from fbuf._host.source import Source, expect, within
 from fbuf._host.tickets import Tickets
@@ -58,10 +57,6 @@ from fbuf._host.whole import longest
 __all__ = ["PATCH", "Column", "Store", "StoreClosed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class StoreClosed(RuntimeError):
-    """The store was closed; its rows are gone."""
 
 
 def _recorded(method: F) -> F:
@@ -150,7 +145,7 @@ class Store:
         self._closed = False
         self._broken = False  # a write ended half-way
         self._repacking = threading.Lock()  # taken before _writing
-        self._lots: list[Lot] = []  # under way
+        self._lots: list[Job] = []  # under way
         self._thread: threading.Thread | None = None
         if folder is not None:
             self._open(folder)
@@ -501,7 +496,7 @@ class Store:
             return
         if any(part.lot(self._count, None) for part in self._parts):
             try:
-                self._thread = repack.start(self)
+                self._thread = repack.start(weakref.WeakMethod(self.repack_some))
             except RuntimeError as error:  # no more threads: it only saves memory
                 self.last_error = bare(error)
 

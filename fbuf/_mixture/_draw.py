@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jax import lax
 from fbuf import _permutation, _transforming, _verbs
 from fbuf._buffer import Buffer
 from fbuf._mixture import _quota
+from fbuf._mixture._config import MixtureConfig
 from fbuf._mixture._match import check_alike
 from fbuf._mixture._state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
 from fbuf._mixture._weigh import weigh
@@ -33,9 +34,6 @@ from fbuf._state import BufferState
 from fbuf._tree import expand
 from fbuf._typing import Draw, Limited, ReadOnly, Window
 from fbuf._words import anew
-
-if TYPE_CHECKING:
-    from fbuf._mixture._value import Mixture
 
 States = dict[str, BufferState]
 
@@ -51,7 +49,7 @@ class Part(NamedTuple):
     mask: jax.Array
 
 
-def available(mixture: Mixture, states: States) -> jax.Array:
+def available(mixture: MixtureConfig, states: States) -> jax.Array:
     """int32[S], anchors that may be drawn."""
     out = []
     for name, buffer in mixture.members:
@@ -61,7 +59,7 @@ def available(mixture: Mixture, states: States) -> jax.Array:
 
 
 def sample(
-    mixture: Mixture,
+    mixture: MixtureConfig,
     state: MixtureState,
     key: jax.Array,
     fractions: jax.Array | None,
@@ -122,7 +120,7 @@ def sample(
     return dataclasses.replace(state, buffers=states, counters=counters), batch
 
 
-def _may_lack(mixture: Mixture, sizes: tuple[int, ...]) -> bool:
+def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
     """Whether a buffer may have nothing to draw, and another something: rows of data sets are always there."""
     pairs = zip(mixture.members, sizes, strict=True)
     return len(sizes) > 1 and any(size and not isinstance(buffer.writer, ReadOnly) for (_, buffer), size in pairs)
@@ -140,7 +138,7 @@ def _shares(source: jax.Array, size: int) -> jax.Array:
     return count.astype(jnp.float32) / jnp.float32(source.shape[0])
 
 
-def _narrow(mixture: Mixture, states: States, keys: jax.Array, sizes: tuple[int, ...]) -> tuple[States, Part]:
+def _narrow(mixture: MixtureConfig, states: States, keys: jax.Array, sizes: tuple[int, ...]) -> tuple[States, Part]:
     """So many rows of each buffer, side by side."""
     states, parts, found = dict(states), [], []
     for number, ((name, buffer), size) in enumerate(zip(mixture.members, sizes, strict=True)):
@@ -201,7 +199,7 @@ def _part(batch: Sample, source: jax.Array) -> Part:
     return Part(batch.data, source, slot, batch.index.ticket, batch.probability, batch.mask)
 
 
-def _wide(mixture: Mixture, states: States, keys: jax.Array, source: jax.Array) -> tuple[States, Part]:
+def _wide(mixture: MixtureConfig, states: States, keys: jax.Array, source: jax.Array) -> tuple[States, Part]:
     """Row b from buffer `source[b]`, from none where that is S."""
     states, found = dict(states), []
     whole: Part | None = None
@@ -264,7 +262,9 @@ def _check_forgets(call: str, buffer: Buffer, before: Any, after: Any) -> None:
         )
 
 
-def _filled_up(mixture: Mixture, states: States, keys: jax.Array, part: Part, source: jax.Array) -> tuple[States, Part]:
+def _filled_up(
+    mixture: MixtureConfig, states: States, keys: jax.Array, part: Part, source: jax.Array
+) -> tuple[States, Part]:
     """The batch with the rows that others left over, of the buffers that `source` names; of S none."""
     size = jnp.int32(len(mixture.members))
     before, structure = jax.tree.leaves(states), jax.tree.structure(states)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf._buffer import Buffer
+from fbuf._mixture._config import MixtureConfig
 from fbuf._mixture._draw import count_up
 from fbuf._mixture._state import MixtureIndex, MixtureState
 from fbuf._sample import Index
 from fbuf._typing import ReadOnly
-
-if TYPE_CHECKING:
-    from fbuf._mixture._value import Mixture
 
 
 def of(index: MixtureIndex, number: int, buffer: Buffer) -> Index:
@@ -32,7 +30,7 @@ def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
 
 
 def update_priority(
-    mixture: Mixture, state: MixtureState, index: MixtureIndex, td_error: Any, mask: Any, eta: Any
+    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, td_error: Any, mask: Any, eta: Any
 ) -> tuple[MixtureState, None]:
     """`Buffer.update_priority` of each buffer that has priorities."""
     states = dict(state.buffers)
@@ -44,7 +42,9 @@ def update_priority(
     return dataclasses.replace(state, buffers=states, counters=counters), None
 
 
-def update_rows(mixture: Mixture, state: MixtureState, index: MixtureIndex, fields: Any) -> tuple[MixtureState, None]:
+def update_rows(
+    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any
+) -> tuple[MixtureState, None]:
     """`Buffer.update_rows` of each buffer whose rows can change."""
     states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)
     for number, (name, buffer) in enumerate(mixture.members):

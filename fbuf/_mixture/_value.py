@@ -20,6 +20,7 @@ from fbuf._buffer import Buffer
 from fbuf._config import component
 from fbuf._dispatch import Verb
 from fbuf._mixture import _checks, _draw, _quota, _route
+from fbuf._mixture._config import MixtureConfig
 from fbuf._mixture._match import check_alike
 from fbuf._mixture._state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
 from fbuf._sample import Index
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @component
-class Mixture:
+class Mixture(MixtureConfig):
     r"""Several buffers as one to sample from, of any capacity, storage, sampler and view.
 
     Attributes:
@@ -93,15 +94,6 @@ class Mixture:
       [0 0 0 0 0 0 0 0]
     """
 
-    buffers: Mapping[str, Buffer] | tuple[tuple[str, Buffer], ...]
-    fractions: Mapping[str, float] | tuple[float, ...] | None = None
-    quota: str = "exact"
-    target: str = "union"
-    beta: float = 1.0
-    normalize: str | None = "batch"
-    if_empty: str = "share"
-    annealed: bool = False
-
     def __dir__(self) -> list[str]:
         """What a user calls; not what the package's own modules ask a mixture."""
         return sorted(set(super().__dir__()) - {"check_alike", "check_state", "first_fractions", "shares"})
@@ -134,22 +126,6 @@ class Mixture:
         if not number or not 0 <= self.beta < float("inf"):
             raise ValueError(f"Mixture: beta is {self.beta!r}; expected a finite number >= 0.")
         object.__setattr__(self, "beta", float(self.beta))
-
-    @property
-    def members(self) -> tuple[tuple[str, Buffer], ...]:
-        """Names and buffers, in order."""
-        assert isinstance(self.buffers, tuple)
-        return self.buffers
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the buffers, in the order of `source`."""
-        return tuple(name for name, _ in self.members)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The fractions, in order; they need not come to 1."""
-        return self.fractions if isinstance(self.fractions, tuple) else (1.0,) * len(self.members)
 
     def __getitem__(self, name: str) -> Buffer:
         return dict(self.members)[self._known("Mixture", name)]
@@ -674,11 +650,11 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _sample_core(mixture: Mixture, state: MixtureState, key: Any, fractions: Any, beta: Any, *static: Any) -> Any:
+def _sample_core(mixture: MixtureConfig, state: MixtureState, key: Any, fractions: Any, beta: Any, *static: Any) -> Any:
     return _draw.sample(mixture, state, key, fractions, beta, *static)
 
 
-def _can_sample_core(mixture: Mixture, state: MixtureState) -> tuple[MixtureState, jax.Array]:
+def _can_sample_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, jax.Array]:
     there = _draw.available(mixture, dict(state.buffers)) > jnp.int32(0)
     shares = jnp.asarray(mixture.shares, jnp.float32) if state.fractions is None else state.fractions
     drawn = shares > jnp.float32(0)
@@ -687,7 +663,7 @@ def _can_sample_core(mixture: Mixture, state: MixtureState) -> tuple[MixtureStat
     return state, jnp.any(there & drawn)
 
 
-def _stats_core(mixture: Mixture, state: MixtureState) -> tuple[MixtureState, dict[str, jax.Array]]:
+def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, dict[str, jax.Array]]:
     out: dict[str, jax.Array] = {name: state.counters[i] for i, name in enumerate(COUNTERS)} | {"beta": state.beta}
     if mixture.quota == "all":
         shares = None

@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fbuf._host.ahead import ReadAhead, Reading, Still
-from fbuf._host.arrays import Array, bare, flat
+from fbuf._host.arrays import Array, StoreClosed, bare, flat
 from fbuf._host.column import Column, check_request
 from fbuf._host.patches import Patches
-from fbuf._host.store import StoreClosed
 from fbuf._pieces._chunked import ChunkedLeaf
 from fbuf._pieces._plainrows import PlainLeaf
 

@@ -8,7 +8,7 @@ does not grow with their number.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,13 @@ import numpy as np
 from jax import lax
 
 from fbuf import _anchors, _ring, _scatter, _verbs
+from fbuf._bufferconfig import BufferConfig
 from fbuf._dispatch import Verb
 from fbuf._sample import TICKET
 from fbuf._state import BufferState
 from fbuf._summary._hash import hashed
 from fbuf._tree import item_bytes
 from fbuf._typing import Inspecting, Read, Recording
-
-if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
 
 BLOCK_BYTES = 1 << 24
 """Bytes of rows that are read at once to compare them."""
@@ -50,7 +48,7 @@ class Seen:
     available: int
 
 
-def _order(buffer: Buffer, state: BufferState) -> tuple[jax.Array, jax.Array]:
+def _order(buffer: BufferConfig, state: BufferState) -> tuple[jax.Array, jax.Array]:
     """Slots int32[L, E] in order of arrival, and which of them hold a row."""
     lanes, length, _ = buffer.geometry
     if state.scatter is not None:
@@ -61,7 +59,7 @@ def _order(buffer: Buffer, state: BufferState) -> tuple[jax.Array, jax.Array]:
     return _ring.by_age(state.ring, buffer.geometry, age), age < state.ring.size[None, :]
 
 
-def _hashes(buffer: Buffer, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:
+def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:
     """uint32[M, 2] of each leaf of the rows at slots int32[M], C: none; and whether each was there."""
     spec, _ = buffer.storage.spec(state.rows)
     names = [name for name, leaf in spec.items() if name != TICKET]
@@ -79,7 +77,7 @@ def _hashes(buffer: Buffer, state: BufferState, slot: jax.Array, number: int) ->
     return {**flat, TICKET: there.reshape(-1)[:number]}
 
 
-def _ends(buffer: Buffer, state: BufferState, slot: jax.Array, held: jax.Array) -> dict[str, jax.Array]:
+def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array) -> dict[str, jax.Array]:
     """Where episodes begin and end."""
     if state.scatter is not None:
         return {}
@@ -97,7 +95,9 @@ def _ends(buffer: Buffer, state: BufferState, slot: jax.Array, held: jax.Array) 
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}
 
 
-def _look_core(buffer: Buffer, state: BufferState, fetched: Any, number: int) -> tuple[BufferState, dict[str, Any]]:
+def _look_core(
+    buffer: BufferConfig, state: BufferState, fetched: Any, number: int
+) -> tuple[BufferState, dict[str, Any]]:
     """`fetched`: what `Inspecting.fetch` gave; `number`: how many of the newest rows are compared, a lane."""
     slot, held = _order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
@@ -123,7 +123,7 @@ def _look_core(buffer: Buffer, state: BufferState, fetched: Any, number: int) ->
 look = Verb(_look_core)
 
 
-def seen(buffer: Buffer, state: BufferState, compare: int = 0) -> Seen:
+def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     """Everything about every row; of at most `compare` of the newest rows (a lane its share) what they hold. Eager."""
     lanes, length, _ = buffer.geometry
     fetched, since = None, ""
@@ -159,6 +159,6 @@ def seen(buffer: Buffer, state: BufferState, compare: int = 0) -> Seen:
     )
 
 
-def whole_rows(buffer: Buffer) -> bool:
+def whole_rows(buffer: BufferConfig) -> bool:
     """Whether arrays are all that rows hold, so that two rows can be compared."""
     return not isinstance(buffer.storage, Recording)

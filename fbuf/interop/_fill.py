@@ -46,6 +46,8 @@ def fill(
     capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """A buffer with the rows of `source`; arguments and errors as the public functions say."""
+    if buffer is not None and buffer.lanes == 1 and source.lanes is None:
+        source = _with_lane(source)
     taken = chosen(call, source.columns, fields)
     columns = {here: source.columns[there] for there, here in taken.items()}
     columns = converted(call, without_last_axes(columns) if fields == "ted" else columns, dtypes)
@@ -59,6 +61,18 @@ def fill(
     with undone(getattr(buffer.storage, "path", None)), contextlib.closing(Bar(progress, call, steps, " rows")) as bar:
         state = _filled(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
     return buffer, state
+
+
+def _with_lane(source: Source) -> Source:
+    """The same rows as one lane, `[N, 1, ...]`."""
+
+    def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+        return lambda first, last: read(first, last)[:, None]
+
+    columns = {name: dataclasses.replace(c, read=widened(c.read)) for name, c in source.columns.items()}
+    priority = None if source.priority is None else source.priority[:, None]
+    mask = None if source.mask is None else widened(source.mask)
+    return dataclasses.replace(source, columns=columns, lanes=1, priority=priority, mask=mask)
 
 
 def _filled(

@@ -9,7 +9,6 @@ dicts will do. The source is flashbax 0.1.3, `trajectory_buffer.py`, `prioritise
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,8 +72,6 @@ def from_flashbax(
         assert priority_exponent is not None
         rows = (source.steps if newest is None else min(newest, source.steps)) or 1
         buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)
-    if buffer is not None and buffer.lanes == 1 and source.lanes is None:
-        source = _with_lane(source)
     return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
@@ -113,17 +110,6 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
         priority = priority[:, 0] if lanes == 1 else priority
     structure = jax.tree.structure(experience)
     return Source(columns, steps, None if lanes == 1 else lanes, None, priority, largest, structure)
-
-
-def _with_lane(source: Source) -> Source:
-    """The same rows as one lane, `[N, 1, ...]`."""
-
-    def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
-        return lambda first, last: read(first, last)[:, None]
-
-    columns = {n: Column(c.shape, c.dtype, widened(c.read)) for n, c in source.columns.items()}
-    priority = None if source.priority is None else source.priority[:, None]
-    return dataclasses.replace(source, columns=columns, lanes=1, priority=priority)
 
 
 def _reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:

@@ -20,7 +20,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from fbuf._state import BufferState
 from fbuf.interop import _sink
 from fbuf.interop._export import FORMAT, VERSION, Exported
 from fbuf.interop._read import Reader
-from fbuf.interop._tedplan import Plan, numbers, planned
 
 _CALL = "to_ted"
 _FLAGS = ("done", "terminated", "truncated")
@@ -111,13 +110,13 @@ def to_ted(
     leaves = {role: _under(role, name, spec) for role, name in given.items() if name is not None}
     _check(reader, leaves, given)
     resets = getattr(view, "autoreset", "same_step") == "next_step"
-    plan = planned(
+    plan = _planned(
         reader, roles["terminated"], truncated, next_observation is not None, bool(final_observation), resets
     )
     rows = int(plan.keep.sum())
     columns: list[_Column] = list(_columns(reader, plan, given, leaves, names))
     if episode is not None:
-        columns.append((episode, (rows,), np.dtype(np.int64), lambda: numbers(plan)))
+        columns.append((episode, (rows,), np.dtype(np.int64), lambda: _numbers(plan)))
     _sink.check_names(_CALL, [name for name, *_ in columns])
     bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
     with contextlib.closing(bar), _sink.opened(_CALL, path, compress, overwrite) as sink:
@@ -125,7 +124,7 @@ def to_ted(
             sink.column(name, shape, dtype, blocks())
             bar(1)
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "ted", "lanes": None, "steps": rows})
-    episodes = sum(len(np.unique(part)) for part in numbers(plan)) if rows else 0
+    episodes = sum(len(np.unique(part)) for part in _numbers(plan)) if rows else 0
     return Exported(path, rows, episodes, plan.dropped, path.stat().st_size)
 
 
@@ -170,7 +169,7 @@ _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Callable[[], Iterator[np.
 
 def _columns(
     reader: Reader,
-    plan: Plan,
+    plan: _Plan,
     given: Mapping[str, str | None],
     leaves: Mapping[str, list[str]],
     names: Mapping[str, str | None] | None,
@@ -203,12 +202,12 @@ def _columns(
         yield name, (rows, 1), np.dtype(bool), _flags(plan, np.zeros_like(plan.keep))
 
 
-def _flags(plan: Plan, flag: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
+def _flags(plan: _Plan, flag: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
     lanes = range(plan.keep.shape[1])
     return lambda: (flag[plan.keep[:, lane], lane][:, None] for lane in lanes)
 
 
-def _kept(reader: Reader, plan: Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def _kept(reader: Reader, plan: _Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Ages and lanes of the rows that are kept, in blocks, lane after lane; and the most rows of a block."""
     block = reader.block(name)
     ages, lanes, waiting = [], [], 0
@@ -226,7 +225,7 @@ def _kept(reader: Reader, plan: Plan, name: str) -> Iterator[tuple[np.ndarray, n
         yield np.concatenate(ages), np.concatenate(lanes), block
 
 
-def _blocks(reader: Reader, plan: Plan, leaf: str, shape: tuple[int, ...]) -> Callable[[], Iterator[np.ndarray]]:
+def _blocks(reader: Reader, plan: _Plan, leaf: str, shape: tuple[int, ...]) -> Callable[[], Iterator[np.ndarray]]:
     def blocks() -> Iterator[np.ndarray]:
         for age, lane, block in _kept(reader, plan, leaf):
             rows = reader.leaf(leaf, reader.slots(age, lane), block)
@@ -236,7 +235,7 @@ def _blocks(reader: Reader, plan: Plan, leaf: str, shape: tuple[int, ...]) -> Ca
 
 
 def _successors(
-    reader: Reader, plan: Plan, leaf: str, successor: str | None, final: str | None
+    reader: Reader, plan: _Plan, leaf: str, successor: str | None, final: str | None
 ) -> Callable[[], Iterator[np.ndarray]]:
     """What was observed next."""
     if successor is not None:
@@ -254,3 +253,71 @@ def _successors(
             yield rows
 
     return blocks
+
+
+class _Plan(NamedTuple):
+    """What becomes of each row, bool[T, E]; worked out from the flags before any observation is read."""
+
+    keep: np.ndarray
+    from_next: np.ndarray  # its next observation is that of the row after
+    from_final: np.ndarray  # ... is the final one it holds
+    terminated: np.ndarray
+    truncated: np.ndarray
+    boundary: np.ndarray  # the first row of an episode
+    dropped: int
+
+
+def _planned(
+    reader: Reader, terminated: str, truncated: str | None, has_next: bool, has_final: bool, resets: bool
+) -> _Plan:
+    """What becomes of each row; `resets`: the row after an end holds the final observation and is no step itself."""
+    there = reader.mask(0, reader.steps)
+    over = reader.flag(terminated)
+    cut = np.zeros_like(over)
+    for name in set(reader.buffer.ends) - {terminated, truncated}:
+        cut |= reader.flag(name) & ~over
+    if truncated:
+        cut |= reader.flag(truncated)
+    end = over | cut
+    after_end = _later(end)
+    reset = np.zeros_like(end)
+    if resets:
+        for step, lane in np.argwhere(end):  # in order of time; an end of a reset row is none
+            if not reset[step, lane] and step + 1 < len(end):
+                reset[step + 1, lane] = True
+        end &= ~reset
+        after_end = _later(end)
+        over, cut = over & end, cut & end
+        # What came before the oldest row of a full lane is unknown: it may be a reset row.
+        full = reader.sizes == reader.buffer.geometry.length
+        unsure = np.zeros_like(end)
+        unsure[:1] = full
+    follows = np.zeros_like(there)
+    follows[:-1] = there[1:]
+    from_final = end & there if has_final and not resets else np.zeros_like(end)
+    from_next = there & follows & (~end | resets) & ~from_final
+    known = from_next | from_final | over | has_next
+    if resets:
+        known &= ~unsure
+    dropped = there & ~known & ~reset
+    keep = there & known & ~reset
+    goes_on = np.zeros_like(keep)
+    goes_on[:-1] = keep[1:]
+    cut |= ~end & ~goes_on
+    return _Plan(keep, from_next, from_final, over, cut & keep, after_end, int(dropped.sum()))
+
+
+def _later(flag: np.ndarray) -> np.ndarray:
+    """The same, of the row before."""
+    out = np.zeros_like(flag)
+    out[1:] = flag[:-1]
+    return out
+
+
+def _numbers(plan: _Plan) -> Iterator[np.ndarray]:
+    """Numbers of the episodes of the rows that are kept, lane after lane; those of later lanes are larger."""
+    first = 0
+    for lane in range(plan.keep.shape[1]):
+        ids = first + np.cumsum(plan.boundary[:, lane], dtype=np.int64)
+        first = int(ids.max(initial=first - 1)) + 1
+        yield ids[plan.keep[:, lane]]

@@ -54,13 +54,10 @@ def from_vault(
     Example:
       buffer, state = fbuf.interop.from_vault("vaults/pong/20260101", newest=100_000)
     """
-    source = _source(Path(path))
-    if buffer is not None and buffer.lanes == 1 and source.lanes is None:
-        source = _source(Path(path), one_lane=True)
-    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return fill(_CALL, _source(Path(path)), buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
 
 
-def _source(path: Path, one_lane: bool = False) -> Source:
+def _source(path: Path) -> Source:
     try:
         import tensorstore
     except ImportError as error:
@@ -92,7 +89,7 @@ def _source(path: Path, one_lane: bool = False) -> Source:
             f"{_CALL}: {path} has arrays of shapes {shapes} and {steps} rows; expected [lanes, rows, ...] in all."
         )
     number = lanes.pop()
-    single = number == 1 and not one_lane
+    single = number == 1
     columns: dict[str, Column] = {}
     for name, array in arrays.items():
         dtype = DTYPES.get(array.dtype.name)

@@ -22,7 +22,7 @@ from fbuf import _descent, _sumtree
 from fbuf._host import OnHost, owner, priorities, treecall
 from fbuf._host.priorities import Priorities
 from fbuf._host.sumtree import Layout
-from fbuf.samplers._leaves import Drawn
+from fbuf.samplers._types import Drawn
 
 
 class HostTree(OnHost):

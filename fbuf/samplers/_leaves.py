@@ -9,7 +9,7 @@ by the buffer), and a tree of maxima the priorities (the largest now held; a new
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fbuf._pin import pin
 from fbuf._population import Log
 from fbuf._typing import Geometry
 from fbuf._weights import exponent
+from fbuf.samplers._types import Drawn
 
 if TYPE_CHECKING:
     from fbuf.samplers import _hosttree
@@ -31,15 +32,6 @@ else:
 
 LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
 BLOCK = 1024  # leaves that `rebuild` computes at once
-
-
-class Drawn(NamedTuple):
-    """Leaves drawn, and what their weights are reckoned by."""
-
-    slot: jax.Array  # int32[B]
-    leaf: jax.Array  # float32[B]
-    mass: jax.Array  # float32[], sum of all leaves
-    least: jax.Array  # float32[], the least leaf above 0; infinite if there is none, 0 if nobody asked
 
 
 @state

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _population
+from fbuf import _population, _words
 from fbuf._config import component, state
 from fbuf._population import Log
 from fbuf._tree import name_of
@@ -246,7 +246,7 @@ class Staleness:
         lane, run = cell // jnp.int32(count.shape[0]), cell % jnp.int32(count.shape[0])
         mine = count[run, lane]
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
-        rank = sampler.held[lane] - newer[run, lane] + _population.below(within, (batch_size,), mine)
+        rank = sampler.held[lane] - newer[run, lane] + _words.randint_below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
         slot = _population.at(sampler.log, population, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _population
+from fbuf import _population, _words
 from fbuf._config import component
 from fbuf._population import EpisodeLog, Log
 from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
@@ -79,7 +79,7 @@ class Uniform:
         if isinstance(sampler, EpisodeLog):
             slot, chance = _population.draw_episodes(sampler, key, batch_size, population)
         else:
-            nth = _population.below(key, (batch_size,), total)
+            nth = _words.randint_below(key, (batch_size,), total)
             slot = _population.nth(sampler, population, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))

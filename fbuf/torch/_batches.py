@@ -6,17 +6,16 @@ as soon as nobody names it, whatever work torch has queued.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
 from fbuf._closed import ReplayClosed
 from fbuf._prefetch import Prefetch
 from fbuf._sample import Sample
-
-if TYPE_CHECKING:
-    from fbuf.torch._loader import Loader
 
 
 class Drawn(NamedTuple):
@@ -28,32 +27,46 @@ class Drawn(NamedTuple):
 
 
 class Batches:
-    """One iteration of a `Loader`: an iterator that can be closed. What it had drawn ahead goes back to the loader."""
+    """One iteration of a `Loader`: an iterator that can be closed.
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader, self._taken, self._closed = loader, 0, False
+    Args:
+      draw: Return one batch; called with a `Stop` by the thread.
+      left: The loader's batches that no iteration has handed out; `close` returns prefetched ones to it.
+      check_process: Raise in a process other than the loader's.
+      steps: Batches of the iteration; None: no end.
+      prefetch: Batches drawn ahead by a thread; 0: none.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[..., Drawn],
+        left: deque[Drawn],
+        check_process: Callable[[], None],
+        steps: int | None,
+        prefetch: int,
+    ) -> None:
+        self._draw, self._left, self._check_process, self._steps = draw, left, check_process, steps
+        self._taken, self._closed = 0, False
+        self._counting = threading.Lock()  # of `_taken`, by threads that share the iterator
         self._held: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
         self._ahead: Prefetch | None = None
-        if loader.prefetch and (loader.steps is None or loader.steps > 0):
-            ready = [loader._left.popleft() for _ in range(min(len(loader._left), loader.steps or len(loader._left)))]
-            self._ahead = Prefetch(
-                self, "fbuf.torch.Loader", loader._draw, loader.prefetch, number=loader.steps, ready=ready
-            )
+        if prefetch and (steps is None or steps > 0):
+            ready = [left.popleft() for _ in range(min(len(left), steps or len(left)))]
+            self._ahead = Prefetch(self, "fbuf.torch.Loader", draw, prefetch, number=steps, ready=ready)
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Any:
-        loader = self._loader
         self._release()
         ahead = self._ahead  # before `_closed`: who closes sets that first
         if self._closed or not self._may_take(drawing=ahead is None):
             self.close()
             raise StopIteration
-        loader._check_process()
+        self._check_process()
         try:
-            drawn = loader._next() if ahead is None else ahead.take()
+            drawn = self._next() if ahead is None else ahead.take()
         except ReplayClosed:
             self._closed = True
             raise StopIteration from None
@@ -61,7 +74,7 @@ class Batches:
             self._closed = True
             raise
         if ahead is not None:
-            with self._loader._counting:
+            with self._counting:
                 self._taken += 1
         if drawn.ready is not None:
             _wait(drawn)
@@ -70,11 +83,17 @@ class Batches:
 
     def _may_take(self, drawing: bool) -> bool:
         """Whether there is one more; counts it where it is drawn now, as nothing else says when it was the last."""
-        steps = self._loader.steps
-        with self._loader._counting:
-            more = steps is None or self._taken < steps
+        with self._counting:
+            more = self._steps is None or self._taken < self._steps
             self._taken += drawing and more
         return more
+
+    def _next(self) -> Drawn:
+        """One that was drawn ahead and left over, or one drawn now."""
+        try:
+            return self._left.popleft()
+        except IndexError:
+            return self._draw()
 
     def close(self) -> None:
         """Ends the thread. What was drawn and not handed out is for the next iteration.
@@ -86,7 +105,7 @@ class Batches:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             ahead.hear()
-            self._loader._left.extend(ahead.end())
+            self._left.extend(ahead.end())
             ahead.check()
 
     def _release(self) -> None:

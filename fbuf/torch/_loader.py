@@ -96,8 +96,7 @@ class Loader:
             )
         self.pin = on_gpu if pin is None else pin
         self._source, self._state, self._key = source, state, jax.random.key(seed)
-        self._lock, self._left, self._process = threading.Lock(), deque[Any](), os.getpid()
-        self._counting = threading.Lock()  # of batches taken, by threads that share an iterator
+        self._lock, self._left, self._process = threading.Lock(), deque[Drawn](), os.getpid()
         self._copies: Any = None  # the stream for copies to a GPU
         if prefetch and state is None:
             source.expect_stale()
@@ -113,7 +112,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._check_process()
-        return Batches(self)
+        return Batches(self._draw, self._left, self._check_process, self.steps, self.prefetch)
 
     def __len__(self) -> int:
         if self.steps is None:
@@ -137,14 +136,6 @@ class Loader:
                 "Loader: this is a worker process, but the buffer lives in the one that made the loader; expected "
                 "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
             )
-
-    def _next(self) -> Drawn:
-        """One that was drawn ahead and left over, or one drawn now."""
-        try:
-            left: Drawn = self._left.popleft()
-        except IndexError:
-            return self._draw()
-        return left
 
     def _draw(self, stop: Stop | None = None) -> Drawn:
         """The next batch as it is handed out, what it lies in, and what says on a GPU that it is there."""

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _population
+from fbuf import _words
 from fbuf._anchors import END, episode_around, has
 from fbuf._config import component
 from fbuf._tree import PyTree, Spec, expand, name_of
@@ -203,7 +203,7 @@ class Hindsight:
         share, which = jax.random.split(key)
         wanted = jax.random.uniform(share, slot.shape, jnp.float32) < jnp.float32(self.fraction)
         relabelled = mask & wanted & stored & (number > jnp.int32(0))
-        goal = after + _population.below(which, slot.shape, number)
+        goal = after + _words.randint_below(which, slot.shape, number)
 
         ages = jnp.concatenate([goal[:, None], seen], axis=1)
         asked = jnp.concatenate([relabelled[:, None], there & relabelled[:, None]], axis=1)

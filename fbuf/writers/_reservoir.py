@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,11 @@ import numpy as np
 from fbuf import _wide, _words
 from fbuf._config import component, state
 from fbuf._errors import check_key
-from fbuf._state import BufferState
 from fbuf._tree import Spec
 from fbuf._typing import Geometry
 from fbuf._wide import Wide
+
+S = TypeVar("S")
 
 
 @state
@@ -99,7 +101,7 @@ class Reservoir:
     def stats(self, own: ReservoirState) -> dict[str, jax.Array]:
         return {"seen": own.seen[0].astype(jnp.float32) * jnp.float32(2**32) + own.seen[1].astype(jnp.float32)}
 
-    def rekeyed(self, state: BufferState, key: jax.Array) -> BufferState:
+    def rekeyed(self, state: S, key: jax.Array) -> S:
         """The state with another key for the draws to come: for states made under `vmap`, which should not draw alike.
 
         Args:
@@ -114,16 +116,16 @@ class Reservoir:
           >>> make = lambda key: buffer.writer.rekeyed(buffer.init({"t": 0}), key)
           >>> states = jax.vmap(make)(jax.random.split(jax.random.key(0), 3))
         """
-        scatter = state.scatter if isinstance(state, BufferState) else None
-        own = None if scatter is None else scatter.own
-        if scatter is None or not isinstance(own, ReservoirState):
-            of = "of a buffer with another writer" if isinstance(state, BufferState) else type(state).__name__
+        scatter: Any = getattr(state, "scatter", None)
+        own = getattr(scatter, "own", None)
+        if not isinstance(own, ReservoirState):
+            of = "of a buffer with another writer" if hasattr(state, "scatter") else type(state).__name__
             raise TypeError(
                 f"Reservoir.rekeyed: the state is {of}; expected one with {self!r}. Write buffer.writer.rekeyed(state, key)."
             )
         check_key("Reservoir.rekeyed", key, "and for many states vmap it")
         own = dataclasses.replace(own, key=jax.random.bits(key, (2,), jnp.uint32))
-        return dataclasses.replace(state, scatter=dataclasses.replace(scatter, own=own))
+        return dataclasses.replace(cast(Any, state), scatter=dataclasses.replace(scatter, own=own))
 
 
 def _started(secret: jax.Array) -> ReservoirState:

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from fbuf.storages import Compressed
 from tests.support import combinations
-from tests.support.checkpoint import check_goes_on, check_grown, check_killed, check_old_state, check_resize
+from tests.support.checkpoint import (
+    check_every_number_of_rows,
+    check_goes_on,
+    check_grown,
+    check_killed,
+    check_old_state,
+    check_other_buffer,
+    check_resize,
+)
 from tests.support.checkpoint_saving import check_mangled_meta
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
@@ -46,6 +55,14 @@ def test_a_grown_buffer_draws_the_batches_of_a_larger_one(sampler: str, view: st
 @pytest.mark.parametrize("storage", ["Device", "Deduplicated"])
 def test_an_old_state_is_saved_as_it_was(storage: str, tmp_path: Path) -> None:
     check_old_state(storage, tmp_path)
+
+
+def test_every_number_of_rows(tmp_path: Path) -> None:
+    check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
+
+
+def test_another_storage(tmp_path: Path) -> None:
+    check_other_buffer("Deduplicated", tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(2, 22))

@@ -28,6 +28,7 @@ def test_a_pending_batch_survives_in_deduplicated(check: int) -> None:
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "order"),
     [
+        ("device", "prioritized", "transition", "sesu"),
         ("deduplicated", "epoch", "sequence", "esr"),
         ("device", "consume", "row", "esr"),
         ("device", "uniform", "transition", "se"),

@@ -23,7 +23,6 @@ from tests.support.checkpoint import (
     ROOT,
     at_rest,
     check_custom_writer,
-    check_every_number_of_rows,
     check_goes_on,
     check_golden,
     check_grown,
@@ -45,13 +44,9 @@ from tests.support.scattered import Anywhere, Largest
     [
         ("Compressed(path=...)", "Consume", "Row", 0),
         ("Deduplicated", "Uniform", "Row", 0),
-        ("Host", "Consume", "Row", 0),
         ("Ragged", "Epoch", "Row", 0),
         ("Compressed", "Uniform", "Transition", 1),
         ("Device", "Staleness", "Sequence('mask')", 1),
-        ("Host", "Uniform(over='episodes')", "Episode", 0),
-        ("Deduplicated", "Prioritized(replace=False)", "Hindsight", 0),
-        ("Compressed", "Ranked", "Episode", 1),
     ],
 )
 def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
@@ -68,11 +63,7 @@ def test_golden_checkpoints_go_on(name: str) -> None:
     check_golden(name, draw=True)
 
 
-def test_every_number_of_rows(tmp_path: Path) -> None:
-    check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
-
-
-@pytest.mark.parametrize("what", [name for name in OTHERS if name != "Compressed"])
+@pytest.mark.parametrize("what", [name for name in OTHERS if name != "Deduplicated"])
 def test_another_buffer(what: str, tmp_path: Path) -> None:
     check_other_buffer(what, tmp_path)
 
@@ -82,8 +73,6 @@ def test_another_buffer(what: str, tmp_path: Path) -> None:
     [
         ("Device", "Prioritized", "Transition", 16, 9),
         ("Compressed", "Uniform", "Row", 60, 9),
-        ("Deduplicated", "Ranked", "Sequence('mask')", 16, 9),
-        ("Memmap", "Prioritized(replace=False)", "Hindsight", 16, 5),
         ("Ragged", "Epoch", "Row", 60, 9),
     ],
 )

@@ -1,9 +1,11 @@
-"""`fbuf.datasets.atari_dqn`: processes that are killed, interrupted and measured."""
+"""`fbuf.datasets.atari_dqn`: real games, damaged files, and processes that are killed, interrupted and measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,17 +13,28 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+import fbuf
 from fbuf import _pieces
 from fbuf.datasets import _atari_workers
 from fbuf.datasets._atari_piece import schema
-from fbuf.datasets._source import list_files
+from fbuf.datasets._source import FileCorrupted, list_files
+from fbuf.views import Episode, Row, Sequence
 from tests.support import atari_pieces as made
-from tests.support.fault_server import FaultServer, Stall
-from tests.test_datasets_atari import FRAMES, RUN, get, same
+from tests.support.atari_pieces import FRAMES, RUN, get, same
+from tests.support.fault_server import Cut, FaultServer, Stall
 
+GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a segment
+HARMS = {
+    "cut short": made.cut_short,
+    "some bits": made.damage,
+    "a header of other frames": lambda file: made.lie(file, (250, 42, 168)),
+    "fewer rows": lambda file: made.lie(file, (249, 84, 84)),
+    "missing": lambda file: file.unlink(),
+}
 PROGRAM = """
 import sys
 import fbuf.datasets
@@ -41,6 +54,67 @@ def server(run: made.Run, tmp_path: Path) -> Iterator[FaultServer]:
     made.write(tmp_path / "files", "Pong/1", run, level=1)
     with FaultServer.of(tmp_path / "files") as server:
         yield server
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_games_are_read_row_by_row(tmp_path: Path, game: str) -> None:
+    steps, capacity = GAMES[game]
+    run = made.record(made.play(game, steps, seed=3, max_steps=140), capacity)
+    made.write(tmp_path, "Pong/1", run, level=1)
+    rows = get(tmp_path, tmp_path)
+    same(rows, run)
+    assert rows["meta"]["episodes"] == run.log.terminal.sum() > 3
+    assert all(seam["joined"] for seam in rows["meta"]["seams"])
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_segment_is_named(run: made.Run, tmp_path: Path, harm: str) -> None:
+    folder = made.write(tmp_path, "Pong/1", run, level=1)
+    HARMS[harm](made.file_of(folder, "$store$_observation", 1))
+    with pytest.raises(FileCorrupted, match=r"get: piece 1 of Pong/1 is damaged: .*ckpt.1.gz.*on_corrupt='skip'"):
+        get(tmp_path, tmp_path)
+    assert list(_pieces.committed(tmp_path / "Pong" / "1")) == [0]
+    with pytest.warns(UserWarning, match="piece 1 of Pong/1 is left out"):
+        rows = get(tmp_path, tmp_path, on_corrupt="skip")
+    same(rows, run, [0, 2, 3, 4])
+    made.write(tmp_path, "Pong/1", run, [1], level=1)
+    same(get(tmp_path, tmp_path), run)
+
+
+def test_windows_and_episodes_continue_over_segments(tmp_path: Path) -> None:
+    """torchrl's slices mix rows of several segments, and never end in a terminal step."""
+    log = made.synthetic(330, seed=1, episode=10**9)
+    log.terminal[:] = False
+    log.terminal[[64, 150, 260]] = True
+    made.write(tmp_path, "Pong/1", made.record(log, 100), level=1)
+    options = {"root": tmp_path / "sets", "source": tmp_path, "workers": 0, "view": Row()}
+    buffer, state = fbuf.datasets.atari_dqn("Pong/1", **options)
+    assert buffer.capacity == 330 and buffer == pickle.loads(pickle.dumps(buffer))
+    asked = np.array([245, 103, 225, 1, 329, 0, 97, 98], np.int32)  # of all segments, in no order
+    rows = buffer.get(state, asked).data
+    assert made.number_of(np.asarray(rows["obs"])).tolist() == asked.tolist()
+    assert np.asarray(rows["truncated"]).tolist() == [row == 329 for row in asked]
+    windows = dataclasses.replace(buffer, view=Sequence(20))
+    batch = jax.device_get(windows.peek(buffer.convert(windows, state), jax.random.key(0), 128))
+    numbers = made.number_of(batch.data["obs"])
+    np.testing.assert_array_equal(numbers, batch.index.slot[:, None] + np.arange(20))
+    np.testing.assert_array_equal(batch.data["action"], log.action[numbers])
+    assert any(set(range(95, 101)) <= set(row.tolist()) for row in numbers)  # some cross the first boundary
+    whole = dataclasses.replace(buffer, view=Episode(120), sampler=fbuf.samplers.Epoch(shuffle=False))
+    batch = jax.device_get(whole.peek(buffer.convert(whole, state), jax.random.key(0), 5))
+    assert batch.mask.tolist() == [True] * 4 + [False] and batch.index.slot[:4].tolist() == [0, 65, 151, 261]
+    for i, (length, ends) in enumerate([(65, True), (86, True), (110, True), (69, False)]):
+        assert batch.data["mask"][i].sum() == length
+        terminated, truncated = (batch.data[name][i, :length] for name in ("terminated", "truncated"))
+        assert not terminated[:-1].any() and terminated[-1] == ends and truncated.any() != ends
+
+
+def test_processes_download_and_convert(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
+    server.faults[FRAMES.format(4)] = [Cut(1000)]
+    told: list[tuple[int, int]] = []
+    same(get(tmp_path, server.base, workers=2, progress=lambda *at: told.append(at)), run)
+    assert [server.asked.count(FRAMES.format(number)) for number in range(5)] == [1, 1, 1, 1, 2]
+    assert told[-1][0] == told[-1][1] > 0
 
 
 def start(tmp_path: Path, server: FaultServer, workers: int) -> subprocess.Popen[str]:
@@ -108,7 +182,7 @@ def test_memory_does_not_grow_with_the_piece(tmp_path: Path) -> None:
     del said
     tracemalloc.start()
     try:
-        _atari_workers.run(_atari_workers.Job(tmp_path, 0, files, schema()), lambda nbytes, rows: None)
+        _atari_workers.run(_atari_workers.Job(tmp_path, 0, files, schema()), lambda nbytes: None)
         assert tracemalloc.get_traced_memory()[1] < 60 << 20
     finally:
         tracemalloc.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import Any
 
 import jax
@@ -11,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fbuf
 from fbuf import _permutation
 from fbuf.samplers import Epoch
-from fbuf.views import Transition
 from tests.support.epoch import (
     LARGE,
     SMALL,
@@ -22,7 +19,6 @@ from tests.support.epoch import (
     arrive,
     buffer_of,
     check_arriving,
-    check_places,
     empty,
     filled,
     is_draw,
@@ -46,22 +42,6 @@ def test_programs_with_keyed_orders(monkeypatch, sampler, view, lanes):
     for seed in range(3):
         # A length that no other test has: verbs compiled for it know the other line.
         Trial(buffer_of(sampler, view, lanes, length=12), seed).run(80, (5, 13))
-
-
-def test_rows_of_another_sampler():
-    """`convert` tells the sampler of rows that arrived before it."""
-    view = Transition(n_step=3)
-    uniform = fbuf.Buffer(capacity=12, view=view)
-    trial = Trial(dataclasses.replace(uniform, sampler=Epoch()), 0)
-    trial.buffer, trial.state = uniform, empty(uniform)
-    for _ in range(3):
-        trial.extend(7)
-    trial.buffer = dataclasses.replace(uniform, sampler=Epoch())
-    trial.state = uniform.convert(trial.buffer, trial.state)
-    trial.model = trial.model.convert(trial.buffer)
-    trial.sample(4)
-    trial.extend(1)
-    trial.sample(40)
 
 
 def test_vmap_over_states():
@@ -120,10 +100,6 @@ def test_eager_sample_copies_nothing_that_grows():
     pairs = zip(jax.tree_util.tree_flatten_with_path(state)[0], jax.tree.leaves(after), strict=True)
     moved = {jax.tree_util.keystr(path) for (path, a), b in pairs if a is not b}
     assert all(name.startswith((".sampler.turn", ".counters", ".token")) for name in moved)
-
-
-def test_everyone_is_as_likely_at_every_place():
-    check_places(2000, 20_000)
 
 
 def test_an_epoch_in_order_while_rows_arrive():

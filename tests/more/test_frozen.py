@@ -26,11 +26,8 @@ from tests.test_frozen import BATCH, STACKS, check_batches, device, made, opened
 
 CASES = [
     ("Prioritized", "Transition"),
-    ("Uniform(over='episodes')", "Sequence('stop')"),
     ("Epoch", "Sequence('mask')"),
-    ("Consume", "Episode"),
     ("Staleness(version=...)", "Transition"),
-    ("Ranked", "Hindsight"),
 ]
 
 

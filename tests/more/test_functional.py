@@ -16,7 +16,21 @@ import pytest
 from jax import export, lax
 
 import fbuf
-from tests.support.functional import BATCH, CAPACITY, KEY, RICH, build, filled, host, rows, same, step
+from tests.support.functional import (
+    BATCH,
+    BUFFERS,
+    CAPACITY,
+    EXAMPLE,
+    KEY,
+    RICH,
+    build,
+    filled,
+    host,
+    methods,
+    rows,
+    same,
+    step,
+)
 from tests.support.paths import ROOT
 
 
@@ -143,3 +157,14 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
     assert hits == 0 and any("step" in name for name in first)
     hits, second = run()
     assert hits >= 2 and second == first
+
+
+@pytest.mark.parametrize("name", ["prioritized-transition", "deduplicated"])
+def test_no_method_calls_back_to_the_host(name: str) -> None:
+    """A callback of any kind shows in the lowered text."""
+    state = jax.eval_shape(BUFFERS[name].init, EXAMPLE)
+    for method, call in methods(BUFFERS[name]).items():
+        text = jax.jit(call).lower(state).as_text()
+        assert "callback" not in text, method
+    control = jax.jit(lambda x: jax.pure_callback(np.sin, x, x)).lower(jax.ShapeDtypeStruct((), np.float32))
+    assert "callback" in control.as_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Transition
-from tests.support.inplace import assert_draw_write_draw
-from tests.test_hindsight import follow, observation, reward
+from tests.test_hindsight import drawn, follow
 
 
 @pytest.mark.parametrize(
@@ -23,16 +21,10 @@ from tests.test_hindsight import follow, observation, reward
         ("next step", "final", 3),
         ("steps", "future", 3),
         ("frames", "future", None),
-        ("one step", "episode", 3),
     ],
 )
 def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
     follow(view, strategy, lanes, seed=0)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_always_and_never(fraction: float) -> None:
-    follow("one step", "future", None, 0, fraction=fraction)
 
 
 def test_what_is_not_relabelled_is_as_without_it() -> None:
@@ -86,18 +78,40 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
-def test_steps_are_in_place(storage: Any) -> None:
-    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
-    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
-    number = np.zeros((), int)
-    rows = {
-        "obs": observation(number, number, 0.0),
-        "last": observation(number, number, 0.0),
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
+def test_an_episode_far_longer_than_the_ring() -> None:
+    """Nothing is known of where it began; goals are of rows still held."""
+    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
+    buffer = fbuf.Buffer(16, view=view)
+    example = {
+        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
+        "action": jnp.int32(0),
+        "reward": jnp.float32(0),
+        "terminated": jnp.bool_(False),
+        "truncated": jnp.bool_(False),
     }
-    assert_draw_write_draw(buffer, rows, buffer.init(rows))
+    state = buffer.init(example)
+    for i in range(0, 200, 5):
+        rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)
+        rows["obs"]["achieved_goal"] = np.arange(i, i + 5, dtype=np.float32)
+        state = buffer.extend(state, rows)
+        goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
+        assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
+
+
+def test_an_observation_that_is_the_achieved_goal() -> None:
+    """The true final observation counts as for goals below it."""
+    number = np.arange(12, dtype=np.int32)
+    rows = {
+        "obs": number.astype(np.float32),
+        "final": number + np.float32(0.5),
+        "goal": np.full(12, -1, np.float32),
+        "action": number,
+        "reward": np.zeros(12, np.float32),
+        "terminated": number % 4 == 3,
+        "truncated": np.zeros(12, bool),
+    }
+    inner = Transition(final_observation="final")
+    view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
+    data = drawn(view, rows, 20, 6)
+    assert set(data["action"].tolist()) == set(range(12)) and data["relabelled"].all()
+    assert (data["goal"] == data["action"] // 4 * 4 + 3.5).all()

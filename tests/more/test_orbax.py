@@ -1,29 +1,177 @@
-"""Buffers and mixtures as items of an orbax CheckpointManager, and sharded arrays."""
+"""Buffers and mixtures as items of an orbax CheckpointManager: saved as of `save`, restored bit for bit, never cast."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import fbuf
-from tests.test_orbax import ROW, check_manager, finalized, manager, replay, restore, rows, save
+from fbuf import _files
+from fbuf import orbax as replay
+from tests.support.interop import run
+from tests.support.threads import PATIENCE
 
-__all__ = ["finalized", "manager"]  # fixtures
-ROOT = Path(__file__).resolve().parents[2]
+BUFFERS = {
+    "device": fbuf.prioritized(40, normalize=None),
+    "compressed": fbuf.Buffer(40, storage=fbuf.storages.Compressed(keys=("obs",))),
+}
+ROW = {"obs": jnp.zeros((4, 4), jnp.uint8), "reward": jnp.float32(0)}
 
 
-def test_a_buffer_next_to_the_train_state(manager):
-    check_manager(manager, "device")
+def rows(step: int, n: int = 15) -> dict:
+    t = np.arange(n) + step * n
+    return {
+        "obs": np.broadcast_to((t % 251).astype(np.uint8)[:, None, None], (n, 4, 4)),
+        "reward": t.astype(np.float32),
+    }
 
 
-def test_a_mixture(manager):
-    """With what its transforms know, and its own fractions: the batches go on."""
+def save(manager, step: int, buffer, state, **settings) -> None:
+    train = ocp.args.StandardSave({"w": jnp.full(3, step, jnp.float32)})
+    manager.save(step, args=ocp.args.Composite(train=train, replay=replay.SaveArgs(buffer, state, **settings)))
+
+
+def restore(manager, step: int, **settings):
+    train = ocp.args.StandardRestore({"w": jnp.zeros(3)})
+    return manager.restore(step, args=ocp.args.Composite(train=train, replay=replay.RestoreArgs(**settings)))
+
+
+def same(buffer, one, other) -> None:
+    for seed in range(3):
+        batches = (buffer.peek(state, jax.random.key(seed), 16) for state in (one, other))
+        first, second = (jax.tree.leaves((b.data, b.index.slot, b.probability)) for b in batches)
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def finalized() -> Iterator[None]:
+    """Collect the coroutines of a failed save here, so that they do not warn in another test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        yield manager
+
+
+@pytest.mark.parametrize(("name", "background"), [("compressed", True), ("device", False)])
+def test_a_buffer_is_saved_next_to_the_train_state(name, background, tmp_path):
+    """Three saves; the last and an older one are restored, and one is resized."""
+    buffer = BUFFERS[name]
+    state = buffer.init(ROW)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    kept = {}
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=background)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step in range(3):
+            state = extend(state, rows(step))
+            if name == "device":
+                state = buffer.update_priority(state, buffer.last(state, 5).index, np.arange(5, dtype=np.float32))
+            save(manager, step, buffer, state)
+            kept[step] = np.asarray(buffer.last(state, 15).data["reward"])
+        manager.wait_until_finished()
+        restored = restore(manager, 2)
+        again, loaded = restored.replay
+        assert again == buffer and restored.train["w"].tolist() == [2, 2, 2]
+        same(buffer, state, loaded)
+        same(buffer, extend(state, rows(7)), extend(loaded, rows(7)))
+        _, older = restore(manager, 1, buffer=buffer).replay
+        assert np.array_equal(buffer.last(older, 15).data["reward"], kept[1])
+        assert manager.item_metadata(2).replay["rows"]["leaves"]
+        larger, loaded = restore(manager, 2, resize=80).replay
+        assert larger.capacity == 80 and int(larger.size(loaded)) == 40
+
+
+def test_an_asynchronous_save_excludes_later_writes(manager, monkeypatch):
+    """The thread waits until the state is donated and every row overwritten, on the host too."""
+    buffer = BUFFERS["compressed"]
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    state = extend(extend(buffer.init(ROW), rows(0)), rows(1))
+    wanted = np.asarray(buffer.last(state, 30).data["obs"])
+    overwritten, write = threading.Event(), _files.write
+
+    def late(*args, **kwargs):
+        assert overwritten.wait(PATIENCE)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(_files, "write", late)
+    save(manager, 0, buffer, state)
+    for step in range(2, 20):
+        state = extend(state, rows(step))
+    jax.block_until_ready(state)
+    overwritten.set()
+    manager.wait_until_finished()
+    _, loaded = restore(manager, 0).replay
+    assert np.array_equal(buffer.last(loaded, 30).data["obs"], wanted)
+
+
+def test_an_error_of_the_saving_thread_is_raised(tmp_path, monkeypatch):
+    buffer = fbuf.Buffer(4)
+    state = buffer.init({"x": 0.0})
+    manager = ocp.CheckpointManager(tmp_path / "run")
+    save(manager, 0, buffer, state)
+    manager.wait_until_finished()
+
+    def full(*args, **kwargs):
+        time.sleep(0.5)  # orbax's other threads wait minutes for their folders if this fails first
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_files, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            save(manager, 1, buffer, state)
+            manager.wait_until_finished()
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        assert manager.all_steps() == [0] and int(buffer.size(restore(manager, 0).replay[1])) == 0
+
+
+def test_flipped_bits_raise(manager, tmp_path):
+    """orbax itself misses most of these."""
+    buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**14, dtype=np.float32)})
+    save(manager, 0, buffer, state)
+    manager.wait_until_finished()
+    (path,) = (tmp_path / "run" / "0" / "replay").glob("data-*.safetensors")
+    whole = path.read_bytes()
+    for at in np.linspace(0, len(whole) - 1, 20).astype(int):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (at % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(fbuf.StoreCorrupted):
+            restore(manager, 0)
+    path.write_bytes(whole)
+    restore(manager, 0)
+
+
+def test_invalid_arguments_are_refused(manager, tmp_path):
+    buffer, state = fbuf.interop.from_arrays({"x": np.arange(3, dtype=np.float32)})
+    save(manager, 0, buffer, state)
+    manager.wait_until_finished()
+    examples = ({"x": np.int8(0)}, {"x": np.zeros(2, np.float32)}, {"y": np.float32(0)})
+    for wrong in (*({"example": example} for example in examples), {"buffer": fbuf.Buffer(4)}):
+        with pytest.raises(fbuf.SchemaError):
+            restore(manager, 0, **wrong)
+    for args in ((buffer, {"x": 0}), (None, state)):
+        with pytest.raises(TypeError, match="expected a Buffer"):
+            replay.SaveArgs(*args)  # before orbax writes other items
+    with pytest.raises(TypeError, match="expected SaveArgs"):
+        replay.ReplayHandler().save(tmp_path, args=replay.RestoreArgs())
+
+
+def test_a_mixture_is_saved(manager):
+    """With its fractions and what its transforms learned."""
     learn = fbuf.transforms.NormalizeReward()
     online = fbuf.prioritized(40, on_write={"at_write": fbuf.transforms.Normalize("reward", clip=5.0)}, on_read=learn)
     offline = fbuf.Buffer(40, storage=fbuf.storages.Host(), on_read=learn)
@@ -90,14 +238,7 @@ print("done")
 """
 
 
-def test_sharded_arrays(tmp_path, monkeypatch):
+def test_sharded_arrays_are_restored_to_the_devices_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SHARDED), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=600,
-    )
-    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
+    assert "done" in run(SHARDED, str(tmp_path))

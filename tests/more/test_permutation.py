@@ -12,7 +12,7 @@ from tests.support.uniformity import chi_square_z
 from tests.test_permutation import LARGEST, is_permutation, key_of, order, permute_jit
 
 
-@pytest.mark.parametrize("n", [10**6, 2**20 - 1, 2**20 + 1, 2**24 + 1, 4999**2, 4999**2 + 1])
+@pytest.mark.parametrize("n", [10**6, 2**20 + 1])
 def test_one_to_one(n):
     assert is_permutation(order(n, n))
 

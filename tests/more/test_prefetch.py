@@ -33,11 +33,9 @@ from tests.support.prefetch import (
     ("storage", "sampler", "view", "form"),
     [
         ("device", "prioritized", "transition", "scan"),
-        ("deduplicated", "epoch", "row", "donated"),
         ("host", "consume", "sequence", "eager"),
         ("compressed", "uniform", "hindsight", "scan"),
         ("device", "consume", "transition", "jit"),
-        ("deduplicated", "prioritized", "sequence", "scan"),
     ],
 )
 def test_batches_are_those_of_the_step_before(storage: str, sampler: str, view: str, form: str) -> None:
@@ -53,7 +51,7 @@ def test_a_pending_batch_survives(storage: str, check: Callable[[str], None]) ->
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "order"),
-    [("device", "prioritized", "transition", "sesu"), ("compressed", "consume", "row", "ses")],
+    [("compressed", "consume", "row", "ses")],
 )
 def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, order: str) -> None:
     check_in_place(storage, sampler, view, order)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fbuf.storages import Compressed, Deduplicated, Host
+from fbuf.storages import Compressed, Host
 from tests.support.replay import BUFFERS, ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
 
 
@@ -20,9 +20,7 @@ def test_actors_and_learners_share_a_replay(name: str) -> None:
     soak(name, batches=60)
 
 
-@pytest.mark.parametrize(
-    "storage", [Compressed(keys=("obs",)), Host(keys=("obs",)), Deduplicated(keys=("obs",), blocks=256)]
-)
+@pytest.mark.parametrize("storage", [Compressed(keys=("obs",)), Host(keys=("obs",))])
 def test_batches_are_those_of_the_buffer(storage: Any) -> None:
     same_batches_as_the_buffer(storage)
 

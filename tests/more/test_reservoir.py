@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import pytest
 from jax import lax
 
-from tests.test_reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_inplace, check_sets, held_sets, put
+from tests.test_reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_sets, put
 
 
 def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
@@ -29,16 +28,3 @@ def test_beyond_2_to_40_rows() -> None:
 
 def test_every_set_of_rows_of_several_calls_is_equally_likely() -> None:
     check_sets(calls=3)
-
-
-def test_every_row_of_a_long_stream_is_equally_likely() -> None:
-    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
-    counts = held.sum(axis=0)
-    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
-    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
-    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
-
-
-@pytest.mark.optimized
-def test_a_step_of_many_rows_copies_nothing() -> None:
-    check_inplace(100)

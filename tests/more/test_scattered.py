@@ -20,7 +20,6 @@ from tests.support.scattered import (
     EXAMPLE,
     STORAGES,
     Anywhere,
-    check_inplace,
     check_largest,
     check_refused,
     make,
@@ -79,12 +78,6 @@ def test_steps_that_are_tried_and_dropped_cost_nothing(storage: str) -> None:
     assert all(
         np.array_equal(o, rows_of(int(i), 1)["obs"][0]) for i, o in zip(rows.data["id"], rows.data["obs"], strict=True)
     )
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(("storage", "sampler"), [("Device", "Prioritized"), ("Compressed", "Uniform")])
-def test_a_step_copies_nothing(storage: str, sampler: str) -> None:
-    check_inplace(storage, sampler)
 
 
 @pytest.mark.optimized

@@ -35,7 +35,8 @@ from tests.support.stacks import (
     stream,
     write,
 )
-from tests.test_store import Model, fetch, frames, same
+from tests.support.store import fetch, frames, same
+from tests.support.store_model import Model
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,7 +135,7 @@ def test_a_store_goes_on_from_a_checkpoint(count: int) -> None:
 @pytest.mark.parametrize("place", ["append", "widen", "encode"])
 def test_running_out_of_memory_leaves_the_store_as_it_was(place: str) -> None:
     store = make((4, 24, 24), (4, 24, 24), length=60)
-    model, rng = Model(store, 64, 1), np.random.default_rng(0)
+    model, rng = Model(store), np.random.default_rng(0)
     rows = game(400)
     order = rng.permutation(400)
     kind = {

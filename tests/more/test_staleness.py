@@ -11,9 +11,6 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Staleness
-from fbuf.views import Row, Sequence
-from tests.support.epoch import FIELDS
-from tests.support.inplace import assert_draw_write_draw
 from tests.test_staleness import INVERSE, check_chances, check_versions
 
 
@@ -76,11 +73,11 @@ def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
     assert (np.asarray(batch.probability) > 0).all()
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("sampler", "view"),
-    [(Staleness(8, unit=100), Row()), (Staleness(8, version="action"), Sequence(16, boundary="mask"))],
-)
-def test_steps_are_in_place(sampler: Any, view: Any) -> None:
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
-    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
+def test_a_lot_that_is_not_full_yet_is_the_newest() -> None:
+    buffer = fbuf.Buffer(100, sampler=Staleness(1, unit=4))
+    state, add = buffer.init(jnp.int32(0)), jax.jit(buffer.add)
+    peek = jax.jit(lambda s, key: buffer.peek(s, key, 256).data)
+    for i in range(30):
+        state = add(state, np.int32(i))
+        fresh = set(peek(state, jax.random.key(i)).tolist())
+        assert fresh == {k for k in range(i + 1) if i // 4 - k // 4 <= 1}

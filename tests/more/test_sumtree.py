@@ -79,59 +79,6 @@ def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
     check_frequencies(capacity)
 
 
-def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every value of each uniform once: the exact bias, as what it adds to chi-square in 25 million draws.
-
-    Chi-square over a million leaves has a standard deviation of 1,400; the bias must stay far below.
-    """
-    capacity, draws = 10**6, 25_000_000
-    leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
-    leaves[::7] = 0
-    tree = jnp.asarray(expected_tree(leaves))
-
-    def shares(top: float | None, bottom: float | None, block: int) -> np.ndarray:
-        draw = jax.jit(functools.partial(_descent._descend_by_loop, batch=2**20, capacity=capacity))
-        counts = np.zeros(-(-capacity // block), np.int64)
-        for part in np.arange(2**24, dtype=np.int32).reshape(16, -1):
-            grid = part.astype(np.float32) * np.float32(2**-24)
-            given = [grid if u is None else np.full_like(grid, u) for u in (top, bottom)]
-            index = np.asarray(draw(tree, *given)[0])
-            counts += np.bincount(index // block, minlength=len(counts))
-        return counts / 2**24
-
-    def added(share: np.ndarray, mass: np.ndarray) -> float:
-        mass = mass.astype(np.float64) / mass.sum(dtype=np.float64)
-        assert not share[mass == 0].any()
-        share, mass = share[mass > 0], mass[mass > 0]
-        return float(draws * np.sum((share - mass) ** 2 / mass))
-
-    block = 8 ** _descent.middle(capacity)
-    mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
-    assert added(shares(None, 0.5, block), mass) < 1  # 0.2
-    below = shares(0.3, None, 1)
-    first = int(np.flatnonzero(below)[0]) // block * block
-    within = slice(first, first + block)
-    assert below[within].sum() == 1
-    assert added(below[within], leaves[within]) < 1  # 0.01
-    # The test can fail: with one uniform for the whole descent the bias is far above the deviation.
-    monkeypatch.setattr(_descent, "middle", lambda capacity: 0)
-    assert added(shares(None, 0.5, 1), leaves) > 10_000
-
-
-def test_vmap_over_trees_and_over_keys(path: str) -> None:
-    leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
-    trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
-    keys = jax.random.split(jax.random.key(0), 3)
-    step = functools.partial(draw_write, capacity=600)
-    many, indices = jax.jit(jax.vmap(step))(trees, keys)
-    over_keys = jax.vmap(lambda k: _descent.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
-    for lane in range(3):
-        one, index = step(trees[lane], keys[lane])
-        np.testing.assert_array_equal(many[lane], one)
-        np.testing.assert_array_equal(indices[lane], index)
-        np.testing.assert_array_equal(over_keys[lane], _descent.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
-
-
 def test_gradients_pass_by(path: str) -> None:
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
@@ -159,12 +106,6 @@ def test_clean_under_strict_jax(path: str) -> None:
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])
     np.testing.assert_array_equal(plain[1], strict[1])
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("batch", [1, 256])
-def test_set_writes_in_place(path: str, batch: int) -> None:
-    check_inplace(batch)
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.samplers import Consume, Prioritized, Uniform
 from fbuf.views import Row, Transition
 from tests.support.uniformity import (
     check_parts,
@@ -23,7 +23,7 @@ STEPS = Transition(n_step=3, stack=4)
 
 @pytest.mark.parametrize(
     ("sampler", "view"),
-    [(Uniform(), Row()), (PRIORITIZED, STEPS), (Consume(), Row()), (Epoch(), STEPS), (Staleness(500), STEPS)],
+    [(PRIORITIZED, STEPS), (Consume(), Row())],
     ids=repr,
 )
 def test_rows_left_after_the_oldest_were_retired(sampler, view):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +17,6 @@ from tests.test_windows import (
     WINDOWS,
     check_chances,
     check_cuts,
-    check_inplace,
     check_late_priorities,
     rows_of,
 )
@@ -39,24 +37,6 @@ def test_late_priorities_revive_no_window_across_the_write_head(view: Any) -> No
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
     check_cuts(at)
-
-
-@pytest.mark.optimized
-def test_steps_are_in_place() -> None:
-    check_inplace(Episode(12, longer="cut"), Uniform("episodes"), "extend")
-
-
-def test_many_buffers_at_once() -> None:
-    buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask"), sampler=Uniform("episodes"))
-    every = [rows_of([3, 8, 1, 5]), rows_of([10, 2, 4, 1], 50), rows_of([1, 1, 1, 14], 100)]
-    alone = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
-    states = jax.vmap(buffer.extend)(jax.tree.map(lambda x: jnp.stack([x] * 3), buffer.init(EXAMPLE)), stacked)
-    keys = jax.random.split(jax.random.key(0), 3)
-    _, batches = jax.vmap(lambda s, k: buffer.sample(s, k, 6))(states, keys)
-    for i, state in enumerate(alone):
-        got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
 
 
 def test_episodes_of_one_row() -> None:

@@ -10,16 +10,19 @@ the memory held.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import gzip
-import hashlib
 import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fbuf import _pieces
+from fbuf.datasets import _atari_download, _atari_plan
+
+RUN = "dqn/Pong/1/replay_logs/"
+FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
 KINDS = ("$store$_observation", "$store$_action", "$store$_reward", "$store$_terminal", "add_count", "invalid_range")
 BLANK = -1  # in a list of row numbers: a row of zeros
 NOISE = -2  # a row that was never written
@@ -52,12 +55,12 @@ class Log:
         return out
 
 
-def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000, scale: int = 1) -> Log:
+def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000) -> Log:
     """A random policy in a real game, with the settings of the data set: sticky actions, four frames an action."""
     from fbuf.demo._atari import VectorAtari
 
     env = VectorAtari(game, 1, seed, max_steps=max_steps, sticky=0.25)
-    actions = np.random.default_rng(seed).integers(0, env.num_actions, steps // scale + 1).repeat(scale)[:steps]
+    actions = np.random.default_rng(seed).integers(0, env.num_actions, steps)
     obs = env.reset()
     log = Log(
         np.empty((steps, 84, 84), np.uint8),
@@ -261,16 +264,23 @@ def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
             out.write(bytes(1 << 20))
 
 
-def listed(root: Path) -> list[dict[str, Any]]:
-    """What the bucket's listing says of the files under `root`."""
-    items = []
-    for path in sorted(root.rglob("*.gz")):
-        data = path.read_bytes()
-        items.append(
-            {
-                "name": path.relative_to(root).as_posix(),
-                "size": str(len(data)),
-                "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
-            }
-        )
-    return items
+def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
+    """All rows of Pong/1, as numpy, without a buffer."""
+    path = root / "Pong" / "1"
+    options["pieces"] = _atari_plan.selected("get", options.get("pieces"))
+    ask = _atari_download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
+    with _atari_download.get(ask, lambda: _pieces.DataSet.open(path)) as dataset:
+        return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
+
+
+def same(rows: dict[str, Any], run: Run, numbers: list[int] | None = None) -> None:
+    """Rows are those of the log."""
+    want, cut = run.expected(numbers)
+    assert len(rows["obs"]) == len(want)
+    np.testing.assert_array_equal(rows["obs"], run.log.obs[want])
+    np.testing.assert_array_equal(rows["action"], run.log.action[want])
+    np.testing.assert_array_equal(rows["reward"], run.log.reward[want])
+    np.testing.assert_array_equal(rows["terminated"], run.log.terminal[want])
+    np.testing.assert_array_equal(rows["truncated"], cut)
+    dtypes = [str(rows[name].dtype) for name in ("obs", "action", "reward", "terminated", "truncated")]
+    assert dtypes == ["uint8", "int32", "float32", "bool", "bool"]

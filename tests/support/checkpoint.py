@@ -188,7 +188,9 @@ def check_custom_writer(writer: Any, storage: str, tmp_path: Path) -> None:
 def saved_transitions(tmp_path: Path, **parts: Any) -> tuple[fbuf.Buffer, Any]:
     settings = {"sampler": Prioritized(), "view": Transition(gamma=0.9), **parts}
     buffer = fbuf.Buffer(40, lanes=2, **settings)
-    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 5)
+    state = jax.jit(buffer.extend)(
+        buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 15)
+    )
     fbuf.save(tmp_path / "saved", buffer, state)
     return buffer, state
 
@@ -207,6 +209,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 def check_other_buffer(what: str, tmp_path: Path) -> None:
     """A checkpoint loads into a buffer with other settings."""
     buffer, state = saved_transitions(tmp_path)
+    state, _ = steps(buffer, state, 0, 3)
+    fbuf.save(tmp_path / "saved", buffer, state)
     other = dataclasses.replace(buffer, **OTHERS[what])
     loaded, again = fbuf.load(tmp_path / "saved", other)
     assert loaded is other

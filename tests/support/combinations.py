@@ -14,7 +14,7 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
-from tests.disk import fresh, somewhere
+from tests.support.disk import fresh, somewhere
 
 
 def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:

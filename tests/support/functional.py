@@ -83,7 +83,7 @@ def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any)
     return state, batch
 
 
-def verbs(buffer: fbuf.Buffer) -> dict[str, Any]:
+def methods(buffer: fbuf.Buffer) -> dict[str, Any]:
     index = fbuf.Index(jnp.arange(4, dtype=jnp.int32), jnp.full((4,), 3, jnp.uint32))
     error = jnp.arange(4, dtype=jnp.float32)
     one = jax.tree.map(lambda x: x[0], rows(1))
@@ -112,7 +112,7 @@ def verbs(buffer: fbuf.Buffer) -> dict[str, Any]:
 def check_arguments_unchanged(name: str) -> None:
     buffer, state = BUFFERS[name], filled(name)
     before = host(state)
-    for verb, call in verbs(buffer).items():
+    for verb, call in methods(buffer).items():
         first = host(call(state))
         same(state, before)
         jax.tree.map(np.testing.assert_array_equal, host(call(state)), first)  # and gives the same again

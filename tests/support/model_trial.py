@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf import _anchors, _ranks, _sumtree
 from fbuf.samplers import _hosttree
-from tests.disk import fresh, somewhere
+from tests.support.disk import fresh, somewhere
 from tests.support.model import Fields, Model, Row
 
 FIELDS = {

@@ -15,7 +15,8 @@ from fbuf._host.framestream import FrameStream
 from fbuf._host.stacking import Stacking
 from fbuf._host.stacks import Stacks
 from fbuf._host.store import Column, Store
-from tests.test_store import DTYPES, Model, fetch, frames, same
+from tests.support.store import DTYPES, fetch, frames, same
+from tests.support.store_model import Model
 
 SIZE = 12  # pixels of a line of a small frame
 
@@ -130,7 +131,7 @@ def check_calls(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(["uint8", "float32", "bool", DTYPES[-3]]), "dtype"))
     first = data.draw(st.sampled_from([0, 2**32 - 5]), "first")
     store = make(shape, lanes=lanes, length=length, slack=slack, dtype=dtype, first_seq=first)
-    model = Model(store, length + slack, lanes)
+    model = Model(store)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
     players = [Player(rng, shape, axis, channels, dtype) for _ in range(lanes)]
     with mock.patch.object(stacks, "_AT_ONCE", data.draw(st.sampled_from([3, 64]), "converted at once")):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 300.0  # seconds until a test that hangs fails
+PATIENCE = 120.0  # seconds until a test that hangs fails
 
 
 def soon(condition: Callable[[], Any]) -> None:

@@ -23,28 +23,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fbuf
 from fbuf.torch import from_torch, to_torch
+from tests.support.tensors import NARROW, WIDE, payload, pointer
 
 PAGE = Path(fbuf.__file__).parent / "TORCH.md"
-NARROW = (
-    "bool uint8 int8 uint16 int16 uint32 int32 float16 bfloat16 float32 complex64 float8_e4m3fn float8_e4m3fnuz "
-    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
-WIDE = "int64 uint64 float64 complex128".split()
 SMALL = "int4 uint4 float4_e2m1fn float8_e3m4".split()
 FLOATS = np.arange(16, dtype=np.float32)
-
-
-def pointer(x: Any) -> int:
-    if isinstance(x, jax.Array):
-        return x.unsafe_buffer_pointer()
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
-
-
-def payload(x: Any) -> bytes:
-    if isinstance(x, torch.Tensor):
-        x = x.contiguous()
-        return bytes(x.reshape(-1).view(torch.uint8).numpy()) if x.numel() else b""
-    return np.ascontiguousarray(x).tobytes()
 
 
 def outcome(call: Callable[[], Any], leaf: Any) -> str:

@@ -1,4 +1,4 @@
-"""Batches as TensorDicts and back, nested tensors, and what torchrl's own losses make of them."""
+"""Batches as TensorDicts and back, and torchrl's own loss of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tensordict
+import torch
 
-torch = pytest.importorskip("torch")
-
-import fbuf  # noqa: E402
-from fbuf.torch import from_tensordict, index_of, nested, to_tensordict  # noqa: E402
+import fbuf
+from fbuf.torch import from_tensordict, index_of, to_tensordict
+from tests.test_torch_nested import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 GAMMA = 0.9
 ROW = {"obs": np.zeros(2, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
-
-
-@pytest.fixture
-def tensordict() -> Any:
-    return pytest.importorskip("tensordict")
 
 
 def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
@@ -41,7 +37,7 @@ def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("form", ["jax", "numpy", "torch"])
-def test_transitions(n: int, form: str, tensordict: Any) -> None:
+def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
     final = np.stack([np.arange(1, 41), -np.arange(1, 41)], axis=1).astype(np.float32)
     view = fbuf.views.Transition(n_step=n, gamma=GAMMA, final_observation="final")
     replay = played(view, final=final)
@@ -70,7 +66,7 @@ def test_transitions(n: int, form: str, tensordict: Any) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_gammas_that_say_nothing_about_steps(gamma: float, tensordict: Any) -> None:
+def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
     view = fbuf.views.Transition(n_step=3, gamma=gamma)
     td = to_tensordict(played(view).sample(), view)
     assert (td["steps_to_next_obs"] == 3).all()
@@ -79,7 +75,7 @@ def test_gammas_that_say_nothing_about_steps(gamma: float, tensordict: Any) -> N
     assert torch.equal(td["next", "terminated"].flatten(), first if gamma == 0 else within)
 
 
-def test_indices_lead_back_to_rows(tensordict: Any) -> None:
+def test_indices_address_the_rows_again() -> None:
     view = fbuf.views.Transition(gamma=GAMMA)
     sampler = fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
     replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=sampler, batch_size=8), ROW)
@@ -93,7 +89,7 @@ def test_indices_lead_back_to_rows(tensordict: Any) -> None:
         index_of(td.select("observation"))
 
 
-def test_windows(tensordict: Any) -> None:
+def test_windows_are_batches_of_two_axes() -> None:
     replay = played(fbuf.views.Sequence(4, boundary="mask"))
     sample = replay.sample(to="torch")
     td = to_tensordict(sample)
@@ -103,7 +99,7 @@ def test_windows(tensordict: Any) -> None:
     assert np.array_equal(np.asarray(index_of(td).ticket), sample.index.ticket.numpy())
 
 
-def test_rows_and_names(tensordict: Any) -> None:
+def test_leaves_are_renamed() -> None:
     replay = played(fbuf.views.Row())
     td = to_tensordict(replay.last(40), names={"obs": ("agent", "pixels"), "action": None})
     assert td.batch_size == (40,) and "action" not in td.keys() and "probability" not in td.keys()
@@ -113,7 +109,7 @@ def test_rows_and_names(tensordict: Any) -> None:
     assert {"pixels", ("next", "pixels")} <= set(td.keys(True))
 
 
-def test_what_does_not_fit_is_said(tensordict: Any) -> None:
+def test_invalid_batches_and_names_are_refused() -> None:
     view = fbuf.views.Transition(gamma=GAMMA)
     sample = played(view).sample()
     cases: list[tuple[type[Exception], str, Any]] = [
@@ -144,7 +140,7 @@ def test_what_does_not_fit_is_said(tensordict: Any) -> None:
 # ----------------------------------------------------------------------------------------------- from_tensordict
 
 
-def rollout(tensordict: Any, *batch: int) -> Any:
+def rollout(*batch: int) -> Any:
     """Rows numbered lane by lane, time last, as a collector hands them out."""
     number = torch.arange(int(np.prod(batch))).reshape(batch)
     obs = torch.stack([number, -number], dim=-1).float()
@@ -153,8 +149,8 @@ def rollout(tensordict: Any, *batch: int) -> Any:
     return tensordict.TensorDict({"observation": obs, "action": number, "next": after}, batch_size=batch)
 
 
-def test_rollouts_become_rows(tensordict: Any) -> None:
-    rows = from_tensordict(rollout(tensordict, 6))
+def test_rollouts_are_converted_to_rows() -> None:
+    rows = from_tensordict(rollout(6))
     assert {n: (x.shape, x.dtype.name) for n, x in rows.items()} == {
         "obs": ((6, 2), "float32"),
         "action": ((6,), "int32"),
@@ -162,12 +158,12 @@ def test_rollouts_become_rows(tensordict: Any) -> None:
         "terminated": ((6,), "bool"),
         "truncated": ((6,), "bool"),
     }
-    lanes = from_tensordict(rollout(tensordict, 3, 4), final_observation="final_obs")
+    lanes = from_tensordict(rollout(3, 4), final_observation="final_obs")
     assert lanes["reward"].shape == (4, 3) and lanes["final_obs"].shape == (4, 3, 2)
     assert np.array_equal(lanes["action"], np.arange(12).reshape(3, 4).T)
-    many = from_tensordict(rollout(tensordict, 2, 3, 4))
+    many = from_tensordict(rollout(2, 3, 4))
     assert np.array_equal(many["action"], np.arange(24).reshape(6, 4).T)
-    named = rollout(tensordict, 4, 3)
+    named = rollout(4, 3)
     named.names = ["time", None]
     assert np.array_equal(from_tensordict(named)["action"], np.arange(12).reshape(4, 3))
     view = fbuf.views.Transition(final_observation="final_obs")
@@ -176,8 +172,8 @@ def test_rollouts_become_rows(tensordict: Any) -> None:
     assert int(buffer.size(buffer.extend(state, lanes))) == 12
 
 
-def test_fields(tensordict: Any) -> None:
-    td = rollout(tensordict, 5)
+def test_chosen_fields_are_converted() -> None:
+    td = rollout(5)
     assert set(from_tensordict(td, None)) == {"observation", "action", "next"}
     some = from_tensordict(td, {("next", "reward"): "r", "observation": ("agent", "seen")})
     assert set(some) == {"r", "agent"} and some["r"].shape == (5, 1)
@@ -196,28 +192,21 @@ def test_fields(tensordict: Any) -> None:
     for error, match, given, fields in cases:
         with pytest.raises(error, match=match):
             from_tensordict(given, fields)
-    double = rollout(tensordict, 5).double()
+    double = rollout(5).double()
     with pytest.raises(TypeError, match=r"leaf 'action' is float64; expected float32"):
         from_tensordict(double)
 
 
-def test_a_replay_says_how_a_tensordict_comes_in(tensordict: Any) -> None:
+def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
     with pytest.raises(TypeError, match=r"rows are a TensorDict; .*from_tensordict\(rows\)"):
-        fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(tensordict, 3))
+        fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3))
     with pytest.raises(TypeError, match=r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)"):
-        fbuf.torch.from_torch({"x": rollout(tensordict, 3)})
-
-
-def test_without_tensordict_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensordict", None)
-    with pytest.raises(ImportError, match="tensordict is missing .*pip install tensordict"):
-        to_tensordict(played(fbuf.views.Row()).sample())
+        fbuf.torch.from_torch({"x": rollout(3)})
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_loss_of_torchrl_is_ours(n: int) -> None:
+def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
     """The TD error that torchrl's DQNLoss computes from the TensorDict, against the formula on the Sample."""
-    pytest.importorskip("torchrl")
     from tensordict.nn import TensorDictModule
     from torchrl.modules import QValueActor
     from torchrl.objectives import DQNLoss, ValueEstimators
@@ -239,51 +228,7 @@ def test_a_loss_of_torchrl_is_ours(n: int) -> None:
     torch.testing.assert_close(td["td_error"].flatten(), expected.square(), rtol=1e-4, atol=1e-4)  # which it squares
 
 
-# ---------------------------------------------------------------------------------------------------- nested
-
-
-def ragged(**settings: Any) -> fbuf.Replay:
-    storage = fbuf.storages.Ragged(maximum={"padded": (6,), "grid": (4, 3)}, **settings)
-    row = {
-        "tokens": np.zeros(0, np.int32),
-        "padded": np.zeros(0, np.int32),
-        "grid": np.zeros((0, 3), np.float32),
-        "text": "",
-    }
-    return fbuf.Replay(fbuf.Buffer(16, storage=storage), row)
-
-
-def test_nested_tensors_come_in_and_go_out() -> None:
-    replay = ragged()
-    lengths = [3, 0, 6, 1]
-    values = [torch.arange(n, dtype=torch.int32) + 10 * i for i, n in enumerate(lengths)]
-    jagged = torch.nested.nested_tensor(values, layout=torch.jagged)
-    strided = torch.nested.nested_tensor(values)
-    grids = [np.full((min(n, 4), 3), n, np.float32) for n in lengths]
-    replay.extend({"tokens": jagged, "padded": strided, "grid": grids, "text": list("abcd")})
-    rows = replay.last(4)
-    for form in (rows, fbuf.torch.to_torch(rows.data) and rows):
-        for name in ("tokens", "padded"):
-            out = nested(form, name)
-            assert out.layout == torch.jagged and [x.tolist() for x in out.unbind()] == [x.tolist() for x in values]
-    assert [tuple(x.shape) for x in nested(rows, "grid").unbind()] == [(min(n, 4), 3) for n in lengths]
-    with pytest.raises(KeyError, match=r"no ragged leaf 'other' \(there are: "):
-        nested(rows, "other")
-    batch = replay.sample(8, to="torch")
-    assert nested(batch, "padded").shape[0] == 8
-    with pytest.raises(KeyError, match=r"no ragged leaf 'obs' \(there are: none\)"):
-        nested(played(fbuf.views.Row()).sample(), "obs")
-
-
-def test_an_axis_that_differs_too_is_refused() -> None:
-    storage = fbuf.storages.Ragged(maximum={"x": (3, 3)})
-    replay = fbuf.Replay(fbuf.Buffer(8, storage=storage), {"x": np.zeros((0, 0), np.float32)})
-    replay.extend([{"x": np.ones((2, 3), np.float32)}, {"x": np.ones((3, 1), np.float32)}])
-    with pytest.raises(ValueError, match=r"differ in axis 1 too; .*lazy\.nested\('x', torch\.strided\)"):
-        nested(replay.last(2), "x")
-
-
-def test_a_tensordict_of_ragged_rows(tensordict: Any) -> None:
+def test_ragged_rows_are_nested_tensors() -> None:
     replay = ragged()
     tokens = [np.arange(n, dtype=np.int32) for n in (2, 5)]
     grids = [np.ones((1, 3), np.float32), np.ones((2, 3), np.float32)]

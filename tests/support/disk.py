@@ -1,47 +1,22 @@
-"""Stores in files, for tests that start other processes: nothing here imports pytest, so that those start quickly."""
+"""Stores in files. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import tempfile
-import zlib
 from typing import Any
 
 import numpy as np
 
-from fbuf._host import filearena
-from fbuf._host.codec import Codec, Zstd
 from fbuf._host.folder import Folder
 from fbuf._host.store import Column, Store
-
-
-@dataclasses.dataclass(frozen=True)
-class Deflate:
-    """A codec of the user's own."""
-
-    chunk: int = 4
-
-    def encode(self, rows: np.ndarray) -> bytes:
-        return zlib.compress(rows.tobytes())
-
-    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
-        out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
-
-
-def columns_of(*codecs: Codec | None, shape: Any = (5,), dtype: Any = "uint8") -> tuple[Column, ...]:
-    return tuple(Column(f"c{i}", shape, np.dtype(dtype), c) for i, c in enumerate(codecs))
+from tests.support.paths import ROOT
 
 
 def identity(columns: tuple[Column, ...], lanes: int, length: int, slack: int) -> dict[str, Any]:
     described = [
-        {
-            "name": c.name,
-            "shape": list(c.shape),
-            "dtype": str(c.dtype),
-            "codec": None if c.codec is None else repr(c.codec),
-        }
+        {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": c.codec and repr(c.codec)}
         for c in columns
     ]
     return {"lanes": lanes, "length": length, "slack": slack, "columns": described}
@@ -72,26 +47,17 @@ def make(
     return store
 
 
-def killable(path: str, resume: bool) -> Store:
-    columns = (*columns_of(None, Zstd(chunk=4), shape=(96,)), Column("small", (), np.dtype("int64"), Deflate(chunk=3)))
-    filearena._SMALL = 65_536
-    return make(path, columns, lanes=3, length=200, slack=20, resume=resume)
+def environment() -> dict[str, str]:
+    """Return the variables of a process that imports this package's tests."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def numbered(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows [N, 3, ...] that say their lane and count, and more of the like."""
+    """Return rows [N, 3, ...] that say their lane and count."""
     number = count * 3 + np.arange(3)
     if shape == ():
         return number.astype(np.int64)
     return np.repeat(number[..., None].astype("<u4"), 24, -1).view(np.uint8)
-
-
-def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Reads into an output full of rubbish, so that what is not written shows."""
-    tickets = np.asarray(tickets, np.uint64)
-    spec = store.columns[column]
-    out = np.full(tickets.size * spec.nbytes, 171, np.uint8).view(spec.dtype).reshape(*tickets.shape, *spec.shape)
-    return out, store.read([(column, tickets, out)])
 
 
 FOLDER = f"{tempfile.gettempdir()}/fbuf-tests-{os.getpid()}"

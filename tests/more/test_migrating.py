@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from benchmarks.peers import _torchrl_tree
 
 FOLDER = Path(fbuf.__file__).parent
 PEERS = {"From torchrl": "torchrl", "From flashbax": "flashbax"}
@@ -26,10 +26,6 @@ class Block(NamedTuple):
     words: tuple[str, ...]
     code: str
 
-    @property
-    def missing(self) -> list[str]:
-        return [word for word in self.words if word in ("torchrl", "flashbax", "tensordict") and not there(word)]
-
 
 class Section(NamedTuple):
     """A heading, the blocks that all under its peer share, and its own."""
@@ -38,10 +34,6 @@ class Section(NamedTuple):
     title: str
     shared: list[Block]
     own: list[Block]
-
-
-def there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def blocks(text: str) -> list[Block]:
@@ -66,10 +58,6 @@ def run(section: Section, side: str) -> Any:
     chosen = [b for b in section.shared if side in b.words or (side == "fbuf" and "tensordict" in b.words)]
     chosen += [b for b in section.own if side in b.words or (side == "fbuf" and _goes_on(section))]
     for number, block in enumerate(chosen):
-        if block.missing and "fbuf" not in block.words and side == "fbuf" and block in section.shared:
-            continue
-        for module in block.missing:
-            pytest.skip(f"{module} is not installed")
         exec(compile(block.code, f"MIGRATING.md, {section.title}, {side} {number}", "exec"), scope)
     return scope["content"]
 
@@ -96,55 +84,29 @@ NAMES = [f"{section.peer}: {section.title}" for section in SECTIONS]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=NAMES)
-def test_our_side_runs(section: Section) -> None:
-    pytest.importorskip("torch")
-    with as_users_have_it():
-        assert run(section, "fbuf") is not None
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=NAMES)
 def test_both_sides_give_the_same(section: Section) -> None:
-    pytest.importorskip(section.peer)
     needs_trees = any("trees" in block.words for block in section.own)
     with as_users_have_it():
-        if section.peer == "torchrl":
-            _trees(needs_trees)
+        there, ours = section.peer != "torchrl" or find_trees(), run(section, "fbuf")
         try:
             theirs = run(section, section.peer)
         except RuntimeError as error:
-            if needs_trees and "is not available" in str(error):  # torchrl was imported before they were found
-                pytest.skip(str(error))
+            if needs_trees and (not there or "is not available" in str(error)):  # torchrl was imported before them
+                pytest.skip(f"torchrl's trees are not there: {error}")
             raise
-        assert plain(theirs) == plain(run(section, "fbuf"))
+        assert plain(theirs) == plain(ours)
 
 
-def _trees(needed: bool) -> None:
-    """torchrl's trees, of a build that is there already where the wheel's do not load."""
-    from benchmarks.peers import _torchrl_tree
-
+def find_trees() -> bool:
+    """Load torchrl's trees, of an earlier build where the wheel's own do not load."""
     try:
         _torchrl_tree.ensure(build=False)
-    except ImportError as error:
-        if needed:
-            pytest.skip(str(error))
+    except ImportError:
+        return False
+    return True
 
 
-def test_there_is_a_section_for_each_of_the_usual_things() -> None:
-    titles = {section.title for section in SECTIONS if section.peer == "torchrl"}
-    assert {
-        "Add, extend, sample",
-        "Prioritized",
-        "Slices",
-        "Transforms and hooks",
-        "One storage, two samplers",
-    } <= titles
-    assert {"Ensembles", "Writers", "Checkpoints", "n-step returns", "TensorDicts in and out"} <= titles
-    for section in SECTIONS:
-        assert any("fbuf" in b.words for b in section.own) and any(section.peer in b.words for b in section.own)
-
-
-def test_names_of_the_tables_are_there() -> None:
-    """What stands on our side of a table exists, under that name."""
+def test_names_in_the_tables_exist() -> None:
     text = (FOLDER / "MIGRATING.md").read_text()
     ours = r"(?:fbuf\.)?(storages|samplers|views|writers|interop|limits)|fbuf\.(torch|datasets)"
     names = {(a or b, name) for a, b, name in re.findall(rf"(?<![\w.\"'])(?:{ours})\.([A-Za-z_]\w*)", text)}

@@ -1,0 +1,33 @@
+"""`samplers.Consume` in place, and many states at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Consume
+from fbuf.views import Transition
+from tests.support.epoch import FIELDS, empty, rows_of
+from tests.support.inplace import assert_draw_write_draw
+
+
+@pytest.mark.optimized
+def test_steps_are_in_place() -> None:
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4))
+    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
+
+
+def test_many_at_once_are_as_each_alone() -> None:
+    buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition())
+    states = [buffer.extend(empty(buffer), rows_of(np.random.default_rng(i), 9)) for i in range(3)]
+    together = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    keys = jax.random.split(jax.random.key(0), 3)
+    sample = jax.jit(jax.vmap(lambda s, k: buffer.sample(s, k, 5)))
+    for _ in range(3):
+        together, batches = sample(together, keys)
+        for i in range(3):
+            states[i], one = buffer.sample(states[i], keys[i], 5)
+            assert all(jax.tree.leaves(jax.tree.map(lambda a, b, i=i: np.array_equal(a[i], b), batches, one)))

@@ -1,0 +1,35 @@
+"""Stores in files after more kills and power failures, and every single damage to their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fbuf._host import filearena
+from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_processes_killed_at_any_instant_lose_no_row(kind: str, seed: int, tmp_path: Path) -> None:
+    check_killed(kind, tmp_path / "store", 20, seed)
+
+
+@pytest.mark.parametrize("kind", ["memmap", "files"])
+@pytest.mark.parametrize("first", range(8, 200, 16))
+def test_after_a_failure_of_power_what_was_flushed_is_there(
+    kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filearena, "_SMALL", 8192)
+    for seed in range(first, first + 16):
+        check_power_failed(kind, seed, tmp_path / str(seed))
+
+
+@pytest.mark.parametrize("kind", ["memmap", "files"])
+@pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
+def test_no_cut_and_no_flipped_bit_shows_another_row(
+    kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filearena, "_SMALL", 1024)
+    check_damages(kind, verify, True, tmp_path)

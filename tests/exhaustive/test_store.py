@@ -1,0 +1,58 @@
+"""Host stores used for long: what they take of the process stays."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fbuf._host.codec import Zstd
+from tests.support import places
+from tests.support.store import fetch, frames, make
+
+STATM = Path("/proc/self/statm")
+pytestmark = pytest.mark.skipif(not STATM.exists(), reason="reads /proc")
+
+
+def resident() -> int:
+    gc.collect()
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_million_operations_leave_memory_flat() -> None:
+    store = make(Zstd(chunk=4, dictionary=4), None, shape=(16, 16), lanes=2, length=600)
+    for part in store._parts:
+        part.lot_size = 64  # type: ignore[attr-defined]
+    source, rng = frames(4000, 16), np.random.default_rng(0)
+    known = np.zeros((0, 2), np.uint64)
+    done, before = 0, 0
+    while done < 1_000_000:
+        at = int(rng.integers(0, 3990))
+        rows = source[at : at + 2].reshape(1, 2, 16, 16)
+        tickets = store.write([rows, rows], None)
+        known = np.concatenate([known[-500:], tickets])
+        pick = known[rng.integers(0, len(known), 4), rng.integers(0, 2, 4)]
+        out, ok = fetch(store, pick, column=int(rng.integers(0, 2)))
+        assert ok.all() and out.any()
+        done += 2
+        if done % 50 == 0:
+            store.patch(pick[:1], np.ones(1, bool), {0: rows[0, :1]})
+            done += 1
+        if done >= 100_000 and not before:
+            before = resident()
+    if store._thread is not None:
+        store._thread.join(60)
+    assert resident() - before < 3 << 20
+    assert store.nbytes < 4 << 20
+
+
+def test_a_hundred_thousand_replacements_take_no_memory() -> None:
+    store, rows = places.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
+    places.churn(store, rows, 20_000)
+    before, size = resident(), store.nbytes
+    sizes = places.churn(store, rows, 100_000)
+    assert resident() - before < 4 << 20
+    assert max(sizes) < 1.3 * size and store.stats()["dictionaries"] <= 3

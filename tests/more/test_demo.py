@@ -1,0 +1,242 @@
+"""The demo: storages train alike, rows are those played, and mistakes on the command line are described."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+import fbuf.testing
+from fbuf.__main__ import main
+from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _storages
+from tests.support.demo import Blocks, run_all, some_rows
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def names():
+    """The others are in tests/exhaustive."""
+    return "device", "deduplicated"
+
+
+@pytest.fixture(scope="module")
+def runs(names):
+    return run_all(names)
+
+
+@pytest.fixture(scope="module")
+def columns(names):
+    """The comparison of the storages on the same rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_storages, "READS", 3)
+        patch.setattr(_storages, "_GROUP", 2)
+        patch.setattr(_dqn, "STORAGES", {name: _dqn.STORAGES[name] for name in names})
+        return _storages.compare(some_rows(28))
+
+
+def test_every_storage_trains_alike(runs):
+    assert len(runs) > 1
+    first = runs["device"]
+    assert np.isfinite(first.losses).all() and (first.losses > 0).all()
+    for result in runs.values():
+        np.testing.assert_array_equal(result.losses, first.losses)
+        jax.tree.map(np.testing.assert_array_equal, result.params, first.params)
+        assert result.episodes == first.episodes
+        assert _report.identical(first, result)
+
+
+def test_a_single_bit_of_difference_is_reported(runs):
+    one, other = runs.values()
+    changed = jax.tree.map(np.copy, other.params)
+    changed["out"]["bias"][0] = np.nextafter(changed["out"]["bias"][0], np.float32(9))
+    other = dataclasses.replace(other, params=changed)
+    assert not _report.identical(one, other)
+    assert "DIFFERENT" in _report.table([one, other])
+
+
+def test_the_newest_rows_are_those_played(runs):
+    one = runs["device"].newest
+    assert one["obs"].shape == (30, 8, 84, 84) and one["action"].shape == (30, 8)
+    for result in runs.values():
+        jax.tree.map(np.testing.assert_array_equal, result.newest, one)
+    # In order of time: the frame says how old its episode is.
+    age, over = one["obs"][:, :, 0, 2].astype(int), one["terminated"] | one["truncated"]
+    np.testing.assert_array_equal(age[1:], np.where(over[:-1], 1, age[:-1] + 1))
+    np.testing.assert_array_equal(one["obs"][:, :, 0, 0], np.tile(np.arange(1, 9), (30, 1)))
+
+
+def test_storages_are_compared(names, columns):
+    assert [c.storage for c in columns] == list(names)
+    assert all(c.rows == 7 * 4 * 8 and c.identical and c.write > 0 and c.read > 0 for c in columns)
+    by_name, frames = {c.storage: c for c in columns}, 7 * 4 * 8 * 7056
+    assert by_name["device"].device_bytes > frames
+    for name in {"host", "compressed"} & by_name.keys():
+        assert by_name[name].host_bytes > 0
+    assert by_name["deduplicated"].device_bytes < frames / 10
+    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.gone == 0
+    text = _report.storages(columns)
+    rows = [re.split(r" {3,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
+    lines = {head: cells for head, *cells in rows}
+    assert lines["storage"] == list(names)
+    assert lines["batches for one key"] == ["reference", *["identical"] * (len(names) - 1)]
+    assert lines["raw stacks / all of it"][0] == "8x"
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_the_comparison_reports_a_single_bit(monkeypatch):
+    """A storage that changes one bit of one frame it reads differs; the others do not."""
+
+    class Wrong(fbuf.storages.Device):
+        def read(self, rows, reads):
+            leaves, ok = super().read(rows, reads)
+            flipped = [x.at[(0,) * x.ndim].add(jnp.uint8(1)) if x.dtype == jnp.uint8 else x for x in leaves]
+            return flipped, ok
+
+    monkeypatch.setattr(_storages, "READS", 1)
+    monkeypatch.setattr(
+        _dqn, "STORAGES", {"device": fbuf.storages.Device, "wrong": Wrong, "again": fbuf.storages.Device}
+    )
+    columns = _storages.compare(some_rows(8))
+    assert [c.identical for c in columns] == [True, False, True]
+    assert "DIFFERENT" in _report.storages(columns)
+
+
+def test_figures_of_a_run_are_those_of_its_storage(runs):
+    for name, result in runs.items():
+        assert result.rows == 240  # 52 steps of 8 lanes were played: the ring came round
+        assert result.raw_bytes == 240 * 8 * 7056
+        assert result.memory[0][:2] == (24 * 8, 24 * 8) and result.memory[-1][:2] == (52 * 8, 240)
+        assert set(result.seconds) == {"acting and emulators", "training steps"}
+        assert result.steps_per_second > 0
+        assert (result.host_bytes > 0) == (name in ("host", "compressed"))
+        assert (result.blocks is not None) == (name == "deduplicated")
+        assert result.share[0] <= result.share[1] <= result.share[2] < 1
+        assert result.batch.data["obs"].shape == (32, 4, 84, 84)
+    frames = 240 * 7056
+    assert runs["device"].device_bytes > frames and runs["deduplicated"].device_bytes < frames / 10
+    if "host" in runs:
+        assert runs["host"].host_bytes > frames and runs["compressed"].device_bytes < 50_000
+    assert len(runs["device"].losses) == 8
+    # The score counts what the game gave (3 a time), the rows hold its sign.
+    assert {e.score % 3 for e in runs["device"].episodes} == {0.0} and runs["device"].batch.data["reward"].max() < 3
+
+
+def test_the_network_acts_on_the_stacks_it_learns_from():
+    actor = _actor.Actor(Blocks("blocks", 4, 0), jax.random.key(0))
+    params = _dqn.init_params(jax.random.key(1), 3)
+    buffer = _dqn.make_buffer(fbuf.storages.Device(), 4 * 40, lanes=4)
+    replay, seen = buffer.init(_dqn.example_row()), []
+    for _ in range(40):
+        seen.append(actor.stacks)
+        replay = buffer.extend(replay, actor.play(params, 1, epsilon=0.5))
+    for stacks in seen[4:]:
+        assert stacks.shape == (4, 4, 84, 84) and stacks.dtype == np.uint8
+    acted = {stack.tobytes() for stacks in seen for stack in stacks}
+    batch = buffer.peek(replay, jax.random.key(2), 256)
+    assert batch.mask.all()
+    drawn = np.asarray(batch.data["obs"])
+    assert all(stack.tobytes() in acted for stack in drawn)
+    # Starts of episodes are among them, with zeros before the first frame.
+    assert (~drawn[:, 0].any(axis=(1, 2)) & drawn[:, -1].any(axis=(1, 2))).any()
+
+
+def test_the_target_network_follows_every_period(runs):
+    batch = jax.tree.map(jnp.asarray, runs["device"].batch)
+    config = _dqn.Config(3, target_period=2)
+    learn = _dqn.make_learn(config)
+    learner = _dqn.init_learner(jax.random.key(0), config)
+    first = jax.tree.map(np.array, learner.params)
+    learner, _, _ = learn(learner, batch)
+    jax.tree.map(np.testing.assert_array_equal, learner.target, first)
+    assert not np.array_equal(learner.params["conv1"]["kernel"], first["conv1"]["kernel"])
+    learner, _, _ = learn(learner, batch)
+    jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
+
+
+def test_the_table_names_storages_and_sizes(names, runs):
+    text = _report.table(list(runs.values()))
+    assert "DIFFERENT" not in text and "reference" in text
+    lines = {line[2:30].strip(): line[30:].split() for line in text.splitlines() if line.startswith("  ")}
+    assert lines["storage"] == list(names)
+    assert lines["rows held"] == ["240"] * len(names)
+    assert "13.5 MB" in text  # 240 rows of 8 frames
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
+    path = tmp_path / "picture.png"
+    _plot.plot(list(runs.values()), path)
+    assert path.read_bytes().startswith(PNG) and path.stat().st_size > 50_000
+    whole = runs["device"]
+    short = {"losses": whole.losses[:1], "td_errors": whole.td_errors[:1], "memory": whole.memory[:1]}
+    result = dataclasses.replace(whole, episodes=[], steps_per_second=float("nan"), **short)
+    assert "none ended" in _report.table([result])
+    _plot.plot([result], path)
+
+
+# --------------------------------------------------------------------------------------------- command line
+
+
+def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def run(storage, settings, make_environment, progress, newest):
+        asked.append((storage, settings, newest))
+        progress(8, {"loss": "0.1"})
+        return runs["device"]
+
+    monkeypatch.setattr(_run, "run", run)
+    monkeypatch.setattr(_storages, "compare", lambda rows, progress: columns)
+    out = tmp_path / "compare.png"
+    assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
+    settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
+    kept = [_storages.ROWS, 0, 0, 0]
+    assert asked == [(name, settings, rows) for name, rows in zip(_command.STORAGES, kept, strict=True)]
+    captured = capsys.readouterr()
+    assert "identical" in captured.out and "every storage on the newest" in captured.out and str(out) in captured.out
+    assert "compressed" in captured.err  # the progress bar
+    assert out.read_bytes().startswith(PNG)
+    with monkeypatch.context() as patch:
+        patch.setattr(_report, "identical", lambda one, other: one is not other)
+        assert main(["demo", "--compare", "--out", str(out)]) == 1
+        assert "DIFFERENT" in capsys.readouterr().out
+    wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
+    for found, status in ((columns, 0), (wrong, 1)):
+        monkeypatch.setattr(_storages, "compare", lambda rows, progress, found=found: found)
+        assert main(["demo", "--storage", "device", "--out", str(out)]) == status
+        assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
+
+
+def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_run, "run", None)
+    cases = {
+        "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
+        "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 2000",
+        "--seed -1": r"--seed is -1; .* Use --seed 0",
+        "--out .": r"--out \. is a folder; expected a file\. Use --out fbuf-demo\.png",
+        "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.png",
+        "--out nowhere/a.png": r"no folder nowhere\. Make it: mkdir -p nowhere",
+        "--out /proc/a.png": r"--out /proc/a\.png: .* Choose another",
+    }
+    for arguments, message in cases.items():
+        assert main(["demo", *arguments.split()]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("error: ")
+        assert re.search(message, captured.err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch):
+    for modules, said in ((["optax"], "optax is missing"), (["optax", "tqdm"], "optax, tqdm are missing")):
+        for module in modules:
+            monkeypatch.setitem(sys.modules, module, None)
+        assert main(["demo"]) == 1
+        assert capsys.readouterr().err == f'error: {said}. Run: pip install "fbuf[demo]"\n'

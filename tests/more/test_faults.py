@@ -1,0 +1,46 @@
+"""Faults with more storages and samplers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from fbuf.samplers import Epoch, Prioritized, Ranked
+from tests.support.faults import (
+    CONSUMED,
+    PRIORITIES,
+    check_key_reuse,
+    check_many_keys,
+    check_no_memory,
+    check_priorities,
+    check_raising,
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_memory_during_extend() -> None:
+    check_no_memory("compressed")
+
+
+@pytest.mark.parametrize(("verb", "donated"), [("write", False), ("read", False), ("read", True)])
+def test_a_callback_that_raises_at_any_call(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_raising(verb, donated, monkeypatch)
+
+
+@given(**PRIORITIES)
+def test_any_priorities_leave_a_buffer_that_draws(errors: list[float], alpha: float) -> None:
+    check_priorities(Ranked(), errors, alpha)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("sampler", [*CONSUMED, Epoch(), Prioritized(), Prioritized(on="host")], ids=repr)
+def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
+    check_key_reuse(sampler, prefetch)
+
+
+@pytest.mark.parametrize("sampler", [Prioritized(), Ranked(), Epoch()], ids=repr)
+def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
+    check_many_keys(sampler)

@@ -1,0 +1,108 @@
+"""Storages that make room, full disks and bounded memory; torchrl reads the files that `to_ted` writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.interop import from_arrays, to_ted
+from tests.support.interop import run
+
+
+@pytest.mark.parametrize("on_full", ["retire", "refuse"])
+def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
+    frames = np.random.default_rng(0).integers(0, 255, (300, 12, 12), np.uint8)
+    storage = fbuf.storages.Deduplicated(keys=("x",), block=(12, 12), blocks=160, on_full=on_full)
+    with pytest.raises(ValueError, match=r"had room for 1\d\d of 300 rows only"):
+        from_arrays({"x": frames}, buffer=fbuf.Buffer(400, storage=storage))
+    if on_full == "retire":
+        buffer, state = from_arrays({"x": frames[:100]}, buffer=fbuf.Buffer(400, storage=storage))
+        assert np.array_equal(buffer.last(state, 100).data["x"], frames[:100])
+
+
+FULL_DISK = """
+import resource, signal, sys
+import numpy as np
+import fbuf
+buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**18, dtype=np.float32)})
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for suffix in (".npz", ".h5"):
+    try:
+        fbuf.interop.to_file(sys.argv[1] + suffix, buffer, state)
+    except OSError as error:
+        print("refused", type(error).__name__)
+"""
+
+
+def test_a_full_disk_leaves_no_file(tmp_path):
+    assert run(FULL_DISK, str(tmp_path / "rows")).count("refused") == 2 and not list(tmp_path.iterdir())
+
+
+MEMORY = """
+import gc, resource, sys
+import numpy as np
+import fbuf
+folder = sys.argv[1]
+
+class Frames:
+    # 40,000 frames, each made when it is read
+    def __init__(self, n):
+        self.shape, self.dtype = (n, 84, 84), np.dtype(np.uint8)
+
+    def __getitem__(self, at):
+        t = (np.arange(at.start, at.stop) % 251).astype(np.uint8)
+        return np.broadcast_to(t[:, None, None], (len(t), 84, 84))
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def both(n, name):
+    buffer = fbuf.Buffer(n, storage=fbuf.storages.Compressed(keys=("x",)))
+    buffer, state = fbuf.interop.from_arrays({"x": Frames(n), "i": np.arange(n, dtype=np.int32)}, buffer=buffer)
+    done = fbuf.interop.to_file(f"{folder}/{name}", buffer, state)
+    assert done.nbytes > n * 84 * 84
+    del state
+    gc.collect()
+    buffer, state = fbuf.interop.from_file(f"{folder}/{name}", buffer=buffer)
+    assert int(buffer.size(state)) == n
+    return buffer.nbytes(state)["host"]
+
+for suffix in (".npz", ".h5"):
+    both(4000, "warm" + suffix)
+before = peak()
+kept = [both(40_000, "all" + suffix) for suffix in (".npz", ".h5")]
+print((peak() - before) // 2**20, max(kept) // 2**20)
+"""
+
+
+def test_memory_stays_bounded(tmp_path):
+    """282 MB of rows pass through a compressed buffer in both directions; less than a third is ever in memory."""
+    more, kept = map(int, run(MEMORY, str(tmp_path)).split()[-2:])
+    assert more < 100 + kept, (more, kept)
+
+
+def test_torchrl_slices_ted_within_episodes(tmp_path):
+    import tensordict
+    import torch
+    from torchrl import data
+
+    buffer = fbuf.Buffer(40, lanes=2, view=fbuf.views.Transition())
+    t = np.arange(40).reshape(20, 2)
+    rows = {"obs": t.astype(np.float32), "action": t.astype(np.int32), "reward": t.astype(np.float32)}
+    rows |= {"terminated": t % 14 == 9, "truncated": t % 26 == 16}
+    state = buffer.extend(buffer.init({name: leaf[0, 0] for name, leaf in rows.items()}), rows)
+    done = to_ted(tmp_path / "a.h5", buffer, state)
+    td = tensordict.PersistentTensorDict.from_h5(str(tmp_path / "a.h5")).to_tensordict()
+    assert td.shape == (done.rows,)
+    sampler = data.SliceSampler(slice_len=3, strict_length=False)
+    replay = data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(done.rows), sampler=sampler, batch_size=60)
+    replay.extend(td)
+    torch.manual_seed(0)
+    batch = replay.sample()
+    obs, after = batch["observation"], batch["next", "observation"]
+    ids, over = batch["collector", "traj_ids"], batch["next", "terminated"][:, 0]
+    assert (((after - obs) == 2) | over).all()
+    step = (ids[1:] == ids[:-1]) & (obs[1:] - obs[:-1] == 2)
+    assert step.any() and (after[:-1][step] == obs[1:][step]).all()

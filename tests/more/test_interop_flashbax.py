@@ -1,0 +1,205 @@
+"""States and Vaults that flashbax made, row by row and priority by priority."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.interop import _columns, from_flashbax, from_vault
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import flashbax as fbx
+EXAMPLE = {"obs": jnp.zeros(3), "step": {"t": jnp.int32(0)}}
+ALPHA = 0.7
+
+
+@pytest.fixture(autouse=True)
+def flashbax_allowed(monkeypatch):
+    monkeypatch.setattr(_columns, "BLOCK_BYTES", 48)
+    with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def rows(first: int, lanes: int, n: int) -> dict:
+    """`[E, n, ...]`, as flashbax has them."""
+    t = first + np.arange(n)[None, :] + 1000 * np.arange(lanes)[:, None]
+    return {"obs": jnp.asarray(np.repeat(t[..., None], 3, -1), jnp.float32), "step": {"t": jnp.asarray(t, jnp.int32)}}
+
+
+def filled(lanes: int, number: int, *, made):
+    """Return a state after `number` rows a lane, and the t of the rows that it holds, oldest first: [n, E]."""
+    state = made.init(EXAMPLE)
+    for first in range(0, number, 4):
+        state = made.add(state, rows(first, lanes, min(4, number - first)))
+    held = np.arange(max(0, number - 8), number)
+    return state, held[:, None] + 1000 * np.arange(lanes)[None, :]
+
+
+RING = {"min_length": 1, "sample_batch_size": 2, "add_sequences": True}
+FLAT = RING | {"max_length": 16, "add_batch_size": 2}
+ITEM = RING | {"max_length": 8, "add_batches": True}
+TRAJECTORY = {"add_batch_size": 2, "max_length_time_axis": 8, "min_length_time_axis": 1, "sample_batch_size": 1}
+PRIORITISED = {"priority_exponent": ALPHA, "device": "cpu"}
+MAKERS = {
+    "flat": lambda: fbx.make_flat_buffer(**FLAT),
+    "item": lambda: fbx.make_item_buffer(**ITEM),
+    "trajectory": lambda: fbx.make_trajectory_buffer(**TRAJECTORY, sample_sequence_length=1, period=1),
+}
+BY_PRIORITY = {
+    "flat": lambda: fbx.make_prioritised_flat_buffer(**FLAT, **PRIORITISED),
+    "item": lambda: fbx.make_prioritised_item_buffer(**ITEM, **PRIORITISED),
+    "trajectory": lambda: fbx.make_prioritised_trajectory_buffer(
+        **TRAJECTORY, sample_sequence_length=3, period=2, **PRIORITISED
+    ),
+}
+LANES = {"flat": 2, "item": 1, "trajectory": 2}
+
+
+@pytest.mark.parametrize(("kind", "number"), [("flat", 5), ("item", 8), ("trajectory", 19)])
+def test_rows_are_read_oldest_first(kind, number):
+    lanes = LANES[kind]
+    state, held = filled(lanes, number, made=MAKERS[kind]())
+    buffer, ours = from_flashbax(state)
+    assert buffer.lanes == (None if lanes == 1 else lanes) and buffer.capacity == held.size
+    got = buffer.rows(ours).data
+    assert np.array_equal(np.asarray(got["step"]["t"]).reshape(held.shape), held)
+    assert np.array_equal(np.asarray(got["obs"]).reshape(*held.shape, 3), np.repeat(held[..., None], 3, -1))
+
+
+def test_queues_are_read_from_their_oldest_row():
+    queue = fbx.make_trajectory_queue(
+        max_length_time_axis=8, add_batch_size=2, add_sequence_length=3, sample_sequence_length=2
+    )
+    state = queue.init(EXAMPLE)
+    for first in (0, 3):
+        state = queue.add(state, rows(first, 2, 3))
+    state, _ = queue.sample(state)
+    state = queue.add(state, rows(6, 2, 3))  # round the end
+    buffer, ours = from_flashbax(state)
+    assert np.asarray(buffer.rows(ours).data["step"]["t"])[:, 0].tolist() == [2, 3, 4, 5, 6, 7, 8]
+
+
+def leaves_of(state, lanes: int) -> np.ndarray:
+    """flashbax's own leaves, [E, windows]."""
+    tree = state.sum_tree_state
+    return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("flat", 6), ("item", 19), ("trajectory", 19)])
+def test_priorities_are_those_of_flashbax(kind, number):
+    made, lanes = BY_PRIORITY[kind](), LANES[kind]
+    state, held = filled(lanes, number, made=made)
+    windows = np.flatnonzero(leaves_of(state, lanes).reshape(-1) > 0)
+    state = made.set_priorities(state, jnp.asarray(windows), jnp.linspace(0.1, 3.0, len(windows)))
+    theirs = leaves_of(state, lanes)
+    buffer, ours = from_flashbax(state, priority_exponent=ALPHA)
+    assert buffer.sampler == fbuf.samplers.Prioritized(alpha=ALPHA)
+    _, batch = buffer.sample(ours, jax.random.key(0), 512)
+    chance = dict(
+        zip(np.asarray(batch.data["step"]["t"]).tolist(), np.asarray(batch.probability).tolist(), strict=True)
+    )
+    assert len(chance) == held.size
+    period = 8 // theirs.shape[1]
+    place = {int(t): (int(lane), int(t % 1000) % 8) for row in held for lane, t in enumerate(row)}
+    leaf = {t: theirs[lane, at // period] if at % period == 0 else 0.0 for t, (lane, at) in place.items()}
+    known = [t for t in chance if leaf[t] > 0]
+    assert len(known) == len(windows)
+    ratio = np.array([chance[t] / leaf[t] for t in known])
+    np.testing.assert_allclose(ratio, ratio[0], rtol=2e-5)
+    # Rows that begin no window have the largest recorded priority.
+    new = np.array([chance[t] for t in chance if leaf[t] == 0]) / ratio[0]
+    np.testing.assert_allclose(new, float(state.sum_tree_state.max_recorded_priority), rtol=2e-5)
+
+
+def test_priorities_of_windows_are_kept():
+    """A view that draws the same windows takes every priority, without a warning."""
+    made = BY_PRIORITY["flat"]()
+    state, held = filled(2, 19, made=made)
+    windows = np.flatnonzero(leaves_of(state, 2).reshape(-1) > 0)
+    state = made.set_priorities(state, jnp.asarray(windows), jnp.linspace(0.1, 3.0, len(windows)))
+    view, sampler = fbuf.views.Sequence(2, episode_end=()), fbuf.samplers.Prioritized(ALPHA, eps=0.0)
+    buffer = fbuf.Buffer(16, lanes=2, view=view, sampler=sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, ours = from_flashbax(state, buffer=buffer, priority_exponent=ALPHA)
+    _, batch = buffer.sample(ours, jax.random.key(0), 256)
+    t = np.asarray(batch.data["step"]["t"])[:, 0]
+    theirs = leaves_of(state, 2)
+    np.testing.assert_allclose(batch.probability, theirs[t // 1000, t % 1000 % 8] / theirs.sum(), rtol=2e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- Vaults
+
+
+def vault(folder, lanes: int = 2, number: int = 24):
+    from flashbax.vault import Vault
+
+    made = fbx.make_trajectory_buffer(**TRAJECTORY | {"add_batch_size": lanes}, sample_sequence_length=1, period=1)
+    state = made.init(EXAMPLE)
+    store = Vault("v", state.experience, rel_dir=str(folder), vault_uid="u")
+    for first in range(0, number, 6):
+        state = made.add(state, rows(first, lanes, 6))
+        store.write(state)
+    return store, folder / "v" / "u"
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_every_row_of_a_vault_is_read(lanes, tmp_path):
+    store, path = vault(tmp_path, lanes)
+    buffer, ours = from_vault(path)
+    theirs = store.read().experience
+    got = buffer.rows(ours).data
+    assert buffer.lanes == (None if lanes == 1 else 2)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(theirs), strict=True):
+        other = np.asarray(other).swapaxes(0, 1)
+        assert one.dtype == other.dtype and np.array_equal(np.asarray(one).reshape(other.shape), other)
+    buffer, ours = from_vault(path, newest=5, fields={"step/t": "t"})
+    assert np.asarray(buffer.rows(ours).data["t"]).reshape(5, lanes)[:, 0].tolist() == [19, 20, 21, 22, 23]
+
+
+def test_damaged_vaults_are_refused(tmp_path):
+    import tensorstore
+
+    store, path = vault(tmp_path)
+    described = json.loads((path / "metadata.json").read_text())
+
+    def says(**entries):
+        (path / "metadata.json").write_text(json.dumps({**described, **entries}))
+
+    for entries, match in [
+        ({"version": 9}, "version is '9'; expected 1.x"),
+        ({"structure_dtype": {"obs": "object", "step": {"t": "int32"}}}, "leaf 'obs' is 'object' there and 'float32'"),
+        ({"structure_dtype": {"../x": "int32"}}, "names a leaf '../x'"),
+        ({"structure_dtype": [1]}, "is a list; expected nested objects"),
+        ({"structure_dtype": {"nope": "int32"}}, "cannot be read"),
+        ({"structure_dtype": {}}, "names no leaves"),
+    ]:
+        says(**entries)
+        with pytest.raises(ValueError, match=match):
+            from_vault(path)
+    (path / "metadata.json").write_text("{" * 100)
+    with pytest.raises(ValueError, match="is no JSON"):
+        from_vault(path)
+    says()
+    base = {"driver": "ocdbt", "base": f"file://{path}", "path": "vault_index"}
+    index = tensorstore.open({"driver": "zarr", "kvstore": base}, open=True).result()
+    index.write(np.array([10**9], np.int32)).result()
+    with pytest.raises(ValueError, match="are not all there, though its index says so"):
+        from_vault(path, newest=4)
+    index.write(np.array([-1], np.int32)).result()
+    with pytest.raises(ValueError, match="and -1 rows"):
+        from_vault(path)
+    shutil.rmtree(path / "d")
+    with pytest.raises((ValueError, FileNotFoundError)):
+        from_vault(path)
+    with pytest.raises(FileNotFoundError, match="expected a flashbax Vault"):
+        from_vault(tmp_path)

@@ -1,0 +1,83 @@
+"""Shared code of the tests of the demo: a stand-in for the games."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fbuf.demo import _dqn, _run
+
+Frames = np.ndarray[Any, Any]
+
+
+class Blocks:
+    """A stand-in for the games: lane, episode and time can be read off every frame; episodes end after 5 to 12 steps.
+
+    Each episode ends for good except in lane 0, where it is cut off.
+    """
+
+    num_actions = 3
+
+    def __init__(self, game: str, lanes: int, seed: int) -> None:
+        self.lanes, self._rng = lanes, np.random.default_rng(seed)
+
+    def reset(self) -> Frames:
+        self._age, self._episode = np.zeros(self.lanes, np.int64), np.zeros(self.lanes, np.int64)
+        self._left = self._rng.integers(5, 13, self.lanes)
+        return self._frames()
+
+    def step(self, actions: Frames) -> tuple[Frames, ...]:
+        self._age += 1
+        self._left -= 1
+        ended = self._left == 0
+        self._episode[ended] += 1
+        self._age[ended] = 0
+        self._left[ended] = self._rng.integers(5, 13, ended.sum())
+        reward = 3 * (np.asarray(actions) == 1).astype(np.float32)
+        cut = ended & (np.arange(self.lanes) == 0)
+        return self._frames(), reward, ended & ~cut, cut
+
+    def _frames(self) -> Frames:
+        frames = np.zeros((self.lanes, 84, 84), np.uint8)
+        frames[:, 0, 0] = np.arange(self.lanes) + 1
+        frames[:, 0, 1] = self._episode % 250 + 1
+        frames[:, 0, 2] = self._age + 1
+        frames[:, 40:60, 10:70] = 13 * (self._age % 12)[:, None, None]
+        return frames
+
+
+def shrink(patch: pytest.MonkeyPatch) -> None:
+    """Runs at a size for tests: little random play, few measurements, a ring that wraps."""
+    patch.setattr(_run, "_PREFILL", 20)
+    patch.setattr(_run, "_SHARE_ROUNDS", 2)
+    patch.setattr(_run, "CAPACITY", 240)
+
+
+def run_all(names: tuple[str, ...]) -> dict[str, _run.Result]:
+    """One short run of each storage, on the same seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        settings = _run.Settings("blocks", seed=3, steps=8)
+        return {name: _run.run(name, settings, Blocks, newest=10_000) for name in names}
+
+
+def some_rows(steps: int, lanes: int = 8) -> dict[str, Frames]:
+    """Rows of random play, `[steps, lanes, ...]`, without a network."""
+    env, random = Blocks("blocks", lanes, 0), np.random.default_rng(0)
+    frame, rows = env.reset(), []
+    for _ in range(steps):
+        action = random.integers(0, 3, lanes).astype(np.int32)
+        after, reward, terminated, truncated = env.step(action)
+        rows.append(
+            {
+                "obs": frame,
+                "action": action,
+                "reward": np.sign(reward),
+                "terminated": terminated,
+                "truncated": truncated,
+            }
+        )
+        frame = after
+    return {name: np.stack([row[name] for row in rows]) for name in _dqn.example_row()}

@@ -1,0 +1,73 @@
+"""Stores where a row replaces that in any slot, and a plain-Python model of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.codec import Codec, Zstd
+from fbuf._host.store import Store
+from tests.support import store as stores
+from tests.support.store import Deflate, load
+from tests.support.store_model import Model
+
+CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
+
+
+def make(*codecs: Codec | None, **more: Any) -> Store:
+    return stores.make(*codecs, **more, streams=False)
+
+
+def reload(store: Store) -> Store:
+    return load(store, streams=False)
+
+
+class Scattered(Model):
+    """A row replaced can be read until `slack` others (a lane) were replaced after it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.spare = store.lanes * (store.length + store.slack)  # places without a row
+        self.of_slot: dict[int, int] = {}  # newest ticket
+        self.replaced: deque[int] = deque()
+        self.alive: set[int] = set()
+
+    def write_at(self, rows: list[np.ndarray], slots: np.ndarray, keep: np.ndarray | None = None) -> None:
+        tickets = self.store.write(rows, keep, slots)
+        inside = (slots >= 0) & (slots < self.store.lanes * self.store.length)
+        taken = self.learn(tickets, rows, inside if keep is None else inside & keep)
+        for at, ticket in taken:
+            if int(slots[at]) in self.of_slot:
+                self.replaced.append(self.of_slot[int(slots[at])])
+            self.of_slot[int(slots[at])] = ticket
+        for _ in taken:
+            if self.spare:
+                self.spare -= 1
+            else:
+                self.alive.remove(self.replaced.popleft())
+        self.alive.update(ticket for _, ticket in taken)
+
+    def newest(self) -> set[int]:
+        return self.alive
+
+    def check(self, rng: np.random.Generator) -> None:
+        super().check(rng)
+        stats = self.store.stats()
+        assert stats["rows_live"] == len(self.alive) and stats["rows_accepted"] == len(self.rows) - len(self.origin)
+        assert stats["patches"] == sum(o in self.alive for o in self.origin.values())
+
+
+def churn(store: Store, rows: np.ndarray, times: int, step: int = 50) -> list[int]:
+    """Replace random slots; return what the store takes from time to time, once every slot has been written."""
+    capacity, rng, sizes = store.length, np.random.default_rng(0), []
+    for i in range(0, capacity, step):
+        slots = np.arange(i, min(i + step, capacity), dtype=np.int32)[:, None]
+        store.write([rows[rng.integers(len(rows), size=slots.shape)]], None, slots)
+    for i in range(0, times, step):
+        slots = rng.permutation(capacity)[:step].astype(np.int32)[:, None]
+        store.write([rows[rng.integers(len(rows), size=slots.shape)]], None, slots)
+        if i % (step * 20) == 0:
+            sizes.append(store.nbytes)
+    return sizes

@@ -1,0 +1,157 @@
+"""Stores of every kind of column, what is done to them, and the blocks of what they hand out to be saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.codec import Zstd
+from fbuf._host.source import Lazy
+from fbuf._host.store import PATCH, Column, Store
+from tests.support import disk
+from tests.support.store import Deflate
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A kind of column."""
+
+    name: str
+    codec: Any
+    shape: tuple[int, ...] = (24, 24)
+    lanes: int = 2
+    stacks: bool = False
+    streams: bool = True
+    files: bool = False
+    length: int = 60
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column("c", self.shape, np.dtype(np.uint8), self.codec, self.stacks),)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"lanes": self.lanes, "length": self.length, "slack": 9}
+
+    def make(self, path: Path, arrays: Any = None) -> Store:
+        if self.files:
+            return disk.make(path, self.columns(), **self.sizes, arrays=arrays)
+        settings = self.sizes | {"streams": self.streams}
+        if arrays is None:
+            return Store(self.columns(), **settings)
+        return Store.from_arrays(self.columns(), arrays, **settings)
+
+
+CASES = [
+    Case("ring", None),
+    Case("zstd", Zstd(chunk=4)),
+    Case("zstd-one-lane", Zstd(chunk=4, dictionary=4), lanes=1),
+    Case("own", Deflate()),
+    Case("stacks", Zstd(chunk=4), (4, 16, 16), stacks=True),
+    Case("no-stacks", Zstd(chunk=4), (4, 16, 16), stacks=True, lanes=1),
+    Case("places", Zstd(), streams=False),
+    Case("places-ring", None, streams=False),
+    Case("file-ring", None, files=True),
+    Case("file-zstd", Zstd(chunk=4), files=True),
+    Case("file-own", Deflate(), files=True),
+]
+
+
+class Life:
+    """A store whose rows are written, masked, replaced, changed and compressed again."""
+
+    def __init__(self, case: Case, path: Path, seed: int) -> None:
+        self.case, self.rng = case, np.random.default_rng(seed)
+        self.store = case.make(path)
+        self.game = self._game()
+        self.tickets: list[int] = []
+        self.rows: dict[int, bytes] = {}  # by ticket
+
+    def _game(self) -> Iterator[np.ndarray]:
+        """Rows of one lane after another, [*shape]: pictures in which little changes, or stacks of them."""
+        rng, lanes, shape = self.rng, self.case.lanes, self.case.shape
+        frame = shape[-2:]
+        pictures = [np.kron(rng.integers(0, 9, (4, 4)), np.ones((frame[0] // 4, frame[1] // 4))) for _ in range(lanes)]
+        stacks = [np.repeat(p[None], 4, 0) for p in pictures]
+        for step in itertools.count():
+            for lane in range(lanes):
+                picture = pictures[lane]
+                picture[tuple(rng.integers(0, frame))] = rng.integers(256)
+                if len(shape) == 2:
+                    yield picture.astype(np.uint8)
+                    continue
+                stacks[lane] = np.concatenate([stacks[lane][1:], picture[None]])
+                noise = self.case.name == "no-stacks" and np.roll(stacks[lane], step, axis=0)
+                yield (stacks[lane] if noise is False else noise).astype(np.uint8)
+
+    def write(self, number: int, share: float) -> None:
+        rows = np.stack(list(itertools.islice(self.game, number * self.case.lanes)))
+        rows = rows.reshape(number, self.case.lanes, *self.case.shape)
+        keep = None if share == 1 else self.rng.random((number, self.case.lanes)) < share
+        slots = None
+        if not self.case.streams:
+            every = self.case.lanes * self.case.length
+            number = min(number, every // self.case.lanes)
+            rows, keep = rows[:number], None if keep is None else keep[:number]
+            slots = self.rng.permutation(every)[: number * self.case.lanes].astype(np.int32).reshape(number, -1)
+        got = self.store.write([rows], keep, slots)
+        for place in np.argwhere(got).tolist():
+            self.rows[int(got[tuple(place)])] = rows[tuple(place)].tobytes()
+        self.tickets += got[got > 0].tolist()
+
+    def patch(self) -> None:
+        if self.tickets:
+            old = self.rng.choice(np.array(self.tickets[-40:], np.uint64), 2)
+            rows = np.stack(list(itertools.islice(self.game, 2)))
+            new = self.store.patch(old, np.ones(2, bool), {0: rows})
+            self.rows |= {
+                int(t): row.tobytes() for t, row in zip(new, rows, strict=True) if t >= PATCH and t not in old
+            }
+            self.tickets += [int(t) for t in new if t >= PATCH]
+
+    def step(self, call: str) -> None:
+        if call == "patch":
+            self.patch()
+        elif call == "repack":
+            self.store.repack()
+        elif call == "wrap":
+            self.write(self.case.length + 10, 1)
+        else:
+            self.write(int(self.rng.choice([1, 3, 17])), 1 if call == "write" else 0.5)
+
+
+def whole(arrays: dict[str, Any]) -> dict[str, bytes]:
+    return {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+
+
+def blocks_of(array: Any) -> dict[Any, tuple[str | None, bytes]]:
+    """The blocks of a source by key or place: marks and bytes."""
+    if not isinstance(array, Lazy):
+        return {}
+    if array.cuts is not None:
+        cuts, keys = array.cuts, array.keys
+        assert keys is not None and len(set(keys)) == len(keys) == len(cuts) - 1 and cuts[-1] == len(array)
+    else:
+        assert array.block is not None and array.block & array.block - 1 == 0
+        cuts = [*range(0, len(array), array.block), len(array)] if len(array) else [0]
+        keys = range(len(cuts) - 1)
+    assert array.marks is not None and len(array.marks) == len(cuts) - 1
+    spans_of = zip(cuts[:-1], cuts[1:], strict=True)
+    return {k: (m, array[a:b].tobytes()) for k, m, (a, b) in zip(keys, array.marks, spans_of, strict=True)}
+
+
+def check_marks(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, int]:
+    """Equal marks mean equal bytes. How many marks are equal, and how many blocks there are."""
+    alike = number = 0
+    for name, array in after.items():
+        old = blocks_of(before[name]) if name in before else {}
+        for key, (mark, data) in blocks_of(array).items():
+            number += 1
+            if key in old and mark is not None and old[key][0] == mark:
+                assert old[key][1] == data, f"{name} {key}"
+                alike += 1
+    return alike, number

@@ -1,0 +1,92 @@
+"""Host stores and rows for them. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fbuf._host.codec import Codec, Zstd
+from fbuf._host.store import Column, Store
+
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+DTYPES += ["uint16", "uint32", "complex128", ml_dtypes.bfloat16]
+DTYPES += [getattr(ml_dtypes, n) for n in dir(ml_dtypes) if n.startswith(("float8", "float6", "float4", "int", "uint"))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deflate:
+    """A codec of the user's own."""
+
+    chunk: int = 4
+
+    def encode(self, rows: np.ndarray) -> bytes:
+        return zlib.compress(rows.tobytes())
+
+    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+        out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A codec that takes any damage for data (and does not compress: for few rows)."""
+
+    chunk: int = 4
+
+    def encode(self, rows: np.ndarray) -> bytes:
+        return rows.tobytes()
+
+    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+        out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
+
+
+CODECS = [None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), Deflate()]
+
+
+def columns_of(*codecs: Codec | None, shape: Any = (5,), dtype: Any = "uint8") -> tuple[Column, ...]:
+    return tuple(Column(f"c{i}", shape, np.dtype(dtype), c) for i, c in enumerate(codecs))
+
+
+def make(*codecs: Codec | None, shape: Any = (5,), dtype: Any = "uint8", **sizes: Any) -> Store:
+    return Store(columns_of(*codecs, shape=shape, dtype=dtype), **({"lanes": 1, "length": 16, "slack": 4} | sizes))
+
+
+def load(store: Store, arrays: dict[str, np.ndarray] | None = None, **more: Any) -> Store:
+    """Load a store of the same sizes, of its own arrays unless others are given."""
+    if arrays is None:
+        arrays = {name: np.array(array) for name, array in store.to_arrays().items()}
+        assert all(array.dtype.kind in "iu" for array in arrays.values())
+    fixed = {"lanes": store.lanes, "length": store.length, "slack": store.slack}
+    return Store.from_arrays(store.columns, arrays, **(fixed | more))
+
+
+def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Read into an output full of rubbish, so that what is not written shows."""
+    tickets = np.asarray(tickets, np.uint64)
+    spec = store.columns[column]
+    out = np.full(tickets.size * spec.nbytes, 171, np.uint8).view(spec.dtype).reshape(*tickets.shape, *spec.shape)
+    return out, store.read([(column, tickets, out)])
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def frames(count: int, size: int = 24, seed: int = 0) -> np.ndarray:
+    """A fixed background and a few moving squares: as repetitive as a game."""
+    rng = np.random.default_rng(seed)
+    out = np.repeat(rng.integers(0, 255, (1, size, size), np.uint8), count, 0)
+    for _ in range(3):
+        y, x = (np.cumsum(rng.integers(-1, 2, count)) % (size - 4) for _ in range(2))
+        for t in range(count):
+            out[t, y[t] : y[t] + 4, x[t] : x[t] + 4] = rng.integers(200, 202)
+    return out
+
+
+def compressible(codec: Codec | None = None) -> tuple[Store, np.ndarray, np.ndarray]:
+    """Return a full store of 64 frames, the frames and their tickets."""
+    store, rows = make(codec or Zstd(), shape=(24, 24), length=64, slack=0), frames(64)[:, None]
+    return store, rows, store.write([rows], None)

@@ -1,0 +1,249 @@
+"""The folder of a store in files: which stores it is for, and one process at a time, until the store is gone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fbuf._host import filearena
+from fbuf._host.codec import Zstd
+from tests.support.disk import environment, make
+from tests.support.disk_faults import Faults, resumed
+from tests.support.store import columns_of, fetch
+from tests.support.store_model import Model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lanes": 2}, "has lanes 1; expected 2"),
+        ({"length": 17}, "has length 16; expected 17"),
+        ({"slack": 5}, "has slack 4; expected 5"),
+        ({"columns": columns_of(Zstd(chunk=4))}, "leaf 'c0' of the store at .* has codec None; expected Zstd"),
+        ({"columns": columns_of(None, shape=(6,))}, r"leaf 'c0' of the store at .* has shape \[5\]; expected \[6\]"),
+        ({"columns": columns_of(None, dtype="int8")}, "has dtype uint8; expected int8"),
+        ({"columns": columns_of(None, None)}, "has leaves c0; expected c0, c1"),
+    ],
+)
+def test_another_store_is_refused_and_left_alone(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"columns": columns_of(None), "lanes": 1, "length": 16, "slack": 4}
+    store = make(tmp_path, **settings)
+    ticket = store.write([np.full((3, 1, 5), 7, np.uint8)], None)
+    store.close()
+    with pytest.raises(ValueError, match=f"Buffer.resume: .*{message}"):
+        make(tmp_path, **(settings | change), resume=True)
+    assert (fetch(make(tmp_path, **settings, resume=True), ticket)[0] == 7).all()
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, columns_of(None)).close()
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 3}))
+    with pytest.raises(ValueError, match="is of version 3; expected 2"):
+        make(tmp_path, columns_of(None), resume=True)
+
+
+def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
+    first = make(tmp_path, columns_of(None))
+    for resume in (False, True):
+        with pytest.raises(BlockingIOError, match="is in use by this process; expected nobody. Drop every state"):
+            make(tmp_path, columns_of(None), resume=resume)
+    first.close()
+    with pytest.raises(FileExistsError, match=r"a store at .* already; expected none. .*buffer.resume\(example\)"):
+        make(tmp_path, columns_of(None))
+    second = make(tmp_path, columns_of(None), resume=True)
+    del second  # let go of, not closed
+    make(tmp_path, columns_of(None), resume=True)
+
+
+def test_a_folder_with_other_files_is_refused_and_one_of_an_unfinished_store_is_not(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="Buffer.resume: there is no store at"):
+        make(tmp_path / "none", columns_of(None), resume=True)
+    assert not (tmp_path / "none").exists()
+    make(tmp_path / "half", columns_of(None)).close()
+    (tmp_path / "half" / "manifest.json").unlink()
+    make(tmp_path / "half", columns_of(None))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds other files \(.*\); expected none"):
+        make(tmp_path, columns_of(None))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_temporary_folder_goes_with_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = make(None, columns_of(None))
+    ticket = store.write([np.ones((3, 1, 5), np.uint8)], None)
+    assert len(list(tmp_path.iterdir())) == 1
+    out = np.zeros((3, 5), np.uint8)
+    fetching = store._parts[0].fetch(
+        np.zeros(3, np.int64), np.arange(3), np.ones(3, bool), store._count, np.zeros(1, np.int64)
+    )
+    del store
+    assert list(tmp_path.iterdir()) == []
+    fetching.run([memoryview(out.reshape(-1))])  # a read under way finishes
+    assert (out == 1).all() and ticket.all()
+    store = make(None, columns_of(None))
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):
+        faults = Faults(monkeypatch)
+        faults.left = 3  # whether the lock says who holds it is no matter
+        make(None, columns_of(None))
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_sparse(tmp_path: Path) -> None:
+    columns = columns_of(None, shape=(1000,))
+    store = make(tmp_path, columns, length=10_000_000)
+    assert store.disk < 64 * 1024
+    store.write([np.ones((100, 1, 1000), np.uint8)], None)
+    assert (tmp_path / "column0.rows").stat().st_size > 10**10
+    assert store.disk < 300_000 and store.nbytes < 1000
+
+
+def test_segments_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old chunks go, moved ones stay: also those of a lane that gets few rows."""
+    monkeypatch.setattr(filearena, "_SMALL", 16_384)
+    columns = columns_of(Zstd(chunk=2, dictionary=0), shape=(300,))
+    model = Model(make(tmp_path, columns, lanes=2, length=60, slack=0))
+    rng = np.random.default_rng(0)
+    for i in range(150):
+        rows = np.zeros((20, 2, 300), np.uint8)
+        rows[..., :100] = rng.integers(0, 256, (20, 2, 100))
+        keep = np.ones((20, 2), bool)
+        keep[:, 1] = np.arange(20) == 0 if i % 10 == 0 else False
+        model.write([rows], keep)
+        model.rows = {t: model.rows[t] for t in model.live()}
+        model.check(rng)
+    arena = model.store._parts[0].arena
+    assert len(arena.segments) < 8 and len(list(tmp_path.glob("*.segment-*"))) == len(arena.segments)
+    assert arena.live < arena.capacity < 8 * 16_384
+    resumed(model, tmp_path)
+    model.check(rng)
+    number = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        model.write([rng.integers(0, 2, (20, 2, 300)).astype(np.uint8)], None)
+        model.rows = {t: model.rows[t] for t in model.live()}
+    assert len(os.listdir("/proc/self/fd")) < number + 10
+
+
+FULL = """
+import shutil, sys, numpy as np
+from fbuf._host.codec import Zstd
+from tests.support.disk import make
+from tests.support.store import columns_of, fetch
+
+def fill(path, codec):
+    columns = columns_of(codec, shape=(5000,))
+    store = make(path + "/store", columns, length=4000, slack=0)
+    other = make(path + "/other", columns_of(None, shape=(5000,)), lanes=2, length=4000, slack=0)
+    other.write([np.ones((1, 2, 5000), np.uint8)], np.array([[False, True]]))
+    rng = np.random.default_rng(0)
+    kept, errors = [], 0
+    for i in range(400):
+        rows = np.zeros((7, 1, 5000), np.uint8)
+        rows[..., :3000] = rng.integers(0, 256, (7, 1, 3000))
+        try:
+            kept.append((store.write([rows], None), rows))
+        except OSError as error:
+            errors += 1
+            assert "cannot write" in str(error) or "cannot give" in str(error), error
+            if errors > 20:
+                break
+    assert errors > 20 and len(kept) * 7 * 3000 > 2_000_000, (errors, len(kept))
+    assert fetch(other, [9, 2])[1].tolist() == [False, True]  # a look at the hole before that row would need room
+    for turn in range(2):
+        for tickets, rows in kept:
+            got, ok = fetch(store, tickets)
+            assert ok.all() and (got == rows).all()
+        store.close()
+        store = make(path + "/store", columns, length=4000, slack=0, resume=True)
+    assert int(store.newest()[0][0]) == 7 * len(kept)
+    for each in (store, other):
+        each.close()
+        shutil.rmtree(each._folder.path)
+
+fill(sys.argv[1], None)
+fill(sys.argv[1], Zstd(chunk=2))
+"""
+
+
+def run(code: str, *args: Any, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment() | more)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 4 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small file system here: {mount.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_an_error_and_no_signal(small_disk: Path) -> None:
+    done = run(FULL, small_disk)
+    assert done.returncode == 0, done.stderr
+
+
+LIMITED = """
+import resource, sys
+from tests.support.disk import make
+from tests.support.store import columns_of
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    make(sys.argv[1] + "/store", columns_of(None, shape=(5000,)), length=4000)
+except OSError as error:
+    assert "File too large" in str(error) and "Raise the limit on the size of files (ulimit -f)" in str(error), error
+else:
+    raise AssertionError("no error")
+try:
+    make(sys.argv[2], columns_of(None), resume=True)
+except BlockingIOError as error:
+    assert f"in use by process {sys.argv[3]}; expected nobody" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+
+
+def test_another_process_reports_a_limit_on_files_and_a_folder_in_use(tmp_path: Path) -> None:
+    store = make(tmp_path / "used", columns_of(None))
+    done = run(LIMITED, tmp_path, tmp_path / "used", os.getpid())
+    assert done.returncode == 0, done.stderr
+    store.close()
+
+
+FORKS = """
+import os, sys
+from tests.support.disk import make
+from tests.support.store import columns_of
+store = make(None, columns_of(None))
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(os.path.exists(store._folder.path))
+raise KeyError("an error")
+"""
+
+
+def test_a_temporary_folder_outlives_forks_and_is_gone_after_the_process(tmp_path: Path) -> None:
+    done = run(FORKS, TMPDIR=str(tmp_path))
+    assert done.stdout == "True\n" and "KeyError: 'an error'" in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []

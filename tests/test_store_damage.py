@@ -1,0 +1,158 @@
+"""Damaged bytes of a host store, in memory and in a checkpoint: what is read is the row that was written, or an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from fbuf._host import zstd
+from fbuf._host.arrays import StoreCorrupted
+from fbuf._host.codec import Codec, Zstd
+from fbuf._host.store import Store
+from tests.support.store import Deflate, Plain, compressible, fetch, frames, load, make, same
+
+
+@pytest.mark.parametrize("own", [Zstd(), Deflate(8), Plain(8)], ids=["zstd", "deflate", "plain"])
+def test_every_flipped_bit_of_a_chunk_is_noticed(own: Codec) -> None:
+    store, rows, tickets = compressible(own)
+    part = store._parts[0]
+    segment, size = part.arena.segments[0], int(part.length[0, 0])
+    for bit in range(0, size * 8, 3 if size < 2000 else 31):
+        segment.array[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(StoreCorrupted, match="damaged"):
+            fetch(store, tickets[:8])
+        segment.array[bit // 8] ^= 1 << bit % 8
+    assert isinstance(store.last_error, StoreCorrupted)
+    got, ok = fetch(store, tickets)
+    assert ok.all() and same(got, rows)
+
+
+def with_dictionaries() -> tuple[Store, np.ndarray, np.ndarray]:
+    store = make(Zstd(), Deflate(), shape=(24, 24), length=800, slack=0)
+    rows = frames(800)[:, None]
+    tickets = np.concatenate([store.write([rows[i : i + 100]] * 2, None) for i in range(0, 800, 100)])
+    assert store.stats()["dictionaries"] == 1
+    return store, rows, tickets
+
+
+@pytest.mark.parametrize("column", [0, 1], ids=["zstd", "own"])
+@pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length", "address"])
+def test_no_changed_byte_of_a_checkpoint_gives_other_data(column: int, name: str) -> None:
+    """What is read is the row or an error, and the error comes for the changed chunk."""
+    store, rows, tickets = with_dictionaries()
+    arrays, rng = store.to_arrays(), np.random.default_rng(0)
+    for _ in range(8):
+        array = np.array(arrays[f"column{column}:{name}"])
+        data = array.reshape(-1).view(np.uint8)
+        data[rng.integers(data.size)] ^= rng.integers(1, 256, dtype=np.uint8)
+        failed = 0
+        try:
+            damaged = load(store, arrays | {f"column{column}:{name}": array})
+        except ValueError:  # lengths do not add up, no such dictionary
+            assert name in ("dictionary", "length", "address")
+            continue
+        k = store.columns[column].codec.chunk
+        for i in range(0, 800, k):
+            try:
+                got, ok = fetch(damaged, tickets[i : i + k], column)
+                assert ok.all() and same(got, rows[i : i + k])
+            except StoreCorrupted as error:
+                assert "damaged" in str(error)
+                failed += 1
+        assert failed == 1
+
+
+def test_a_changed_byte_of_a_dictionary_is_noticed_when_it_is_loaded() -> None:
+    store, _, _ = with_dictionaries()
+    arrays, rng = store.to_arrays(), np.random.default_rng(0)
+    for name in ("dictionaries", "dictionary_checksum"):
+        for _ in range(40):
+            array = np.array(arrays[f"column0:{name}"])
+            data = array.view(np.uint8)
+            data[rng.integers(data.size)] ^= rng.integers(1, 256, dtype=np.uint8)
+            with pytest.raises(StoreCorrupted, match="a dictionary has checksum .* damaged"):
+                load(store, arrays | {f"column0:{name}": array})
+
+
+def test_a_dictionary_that_was_replaced_is_noticed_by_its_chunks() -> None:
+    """The dictionary's own checksum fits, but it is not the one that the chunks were encoded against."""
+    store, rows, tickets = with_dictionaries()
+    arrays = store.to_arrays()
+    content = np.array(arrays["column0:dictionaries"])
+    content[100] ^= 1
+    changed = {"dictionaries": content, "dictionary_checksum": np.array([zlib.crc32(content)], np.uint32)}
+    damaged = load(store, arrays | {f"column0:{n}": a for n, a in changed.items()})
+    uses = np.repeat(arrays["column0:dictionary"] > 0, 8)
+    assert 0 < uses.sum() < 800
+    got, ok = fetch(damaged, tickets[~uses])
+    assert ok.all() and same(got, rows[~uses])
+    for i in np.flatnonzero(uses)[::8]:
+        with pytest.raises(StoreCorrupted, match="damaged"):
+            fetch(damaged, tickets[i])
+
+
+@pytest.mark.parametrize("own", [None, Zstd(), Deflate()], ids=["raw", "zstd", "own"])
+def test_every_flipped_bit_of_a_changed_row_is_noticed(own: Codec | None) -> None:
+    store = make(own, shape=(100,), length=10)
+    tickets = store.write([np.zeros((4, 1, 100), np.uint8)], None)[:, 0]
+    (new,) = store.patch(tickets[:1], np.array([True]), {0: np.arange(100, dtype=np.uint8)[None] // 9})
+    arrays = store.to_arrays()
+    for bit in range(arrays["patch:data"].size * 8):
+        data = arrays["patch:data"].copy()
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(StoreCorrupted, match="damaged"):
+            fetch(load(store, arrays | {"patch:data": data}), new)
+
+
+def test_a_dictionary_is_not_made_of_damaged_rows() -> None:
+    store = make(Zstd(), shape=(24, 24), length=1600, slack=0)
+    rows = frames(1600)[:, None]
+    store.write([rows[:504]], None)
+    store._parts[0].arena.segments[0].array[: store._parts[0].arena.live] ^= 1
+    tickets = store.write([rows[504:520]], None)  # who writes need not hear of it; who reads does
+    assert store.stats()["dictionaries"] == 0
+    got, ok = fetch(store, tickets)
+    assert ok.all() and same(got, rows[504:520])
+
+
+def test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreCorrupted):  # a frame without a size
+        Zstd().decode(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), np.empty(100, np.uint8))
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
+    out = np.empty((8, 24, 24), np.uint8)
+
+    class Refuses:
+        def __init__(self, **_: Any) -> None: ...
+
+        def decompress(self, data: Any) -> bytes:
+            raise AssertionError("decoded")
+
+    monkeypatch.setattr(zstd.zstandard, "ZstdDecompressor", Refuses)
+    with pytest.raises(StoreCorrupted, match="claims 16777216 bytes; expected 4608"):
+        Zstd().decode(bomb, out)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    store, _, tickets = compressible()
+    store.patch(tickets[:1, 0], np.array([True]), {0: np.zeros((1, 24, 24), np.uint8)})
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
+    load(store, arrays)
+    with pytest.raises(ValueError, match="lanes, length and slack"):
+        load(store, arrays, length=65)
+    with pytest.raises(ValueError, match="chunks hold 8 rows; expected 4"):
+        columns = (dataclasses.replace(store.columns[0], codec=Zstd(chunk=4)),)
+        Store.from_arrays(columns, arrays, lanes=1, length=64, slack=0)
+    for name, array in arrays.items():
+        with pytest.raises(ValueError, match="is missing"):
+            load(store, {n: a for n, a in arrays.items() if n != name})
+        with pytest.raises(ValueError, match="Store.from_arrays"):
+            load(store, arrays | {name: array.astype(np.float32)})
+    for name in ("column0:payload", "column0:length", "column0:dictionary", "patch:data", "count", "patch:value"):
+        if arrays[name].size:
+            with pytest.raises(ValueError, match="Store.from_arrays"):
+                load(store, arrays | {name: arrays[name][:-1]})
