@@ -286,5 +286,6 @@ def test_a_failure_removes_only_its_own_files(tmp_path: Path) -> None:
 def test_64_bits_stay_where_jax_has_them(tmp_path: Path) -> None:
     data = bad(actions=np.full(19, 2**40))
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        buffer, state = fbuf.datasets.from_arrays(data, path=tmp_path / "b")
-        assert buffer.rows(state).data["action"].tolist() == [2**40] * 19
+        fbuf.datasets.from_arrays(data, path=tmp_path / "b", view=ROW)
+    with _pieces.DataSet.open(tmp_path / "b") as dataset:
+        assert dataset.read_rows(0, 19)["action"].tolist() == [2**40] * 19

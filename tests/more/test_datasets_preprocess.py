@@ -1,13 +1,17 @@
-"""Ends of episodes that `preprocess` keeps, by the order in which a buffer holds rows."""
+"""Episodes of data sets and buffers that `preprocess` reads."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import fbuf
+from tests.test_datasets_preprocess import EPISODES, LENGTHS, maze
+
+__all__ = ["maze"]  # a fixture
 
 
 def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) -> None:
@@ -31,3 +35,13 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
             other, _ = fbuf.datasets.preprocess((ring, held), lambda row: row, dest=tmp_path / "all")
             assert other.view == fbuf.views.Row()
             fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / "kept", keep=("terminated",))
+
+
+def test_windows_may_be_episodes(maze: Path, tmp_path: Path) -> None:
+    def total(window: Any) -> Any:
+        return {"return": jnp.sum(window["reward"]), "steps": jnp.sum(window["mask"])}
+
+    buffer, state = fbuf.datasets.preprocess(maze, total, dest=tmp_path / "a", view=fbuf.views.Episode(6))
+    rows = buffer.rows(state).data
+    assert rows["steps"].tolist() == list(LENGTHS)
+    assert np.allclose(rows["return"], [e.reward.sum() for e in EPISODES], rtol=1e-5)
