@@ -90,7 +90,7 @@ def read(
             arrays = made.arrays(run, piece)
             if change is not None:
                 change(piece.number, arrays)
-            convert(InMemory(arrays), "", piece.number, schema(), {}, lambda rows: None)
+            convert(InMemory(arrays), "", piece.number, schema(), {})
             kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == piece.number]
             (metas[piece.number],) = [meta for meta in kept if "parts" in meta]
             assert len({meta["made"] for meta in kept}) == 1

@@ -43,7 +43,6 @@ from tests.support.faults import (
     PRIORITIES,
     SIZE,
     check_key_reuse,
-    check_many_keys,
     check_no_memory,
     check_priorities,
     check_raising,
@@ -186,7 +185,3 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
 
 def test_a_key_used_twice_is_found() -> None:
     check_key_reuse(Uniform(), 1)
-
-
-def test_no_key_of_many_states_is_taken_for_one_used_twice() -> None:
-    check_many_keys(Prioritized(replace=False))

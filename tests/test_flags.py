@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.support.flags import BUFFERS, EXAMPLE, check_all_flags, flags, rows
+from tests.support.flags import BUFFERS, EXAMPLE, flags, rows
 from tests.support.paths import ROOT
-
-
-def test_every_method_under_every_flag_at_once() -> None:
-    check_all_flags("rich")
 
 
 def test_init_under_x64_keeps_the_dtypes_it_is_given() -> None:

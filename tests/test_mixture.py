@@ -19,7 +19,6 @@ from tests.support.mixture import (
     EXAMPLE,
     MODES,
     B,
-    check_empty,
     density,
     filled,
     numbers,
@@ -44,10 +43,6 @@ def test_chances_and_weights_are_those_of_the_closed_form() -> None:
     # Quotas and strata only make counts more even than independent draws.
     counts = np.array([np.sum(ids == n) for n in sorted(wanted)])
     assert chi_square_z(counts, np.array([wanted[n] for n in sorted(wanted)])) < 4
-
-
-def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
-    check_empty(annealed=True)
 
 
 def test_all_takes_the_rows_asked_of_each() -> None:

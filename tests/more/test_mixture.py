@@ -147,8 +147,9 @@ def test_priorities_go_where_rows_came_from() -> None:
     assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
 
 
-def test_other_buffers_give_the_rows_of_an_empty_one() -> None:
-    check_empty(annealed=False)
+@pytest.mark.parametrize("annealed", [False, True])
+def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
+    check_empty(annealed=annealed)
 
 
 def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
