@@ -27,7 +27,7 @@ def test_storages_give_the_same_batches_in_every_combination(sampler: str, view:
     check_storages_agree(STORAGES, sampler, view)
 
 
-@pytest.mark.parametrize("sampler", [s for s in UNORDERED if s != "Prioritized"])
+@pytest.mark.parametrize("sampler", UNORDERED)
 @pytest.mark.parametrize("writer", UNORDERED_WRITERS)
 def test_storages_give_writers_the_same_batches_with_every_sampler(writer: str, sampler: str) -> None:
     check_storages_agree(UNORDERED_STORAGES, sampler, "Row", writer)

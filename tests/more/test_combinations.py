@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.combinations import SOME, STORAGES, UNORDERED_STORAGES, UNORDERED_WRITERS, check_storages_agree
+from tests.support.combinations import SOME, STORAGES, UNORDERED_STORAGES, check_storages_agree
 
 
 @pytest.mark.parametrize(("sampler", "view"), SOME)
@@ -12,6 +12,5 @@ def test_storages_give_the_same_batches(sampler: str, view: str) -> None:
     check_storages_agree(STORAGES, sampler, view)
 
 
-@pytest.mark.parametrize("writer", UNORDERED_WRITERS)
-def test_storages_give_writers_the_same_batches(writer: str) -> None:
-    check_storages_agree(UNORDERED_STORAGES, "Prioritized", "Row", writer)
+def test_storages_give_writers_the_same_batches() -> None:
+    check_storages_agree(UNORDERED_STORAGES, "Prioritized", "Row", "TopK")

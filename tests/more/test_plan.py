@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, distinct_rows, rows
+from tests.test_plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, rows
 
 
 @pytest.mark.optimized
@@ -39,22 +39,6 @@ def test_compressed_says_how_it_knows() -> None:
     host = buffer.nbytes(state)["host"]
     assert host < sampled.host_raw / 5
     assert sampled.host == pytest.approx(host, rel=0.25)
-
-
-def test_the_table_of_blocks_is_foretold() -> None:
-    buffer = deduplicated(4096)
-    given = distinct_rows(2000)
-    table = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given)).table
-    assert table is not None and table.blocks is not None
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 2000, 100):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 100], given))
-    stats = buffer.stats(state)
-    assert table.blocks == pytest.approx(int(stats["blocks"]), rel=0.05)
-    assert table.load == pytest.approx(float(stats["blocks_load"]), rel=0.05)
-    assert (table.places, table.rows, table.gives_way) == (4096, 2000, "")
-    assert table.known == "sample of 500 rows"
 
 
 def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:

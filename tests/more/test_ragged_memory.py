@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Epoch, Prioritized, Staleness
+from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
-from fbuf.views import Row, Sequence, Transition
-from tests.support.ragged import Thing, check_growth, store_of
+from fbuf.views import Row, Sequence
+from tests.support.ragged import Thing, store_of
 
 
 @pytest.mark.optimized
@@ -109,35 +109,6 @@ def test_a_batch_keeps_its_store_and_objects_go_with_their_rows() -> None:
     state = buffer.extend(state, [{"x": 2}, {"x": 3}])
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize(
-    ("sampler", "view"), [(Prioritized(), Transition(observation="id", n_step=2)), (Staleness(4, unit=3), Row())]
-)
-def test_a_grown_buffer_is_one_that_was_larger_from_the_start(sampler: Any, view: Any) -> None:
-    check_growth(sampler, view)
-
-
-def test_unlimited_replay() -> None:
-    replay = fbuf.Replay(
-        fbuf.Buffer(capacity=4, storage=Ragged(), sampler=Prioritized()), {"text": "", "x": 0.0}, unlimited=True
-    )
-    index = None
-    for i in range(0, 21, 3):
-        replay.extend([{"text": str(i + j), "x": float(i + j)} for j in range(3)], mask=np.array([True, i != 9, True]))
-        index = index or replay.last(1).index
-        replay.sample(2)
-    replay.extend([{"text": f"+{j}", "x": 0.0} for j in range(70)])
-    want = [str(i) for i in range(21) if i != 10] + [f"+{j}" for j in range(70)]
-    assert len(replay) == 90 and replay.buffer.capacity == 128
-    assert [t for t in replay.rows().lazy["text"] if t is not None] == want
-    assert replay.get(index).lazy["text"] == ["2"]
-    replay.update_priority(index, np.array([50.0], np.float32))
-    replay.grow(capacity=200)
-    assert replay.sample(64).lazy["text"].count("2") > 2
-    replay.clear()
-    replay.add({"text": "new", "x": 1})
-    assert replay.rows().lazy["text"][0] == "new"
 
 
 def test_memory_does_not_grow() -> None:
