@@ -12,7 +12,7 @@ import pytest
 
 import fbuf
 from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_sample
-from benchmarks._harness import Absent, table
+from benchmarks._harness import Absent
 from tests.support.benchmarks import deduplicated, made_up, noise, written
 
 ABSENT = Absent("peer", "left out by the test")
@@ -52,16 +52,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("played")
-def test_compression_without_torchrl() -> None:
-    report = bench_compression.compare(("Pong", "Qbert"), 900, 2, ABSENT, judged=True)
-    assert [r["case"] for r in report[:3]] == ["Pong", "Qbert", "geometric mean"]
-    assert report[2]["target"] == ">= 400" and report[2]["met"] is not None
-    assert report[0]["ratio"] == pytest.approx(900 * 8 * 7056 / report[0]["ours"])
-    assert sum(r["peer"] == "absent" for r in report) == 5
-    assert "left out by the test" in table(report)
-
-
-@pytest.mark.usefixtures("played")
 def test_compression_notices_other_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     real = bench_compression.Run.pairs
     monkeypatch.setattr(bench_compression.Run, "pairs", lambda run, at: real(run, (at + 1) % len(run.frames)))
@@ -75,25 +65,6 @@ def distinct(frames: np.ndarray, block: tuple[int, int]) -> int:
     padded = np.pad(frames, ((0, 0), (0, -84 % h), (0, -84 % w)))
     tiles = padded.reshape(len(frames), padded.shape[1] // h, h, padded.shape[2] // w, w).swapaxes(2, 3)
     return len({tile.tobytes() for tile in tiles.reshape(-1, h, w)})
-
-
-@pytest.mark.usefixtures("played")
-def test_deduplicated_sizes_are_those_of_the_buffer() -> None:
-    frames = {game: bench_deduplicated._atari.frames(game, 900)[0] for game in ("Pong", "Enduro")}
-    sizes = {game: bench_deduplicated.size_of(x, 300) for game, x in frames.items()}
-    for game, size in sizes.items():
-        assert size.blocks == distinct(frames[game], size.storage.block)
-        assert size.load == pytest.approx(size.blocks / (size.storage.blocks - 1))
-        state = jax.eval_shape(fbuf.uniform(900, storage=size.storage).init, {"obs": np.zeros((84, 84), np.uint8)})
-        assert size.nbytes == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        assert size.ratio == pytest.approx(900 * 8 * 7056 / size.nbytes)
-    report = bench_deduplicated.report_sizes(sizes, judged=True)
-    assert [r["case"] for r in report[:3]] == ["Pong", "Enduro", "geometric mean of 2"]
-    pong, enduro = (size.ratio for size in sizes.values())
-    assert report[2]["ratio"] == pytest.approx((pong * enduro) ** 0.5) and report[2]["target"] == ">= 100"
-    assert report[3]["ratio"] == min(pong, enduro) and report[3]["target"] == ">= 25"
-    assert report[4]["ratio"] == pytest.approx(pong) and report[4]["target"] == ">= 120"  # the one of issue A's
-    assert not any(r["target"] for r in bench_deduplicated.report_sizes(sizes, judged=False))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Consume, Prioritized, Uniform
-from fbuf.views import Row, Transition
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.views import Transition
 from tests.support.uniformity import (
     check_parts,
     check_prioritized,
-    check_retired,
     check_zero_priorities,
     chi_square_z,
     slots_drawn,
@@ -19,15 +18,6 @@ from tests.support.uniformity import (
 
 PRIORITIZED = Prioritized(stratified=False)
 STEPS = Transition(n_step=3, stack=4)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "view"),
-    [(PRIORITIZED, STEPS), (Consume(), Row())],
-    ids=repr,
-)
-def test_rows_left_after_the_oldest_were_retired(sampler, view):
-    check_retired(sampler, view)
 
 
 def test_a_part_of_a_batch_is_as_good_as_any_other():
