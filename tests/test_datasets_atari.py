@@ -101,6 +101,17 @@ def test_a_wrong_hash_is_reported_and_skipped_on_request(server: FaultServer, ru
     assert not rows["meta"]["skipped"]
 
 
+def test_an_error_of_the_progress_function_is_raised(files: Path, tmp_path: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        raise ValueError("my own")
+
+    with FaultServer.of(files) as server:
+        for source in (files, server.base):
+            with pytest.raises(ValueError, match="^my own$"):
+                get(tmp_path, source, pieces=[1], on_corrupt="skip", progress=progress, workers=0)
+            assert not _pieces.committed(tmp_path / "Pong/1")
+
+
 # ----------------------------------------------------------------------------------------------- damaged segments
 
 

@@ -82,7 +82,7 @@ def test_arrays_read_as_written(path, dtype, shape, version, rows, cut) -> None:
     blocks = list(read_npy(path, ("uint16", dtype), tuple(shape), rows, reports.append))
     assert all(len(block) == rows for block in blocks[:-1]) or not shape
     np.testing.assert_array_equal(np.concatenate(blocks) if shape else blocks[0], array)
-    assert all(block.dtype == dtype for block in blocks) and sum(reports) <= path.stat().st_size
+    assert all(block.dtype == dtype for block in blocks) and sum(reports) == path.stat().st_size
     if shape:
         (whole,) = read_npy(path, (dtype,), (None, *shape[1:]), max(shape[0], 1))
         np.testing.assert_array_equal(whole, array)

@@ -107,10 +107,18 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setitem(sys.modules, "gcsfs", None)
         with pytest.raises(ImportError, match=r'gs://bucket.*gcsfs.*Run pip install "fsspec\[gs\]"'):
             listed("gs://bucket")
-    for package, source in (("aiohttp", "http://x"), ("fsspec.core", "/folder")):
+    for package, source in (("aiohttp", "http://x"), ("fsspec.core", "memory://x")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=r'Run pip install "fbuf\[datasets\]"'):
             listed(source)
+
+
+def test_a_folder_is_listed_without_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / NAME).write_bytes(DATA)
+    (tmp_path / FOLDER / "broken").symlink_to(tmp_path / "nowhere")
+    assert list_files(str(tmp_path), FOLDER) == [files.File(NAME, str(tmp_path / NAME), len(DATA))]
 
 
 # ----------------------------------------------------------------------------------------------------------- downloads

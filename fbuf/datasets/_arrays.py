@@ -76,8 +76,8 @@ def from_arrays(
     Raises:
       FileExistsError: something else lies at `path`.
       ValueError: leaves of different lengths; two that would have one name; none that says where episodes end; a reward that is
-        not finite; a flag that is neither 0 nor 1; an iterable whose dicts differ; no rows.
-      TypeError: text, objects; 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
+        not finite; a flag that is neither 0 nor 1; text, objects; an iterable whose dicts differ; no rows.
+      TypeError: 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
     Cost: O(N), in blocks of some 8 MiB; flags and rewards are read twice.
 
     Example:

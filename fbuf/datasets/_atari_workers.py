@@ -44,6 +44,10 @@ class WorkerEnded(RuntimeError):
     """A worker process ended, and all others with it."""
 
 
+class _ReportFailed(BaseException):
+    """The caller's report raised its cause. Not an Exception, or it would count as a failure of the file being read."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One piece to convert: its files by kind, and the data set that its rows go to."""
@@ -64,9 +68,20 @@ def run_jobs(
       report: Called in this thread.
     """
     if not workers or not jobs:
+
+        def checked(number: int) -> None:
+            try:
+                report(number)
+            except Exception as error:
+                raise _ReportFailed from error
+
         for job in jobs:
             try:
-                run(job, report)
+                run(job, checked)
+            except _ReportFailed as failure:
+                cause = failure.__cause__
+                assert cause is not None
+                raise cause from cause.__cause__
             except Exception as error:
                 yield job, error
             else:
@@ -81,7 +96,7 @@ def run_jobs(
             waiting: dict[Future[None], Job] = {pool.submit(_run, job): job for job in jobs}
         while waiting:
             done, _ = wait(waiting, _EVERY, FIRST_COMPLETED)
-            now = nbytes.value
+            now = nbytes.get_obj().value  # without its lock, which a killed worker may hold
             if now != reported:
                 report(now - reported)
                 reported = now

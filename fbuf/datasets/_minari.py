@@ -20,7 +20,7 @@ from typing import Any
 from fbuf._buffer import Buffer
 from fbuf._core.progress import Progress
 from fbuf._host.codec import Codec
-from fbuf._pieces._manifest import NAME, load
+from fbuf._pieces._manifest import NAME, is_dataset, load
 from fbuf._state import BufferState
 from fbuf._typing import Sampler, View
 from fbuf.datasets import _open
@@ -102,7 +102,7 @@ def minari(
     there = (path / NAME).exists()
     if download == "force":
         _download(name, folder, source, force=True)
-        if there:
+        if is_dataset(path):  # finished or not
             delete(path)
             there = False
     if not (folder / "metadata.json").is_file():

@@ -100,7 +100,7 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
 
 @contextlib.contextmanager
 def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
-    """Hold the lock of a data set; remove what nobody can go on with if anything fails."""
+    """Hold the lock of a data set; if anything fails, remove what cannot be resumed."""
     check_free(call, path, unfinished=unfinished)
     with held(call, path):
         check_free(call, path, unfinished=unfinished)  # another process may have finished it meanwhile
@@ -119,8 +119,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
       FileExistsError: there is a data set, or pieces of other work.
       BlockingIOError: another process is at it.
     """
-    bar = Bar(progress, call, sum(work.rows), " rows")
-    with _making(call, path, unfinished=True), contextlib.closing(bar):
+    with _making(call, path, unfinished=True), contextlib.closing(Bar(progress, call, sum(work.rows), " rows")) as bar:
         done = _committed(call, path, work)
         bar(sum(work.rows[number] for number in done))
 
@@ -142,8 +141,7 @@ def write_stream(
     progress: Progress,
 ) -> int:
     """Write a data set from blocks that come once, one piece after another; return the number of rows."""
-    bar = Bar(progress, call, 0, " rows")
-    with _making(call, path, unfinished=False), contextlib.closing(bar):
+    with _making(call, path, unfinished=False), contextlib.closing(Bar(progress, call, 0, " rows")) as bar:
         used: list[_pieces.Used] = []
         for part in _split(blocks, piece_rows):
             rows = _write_piece(path, len(used), schema, part, lambda: "stream", bar)

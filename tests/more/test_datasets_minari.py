@@ -331,10 +331,12 @@ def test_the_package_downloads_once_or_when_forced(tmp_path: Path, monkeypatch: 
         fbuf.datasets.minari("test/plain-v0", view=ROW, download=True, **where)
     assert calls == [("test/plain-v0", False)]
     oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
-    episodes[0] = made("plain", seed=1)
-    fbuf.datasets.minari("test/plain-v0", view=ROW, download="force", **where)
-    assert calls[1:] == [("test/plain-v0", True)]
-    oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
+    for seed in (1, 2):
+        episodes[0] = made("plain", seed=seed)
+        fbuf.datasets.minari("test/plain-v0", view=ROW, download="force", **where)
+        assert calls[seed:] == [("test/plain-v0", True)]
+        oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
+        (tmp_path / "ours/minari/test/plain-v0/dataset.json").unlink()  # as an interrupted conversion leaves it
 
 
 def test_interrupted_conversion_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Lists the files of a source and downloads them, through fsspec.
+"""Lists the files of a source and downloads them, through fsspec; folders of this machine need no package.
 
 A source is an address: the public bucket, a web server, a folder, or any URL that fsspec opens. Listings of the bucket and
 of a web server's `index.json` have sizes and hashes; those of other sources have what fsspec knows.
@@ -72,6 +72,9 @@ def list_files(address: str, folder: str) -> list[File]:
     """
     url = f"{address}/{folder}"
     try:
+        if is_local(address):
+            with os.scandir(url) as entries:
+                return [File(folder + e.name, e.path, e.stat().st_size) for e in entries if e.is_file()]
         if address == BUCKET:
             return _list_bucket(folder)
         if _is_web(address) and (index := _read_index(address)) is not None:
@@ -87,7 +90,7 @@ def list_files(address: str, folder: str) -> list[File]:
     return [
         File(
             folder + unquote(info["name"].rpartition("/")[2]),
-            info["name"] if is_local(address) else system.unstrip_protocol(info["name"]),
+            system.unstrip_protocol(info["name"]),
             info.get("size"),
             _hex(info.get("md5Hash")),
         )
@@ -112,7 +115,10 @@ def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
         except FileCorrupted as error:
             failure = error
         except Exception as error:  # each file system raises its own kinds
-            if isinstance(error, ImportError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+            ):
                 raise
             failure = SourceError(f"{file.url}: {_text(error)}.")
             failure.__cause__ = error
@@ -212,4 +218,4 @@ def _text(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "not found"
     text = str(getattr(error, "message", None) or error).rstrip(".")
-    return f"{getattr(error, 'status', type(error).__name__)} {text}"
+    return f"{getattr(error, 'status', type(error).__name__)} {text}".rstrip()

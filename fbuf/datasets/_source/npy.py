@@ -1,7 +1,7 @@
 """Reads the array of a gzipped .npy file as a stream of blocks, in bounded memory.
 
-The header is compared with what the caller expects before anything is allocated. Whoever takes all blocks has the whole
-array: the end of the file, its length and its checksum are checked after the last one.
+The header is compared with what the caller expects before anything is allocated. The end of the file, its length and its
+checksum are checked after the last block.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ def read_npy(
                     at = packed.tell()
             if content.read(1):
                 raise ValueError(f"goes on after its array of shape {list(found)}")
+            if report is not None:
+                report(packed.tell() - at)
     except Exception as error:  # what gzip, zlib and the parser of headers raise for bytes they cannot read
-        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+        if isinstance(error, (OSError, MemoryError)) and not isinstance(error, gzip.BadGzipFile):
             raise
         raise FileCorrupted(f"{path.name}: {str(error).rstrip('.')}.") from error
 
