@@ -78,8 +78,8 @@ def run_jobs(
         for job in jobs:
             try:
                 run(job, checked)
-            except _ReportFailed as failure:
-                cause = failure.__cause__
+            except _ReportFailed as wrapped:
+                cause = wrapped.__cause__
                 assert cause is not None
                 raise cause from cause.__cause__
             except Exception as error:
