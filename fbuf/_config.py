@@ -25,9 +25,11 @@ _NAMES: dict[type[Any], str] = {}
 
 
 def _qualified(cls: type[Any]) -> str:
-    """Return the name a class is saved under: its public package and its own name."""
-    public = itertools.takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
-    return ".".join((*public, cls.__qualname__))
+    """Return the name a class is saved under: its own, after its module or, for fbuf's classes, their public package."""
+    module = cls.__module__.split(".")
+    if module[0] == "fbuf":
+        module = list(itertools.takewhile(lambda part: not part.startswith("_"), module))
+    return ".".join((*module, cls.__qualname__))
 
 
 def allow(cls: type[Any], name: str) -> None:

@@ -177,6 +177,14 @@ def test_methods_that_are_none_of_the_class_are_no_methods(own: Any) -> None:
         fbuf.Buffer(4, sampler=own)
 
 
+def test_states_of_one_name_in_two_private_modules_are_exported() -> None:
+    for module in ("own._parts.first", "own._parts.second"):
+        cls = parts.state(type("Counts", (), {"__module__": module, "__annotations__": {"n": Any}}))
+        exported = jax.export.export(jax.jit(lambda s: s))(cls(jnp.int32(1)))
+        again = jax.export.deserialize(exported.serialize())
+        assert again.call(cls(jnp.int32(3))).n == 3
+
+
 def test_what_is_wrong_is_said() -> None:
     class Wrong(OWN["Rounded"]):  # type: ignore[misc]
         def take(self, arrays: Any, name: str, slot: Any, leaf: Any) -> Any:
