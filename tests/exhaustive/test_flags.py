@@ -7,7 +7,7 @@ import pytest
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_verb, flags, given, plain
 
 
-@pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "deduplicated", "host"}))
+@pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "host"}))
 def test_further_buffers_under_every_flag_at_once(name: str) -> None:
     check_all_flags(name)
 

@@ -13,7 +13,7 @@ from jax import lax
 from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags, every_verb, flags, given, plain
 
 
-@pytest.mark.parametrize("name", ["rich", "deduplicated", "host"])
+@pytest.mark.parametrize("name", ["rich", "host"])
 def test_every_method_under_every_flag_at_once(name: str) -> None:
     check_all_flags(name)
 
