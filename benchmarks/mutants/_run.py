@@ -145,7 +145,7 @@ class Runner:
                 traceback.print_exc()
             finally:
                 os._exit(70)
-        with contextlib.suppress(OSError):  # the fork does so too; whoever is first
+        with contextlib.suppress(OSError):  # the fork does so too; either may be first
             os.setpgid(pid, pid)
         self._running[pid] = stage, folder, time.monotonic(), rest
 

@@ -138,7 +138,7 @@ def test_kill_and_resume(server: FaultServer, run: made.Run, tmp_path: Path, sen
     with start(tmp_path, server, 1) as process:
         assert server.stalled.wait(300)
         process.send_signal(sent)
-        said = process.communicate(timeout=60)[0]  # after the end of all that have its output open
+        said = process.communicate(timeout=300)[0]  # after the end of all that have its output open
         assert "ends" not in said and ("KeyboardInterrupt" in said) == (sent == signal.SIGINT)
     done = sorted(_pieces.committed(tmp_path / "Pong" / "1"))
     assert done == [0]

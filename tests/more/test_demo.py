@@ -41,6 +41,17 @@ def columns(names):
         return _storages.compare(some_rows(28))
 
 
+def test_every_storage_trains_alike(runs):
+    assert len(runs) > 1
+    first = runs["device"]
+    assert np.isfinite(first.losses).all() and (first.losses > 0).all()
+    for result in runs.values():
+        np.testing.assert_array_equal(result.losses, first.losses)
+        jax.tree.map(np.testing.assert_array_equal, result.params, first.params)
+        assert result.episodes == first.episodes
+        assert _report.identical(first, result)
+
+
 def test_a_single_bit_of_difference_is_reported(runs):
     one, other = runs.values()
     changed = jax.tree.map(np.copy, other.params)
