@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["keep_last"]
-
 
 def keep_last(index: jax.Array, below: int | None = None) -> jax.Array:
     """Marks the last occurrence of every value.

@@ -25,7 +25,7 @@ BLOCK = 1 << 16
 """Rows of a block."""
 
 
-def _convert_core(
+def _index_rows_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """The anchors and the sampler that all rows make; `sampler` is what `fresh_sampler(other)` gave."""
@@ -65,11 +65,11 @@ def _convert_core(
     return state, (anchors, sampler)
 
 
-convert = Verb(_convert_core)
+_index_rows = Verb(_index_rows_core)
 
 
 def filled(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """A state whose rows are there, with their anchors."""
     fresh = _verbs.fresh_sampler(buffer, call)
-    anchors, sampler = convert(buffer, state, fresh, static=(buffer,))[1]
+    anchors, sampler = _index_rows(buffer, state, fresh, static=(buffer,))[1]
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)

@@ -34,7 +34,7 @@ from jax import lax
 
 from fbuf._duplicates import keep_last
 
-__all__ = ["FAN_OUT", "get", "init", "layout", "nodes", "rebuild", "root", "set", "set_all", "siblings"]
+__all__ = ["FAN_OUT", "get", "init", "keep_last", "layout", "nodes", "rebuild", "root", "set", "set_all", "siblings"]
 
 Reduce = Literal["sum", "min", "max"]
 

@@ -12,7 +12,7 @@ from fbuf._host.arrays import Array, StoreCorrupted
 from fbuf._host.batch import ranges
 
 _BLOCK = 64  # rows
-_AT_ONCE = 1024  # blocks
+_BLOCKS_AT_ONCE = 1024  # blocks
 
 
 class RowEnds:
@@ -52,8 +52,8 @@ class RowEnds:
           depth: Frames that it shows.
         """
         end = low.copy()
-        for start in range(int(first.min()) // _BLOCK, -(-int(count.max()) // _BLOCK), _AT_ONCE):
-            bounds = start * _BLOCK, (start + _AT_ONCE) * _BLOCK
+        for start in range(int(first.min()) // _BLOCK, -(-int(count.max()) // _BLOCK), _BLOCKS_AT_ONCE):
+            bounds = start * _BLOCK, (start + _BLOCKS_AT_ONCE) * _BLOCK
             lane, row = ranges(np.clip(first, *bounds), np.clip(count, *bounds))
             if not len(row):
                 continue
