@@ -844,7 +844,7 @@ class Buffer(BufferConfig):
                 )
         _checks.check_fields("Buffer.convert", other, spec)
         fresh = _verbs.fresh_sampler(other, "Buffer.convert")
-        convert = _filled.convert if isinstance(self.writer, ReadOnly) else _verbs.convert
+        convert = _filled.index_rows if isinstance(self.writer, ReadOnly) else _verbs.convert
         anchors, sampler = convert(self, state, fresh, static=(other,))[1]
         if other.on_read != self.on_read:
             state = _observing.observed(other, state, since=self)

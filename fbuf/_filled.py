@@ -65,11 +65,11 @@ def _index_rows_core(
     return state, (anchors, sampler)
 
 
-_index_rows = Verb(_index_rows_core)
+index_rows = Verb(_index_rows_core)
 
 
 def filled(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """A state whose rows are there, with their anchors."""
     fresh = _verbs.fresh_sampler(buffer, call)
-    anchors, sampler = _index_rows(buffer, state, fresh, static=(buffer,))[1]
+    anchors, sampler = index_rows(buffer, state, fresh, static=(buffer,))[1]
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
