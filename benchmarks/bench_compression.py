@@ -40,7 +40,7 @@ from benchmarks._harness import (
     row,
     spread,
 )
-from fbuf._host.store import Column, Store
+from fbuf._host.store.store import Column, Store
 
 RAW = "Bytes of raw obs and next_obs stacks over ours on the host, {} frames"
 BYTES = "Bytes of torchrl's payload over ours on the host, {} transitions"

@@ -49,7 +49,8 @@ from benchmarks._harness import (
     row,
     spread,
 )
-from fbuf import _pieces, datasets
+from fbuf import datasets
+from fbuf._formats import dataset
 
 MAKE = "Seconds to make a data set of {} rows from the files: torchrl's over ours"
 KEEP = "Bytes of stacks with next stacks over those of the data set, {} rows"
@@ -214,7 +215,7 @@ def _reads(
 def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, each: int = 20_000) -> None:
     """Piece 0 of a data set: games in turn."""
     random, done, turn = np.random.default_rng(0), 0, 0
-    schema = _pieces.Schema(
+    schema = dataset.Schema(
         {
             "obs": ((84, 84), "uint8"),
             "action": ((), "int32"),
@@ -223,7 +224,7 @@ def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, ea
             "truncated": ((), "bool"),
         }
     )
-    with _pieces.PieceWriter(path, 0, schema) as piece:
+    with dataset.PieceWriter(path, 0, schema) as piece:
         while done < rows:
             for frames, start in _atari.blocks(games[turn % len(games)], min(each, rows)):
                 number = min(len(frames), rows - done)
@@ -245,7 +246,7 @@ def many(path: Path, other: Path, pieces: int) -> None:
     """A data set of so many copies of the piece at `path`, at `other`; copies on the disk, not links."""
     for number in range(pieces):
         shutil.copytree(path / "pieces" / "0", other / "pieces" / str(number))
-    _pieces.finish(other, [_pieces.Used(number) for number in range(pieces)])
+    dataset.finish(other, [dataset.Used(number) for number in range(pieces)])
 
 
 def opened(path: str, samples: int) -> Iterator[Any]:
@@ -285,7 +286,7 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
                 note=f"the first time in a process, which compiles: {seconds[0]:.2f} s",
             )
         )
-    _pieces.finish(first, [_pieces.Used(0)])
+    dataset.finish(first, [dataset.Used(0)])
     samplers = {
         name: _sampler(*datasets.open(path, view=VIEW)) for name, path in (("few", first), ("most", folders[sizes[1]]))
     }

@@ -37,7 +37,7 @@ from jax import lax
 import fbuf
 from benchmarks import _atari, bench_compression, bench_sample
 from benchmarks._harness import exponent, geometric_mean, interleave, measure_memory, ratio, row, spread
-from fbuf import _verbs
+from fbuf._buffer import state_ops
 from fbuf.testing import measure as measure_program
 
 RATIO = "Bytes of raw obs and next_obs stacks over all of ours on the device, {} frames"
@@ -384,7 +384,7 @@ def reader(buffer: fbuf.Buffer) -> Callable[..., Any]:
     @functools.partial(jax.jit, donate_argnums=1)
     def run(state: Any, stacks: Any, anchors: jax.Array) -> Any:
         spec, structure = buffer.storage.spec(state.rows)
-        population = _verbs.population(buffer, state)
+        population = state_ops.population(buffer, state)
 
         def step(_: Any, slot: jax.Array) -> Any:
             window = buffer.view.window(spec, population, slot, jnp.ones(slot.shape, bool), jax.random.key(0))

@@ -99,7 +99,7 @@ class _Idle:
 
 def _stepper(storage: Any, held: int, rows: dict[str, np.ndarray], config: Any, prefetch: int = 0) -> Callable[[], Any]:
     """A thunk that takes one step on a full replay and carries what comes of it."""
-    from fbuf._host.owner import find, join_id
+    from fbuf._bridge.lifetime import find, join_id
     from fbuf.demo import _dqn
 
     buffer = _dqn.make_buffer(storage, held)

@@ -20,7 +20,8 @@ from jax import lax
 
 import fbuf
 from benchmarks._harness import exponent, interleave, ratio, row, spread
-from fbuf._typing import Population, Ring
+from fbuf._core.geometry import Ring
+from fbuf._interfaces.sampler import Population
 
 PERMUTATION = "A batch without replacement: time of jax.random.permutation over ours"
 GROWTH = "A batch without replacement, {:,} to {:,} rows: growth exponent"

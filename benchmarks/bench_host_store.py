@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks import _atari
 from benchmarks._harness import Absent, absent_row, geometric_mean, interleave, load_peer, measure_memory, row, spread
 from benchmarks.bench_compression import STACK, run_of, torchrl_payload
-from fbuf._host import repack
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns import recompress
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.store.store import Column, Store
 
 RAW = "Bytes of raw obs and next_obs stacks over what the process grew by, {} frames, {}"
 PEER = "Bytes of torchrl's payload over what the process grew by, a transition, {} frames, compressed again"
@@ -52,15 +52,15 @@ def fill(game: str, count: int, again: bool) -> Iterator[Any]:
         store.read([(0, tickets[-32:], np.empty((len(tickets[-32:]), 1, 84, 84), np.uint8))])
         return store
 
-    start = repack.start
-    repack.start = start if again else lambda store: threading.current_thread()  # no thread
+    start = recompress.start
+    recompress.start = start if again else lambda store: threading.current_thread()  # no thread
     try:
         fed(min(count, 2 * _atari.BLOCK)).close()  # everything imported
         yield
         store = fed(count)
         yield {"host": store.nbytes} | store.stats()
     finally:
-        repack.start = start
+        recompress.start = start
 
 
 def grown(game: str, count: int, again: bool) -> dict[str, Any]:

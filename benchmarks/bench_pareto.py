@@ -34,7 +34,7 @@ from benchmarks.bench_compression import (
     tensordict_of,
     torchrl,
 )
-from fbuf._host.store import Store
+from fbuf._host.store.store import Store
 from fbuf.storages import Codec, Zstd
 
 QUESTION = "Settings side by side, {} frames: bytes of raw stacks over its own; reads and writes as fast as torchrl's"

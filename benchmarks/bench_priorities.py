@@ -32,7 +32,7 @@ from jax import lax
 
 import fbuf
 from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
-from fbuf import _descent, _sumtree
+from fbuf._algorithms import sum_tree, sum_tree_draw
 
 STEP = "Prioritized step in a scan: time of flashbax's tree over ours"
 GROWTH = "Prioritized step in a scan, 10^4 to {:,} rows: growth exponent"
@@ -69,21 +69,21 @@ def _scanned(step: Callable[..., Any], steps: int) -> Callable[..., Any]:
 
 
 def ours(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[[], jax.Array]:
-    """A thunk that runs `steps` steps with `fbuf._sumtree`."""
+    """A thunk that runs `steps` steps with `fbuf._algorithms.sum_tree`."""
 
     def step(carry: Any, item: Any) -> Any:
         ((tree, largest), seen), (key, now) = carry, item
-        index, leaf = _descent.draw(tree, key, batch, capacity, stratified=True)
-        weight = _weight(leaf, _sumtree.root(tree), capacity)
+        index, leaf = sum_tree_draw.draw(tree, key, batch, capacity, stratified=True)
+        weight = _weight(leaf, sum_tree.root(tree), capacity)
         priority = jnp.abs(_error(index, now) * weight)
         finite = jnp.isfinite(priority)
         priority = jnp.where(finite, priority, np.float32(0))
         new = (priority + EPS) ** ALPHA
         largest = jnp.maximum(largest, jnp.max(priority))
-        tree = _sumtree.set(tree, jnp.where(finite, index, np.int32(capacity)), new, capacity)
+        tree = sum_tree.set(tree, jnp.where(finite, index, np.int32(capacity)), new, capacity)
         return ((tree, largest), seen + jnp.sum(weight)), None
 
-    state = (_sumtree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))
+    state = (sum_tree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))
     return _thunk(_scanned(step, steps), state)
 
 
@@ -134,8 +134,8 @@ def _thunk(run: Callable[..., Any], state: Any) -> Callable[[], jax.Array]:
 def drift(peer: Any, capacity: int) -> tuple[float, float]:
     """Root over true sum, less 1, of (ours, flashbax's)."""
     order = np.random.default_rng(0).permutation(capacity).astype(np.int32).reshape(-1, 256)
-    ours, theirs = _sumtree.init(capacity), peer.init(capacity)
-    set_ours = jax.jit(lambda t, i, v: _sumtree.set(t, i, v, capacity))
+    ours, theirs = sum_tree.init(capacity), peer.init(capacity)
+    set_ours = jax.jit(lambda t, i, v: sum_tree.set(t, i, v, capacity))
     set_theirs = jax.jit(_flashbax_set(peer))
     random = np.random.default_rng(1)
     for scale in (1e6, 1e-3):
@@ -143,7 +143,7 @@ def drift(peer: Any, capacity: int) -> tuple[float, float]:
             value = (scale * (0.5 + random.random(256))).astype(np.float32)
             ours, theirs = set_ours(ours, index, value), set_theirs(theirs, index, value)
     true = float(np.sum(np.asarray(ours[:capacity]), dtype=np.float64))
-    return float(_sumtree.root(ours)) / true - 1, float(theirs.nodes[0]) / true - 1
+    return float(sum_tree.root(ours)) / true - 1, float(theirs.nodes[0]) / true - 1
 
 
 # ------------------------------------------------------------------------------- one call at a time
@@ -166,18 +166,18 @@ def dispatched_ours(capacity: int, batch: int, leaves: np.ndarray, error: np.nda
 
     @jax.jit
     def sample(tree: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index, leaf = _descent.draw(tree, key, batch, capacity, stratified=True)
-        return index, _weight(leaf, _sumtree.root(tree), capacity)
+        index, leaf = sum_tree_draw.draw(tree, key, batch, capacity, stratified=True)
+        return index, _weight(leaf, sum_tree.root(tree), capacity)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(tree: jax.Array, largest: jax.Array, index: jax.Array, error: jax.Array) -> tuple[jax.Array, jax.Array]:
         finite = jnp.isfinite(error)
         priority = jnp.where(finite, jnp.abs(error), np.float32(0))
         index = jnp.where(finite, index, np.int32(capacity))
-        tree = _sumtree.set(tree, index, (priority + EPS) ** ALPHA, capacity)
+        tree = sum_tree.set(tree, index, (priority + EPS) ** ALPHA, capacity)
         return tree, jnp.maximum(largest, jnp.max(priority))
 
-    held, key = [(_sumtree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))], _keys()
+    held, key = [(sum_tree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))], _keys()
 
     def thunk() -> Any:
         index, weight = sample(held[0][0], key())

@@ -9,24 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fbuf import samplers, storages, transforms, views, writers
-from fbuf._buffer import Buffer
-from fbuf._later import later
-from fbuf._presets import prioritized, trajectory, uniform
-from fbuf._sample import Index, Rows, Sample
-from fbuf._state import BufferState
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.presets import prioritized, trajectory, uniform
+from fbuf._buffer.state import BufferState
+from fbuf._core.lazy_import import later
+from fbuf._core.sample import Index, Rows, Sample
 
 if TYPE_CHECKING:
     from fbuf import datasets, interop, limits, parts, plot, testing
     from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
-    from fbuf._checkedbuffer import checked
-    from fbuf._checkpoint import Saving, load, save
-    from fbuf._files import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
-    from fbuf._host.owner import StoreHandle, stores
-    from fbuf._lazy import Lazy
+    from fbuf._bridge.lazy_rows import Lazy
+    from fbuf._bridge.lifetime import StoreHandle, stores
+    from fbuf._buffer.checked import checked
+    from fbuf._buffer.plan import Plan
+    from fbuf._buffer.summary import Summary
+    from fbuf._checkpoint.async_save import Saving
+    from fbuf._checkpoint.load import load
+    from fbuf._checkpoint.save import save
+    from fbuf._formats.checkpoint import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
     from fbuf._mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
-    from fbuf._plan import Plan
     from fbuf._replay import Replay, ReplayClosed
-    from fbuf._summary import Summary
 
 __version__ = "0.1.0"
 
@@ -75,15 +77,17 @@ _MODULES = ("datasets", "interop", "limits", "orbax", "parts", "plot", "testing"
 _name, __dir__ = later(
     __name__,
     {
-        "fbuf._checkedbuffer": ["checked"],
-        "fbuf._checkpoint": ["Saving", "load", "save"],
-        "fbuf._files": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
-        "fbuf._host.owner": ["StoreHandle", "stores"],
-        "fbuf._lazy": ["Lazy"],
+        "fbuf._buffer.checked": ["checked"],
+        "fbuf._checkpoint.async_save": ["Saving"],
+        "fbuf._checkpoint.load": ["load"],
+        "fbuf._checkpoint.save": ["save"],
+        "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
+        "fbuf._bridge.lifetime": ["StoreHandle", "stores"],
+        "fbuf._bridge.lazy_rows": ["Lazy"],
         "fbuf._mixture": ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"],
-        "fbuf._plan": ["Plan"],
+        "fbuf._buffer.plan": ["Plan"],
         "fbuf._replay": ["Replay", "ReplayClosed"],
-        "fbuf._summary": ["Summary"],
+        "fbuf._buffer.summary": ["Summary"],
     },
     [*__all__, "torch"],
 )

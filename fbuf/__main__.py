@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fbuf import __version__
-from fbuf._files import _show
-from fbuf.datasets import _command as _datasets
+from fbuf._cli import datasets as _datasets
+from fbuf._cli import inspect
 from fbuf.demo import _command
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)
-    _show.add_commands(commands)
+    inspect.add_commands(commands)
     _datasets.add_commands(commands)
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):

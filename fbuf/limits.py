@@ -46,9 +46,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _wide
-from fbuf._config import component, state
-from fbuf._wide import Wide
+from fbuf._algorithms import uint64
+from fbuf._algorithms.uint64 import Wide
+from fbuf._core.component import component, state
 
 __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
 
@@ -142,7 +142,7 @@ class Limit:
             return LimitState(added, drawn, surplus)
         if not -(2**63) <= surplus < 2**63:
             raise ValueError(f"Limit.init: the surplus of {added} and {drawn} rows is beyond 63 bits. Use host=True.")
-        return LimitState(*(jnp.stack(_wide.of(n)) for n in (added, drawn, surplus)))
+        return LimitState(*(jnp.stack(uint64.of(n)) for n in (added, drawn, surplus)))
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
         """After `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
@@ -150,7 +150,7 @@ class Limit:
             number = _int("Limit.added: rows", rows)
             return LimitState(pace.added + number, pace.drawn, pace.surplus + self._ratio.numerator * number)
         more = _unsigned("Limit.added: rows", rows)
-        surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
+        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
         return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
@@ -159,8 +159,8 @@ class Limit:
             number = _int("Limit.sampled: draws", draws)
             return LimitState(pace.added, pace.drawn + number, pace.surplus - self._ratio.denominator * number)
         more = _unsigned("Limit.sampled: draws", draws)
-        cost = _wide.negative(_wide.multiply(more, jnp.uint32(self._ratio.denominator)))
-        return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(_wide.add(_pair(pace.surplus), cost)))
+        cost = uint64.negative(uint64.multiply(more, jnp.uint32(self._ratio.denominator)))
+        return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(uint64.add(_pair(pace.surplus), cost)))
 
     def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
         """bool[]: whether `rows` more may be added now, all of them.
@@ -180,9 +180,9 @@ class Limit:
         more = _unsigned(f"{call}: rows", rows)
         if high is None:
             return jnp.ones((), bool)
-        surplus = _wide.add(_pair(pace.surplus), _wide.multiply(more, jnp.uint32(self._ratio.numerator)))
-        held = _wide.add(_held(call, pace, size), Wide(jnp.uint32(0), more))
-        return _wide.at_most(surplus, _wide.of(high)) | _wide.at_most(held, _wide.of(self.min_size))
+        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
+        held = uint64.add(_held(call, pace, size), Wide(jnp.uint32(0), more))
+        return uint64.at_most(surplus, uint64.of(high)) | uint64.at_most(held, uint64.of(self.min_size))
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
         """bool[]: whether `draws` rows may be drawn now, all of them.
@@ -198,19 +198,19 @@ class Limit:
             held = pace.added if size is None else _int(f"{call}: size", size)
             return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * number >= low)
         more = _unsigned(f"{call}: draws", draws)
-        enough = _wide.at_most(_wide.of(self.min_size), _held(call, pace, size))
+        enough = uint64.at_most(uint64.of(self.min_size), _held(call, pace, size))
         if low is None:
             return enough
-        cost = _wide.multiply(more, jnp.uint32(self._ratio.denominator))
-        left = _wide.add(_pair(pace.surplus), _wide.negative(cost))
-        return enough & _wide.at_most(_wide.of(low), left)
+        cost = uint64.multiply(more, jnp.uint32(self._ratio.denominator))
+        left = uint64.add(_pair(pace.surplus), uint64.negative(cost))
+        return enough & uint64.at_most(uint64.of(low), left)
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
         """Scalars worth logging: `added`, `drawn`, and `surplus` in rows drawn; as float32, or Python numbers."""
         if _on_host("Limit.stats", pace):
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
         below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
-        surplus, opposite = _pair(pace.surplus), _wide.negative(_pair(pace.surplus))
+        surplus, opposite = _pair(pace.surplus), uint64.negative(_pair(pace.surplus))
         size = jnp.where(below, -_float(opposite), _float(surplus)) / jnp.float32(self._ratio.denominator)
         return {"added": _float(_pair(pace.added)), "drawn": _float(_pair(pace.drawn)), "surplus": size}
 
@@ -433,7 +433,7 @@ def _pair(words: Any) -> Wide:
 
 
 def _after(words: jax.Array, more: jax.Array) -> jax.Array:
-    return jnp.stack(_wide.add(_pair(words), Wide(jnp.uint32(0), more)))
+    return jnp.stack(uint64.add(_pair(words), Wide(jnp.uint32(0), more)))
 
 
 def _held(call: str, pace: LimitState, size: Any) -> Wide:

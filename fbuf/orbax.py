@@ -28,13 +28,13 @@ from typing import Any
 
 import jax
 
-from fbuf import _files
-from fbuf._buffer import Buffer
-from fbuf._checkpoint import _save as saving
-from fbuf._checkpoint import load
-from fbuf._checkpoint._held import Held
-from fbuf._state import BufferState
-from fbuf._tree import named_leaves
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._checkpoint import save as saving
+from fbuf._checkpoint.load import load
+from fbuf._checkpoint.snapshot import Held
+from fbuf._core.pytree import named_leaves
+from fbuf._formats import checkpoint
 
 try:
     import orbax.checkpoint as ocp
@@ -92,7 +92,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 
     def metadata(self, directory: Any) -> dict[str, Any]:
         """What the manifest says: the buffer's configuration, leaves of a row, versions, time."""
-        with _files.read(os.fspath(directory), verify="lazy") as saved:
+        with checkpoint.read(os.fspath(directory), verify="lazy") as saved:
             return dict(saved.meta)
 
 
@@ -175,7 +175,7 @@ def _alone() -> None:
 
 def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], sync: bool, progress: Any) -> None:
     meta["extra"] = meta["replay"] = None
-    _files.write(os.fspath(directory), arrays, meta, keep=1, sync=sync, progress=progress)
+    checkpoint.write(os.fspath(directory), arrays, meta, keep=1, sync=sync, progress=progress)
 
 
 def _spread(state: BufferState, wanted: Any) -> BufferState:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fbuf._tree import tree_bytes
+from fbuf._core.pytree import tree_bytes
 
 __all__ = ["Memory", "assert_inplace", "measure"]
 

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from fbuf._host import beside
-from fbuf._host.beside import Beside
+from fbuf._concurrency import background_task
+from fbuf._concurrency.background_task import Beside
 
 
 @pytest.mark.parametrize("how", ["beside", "one core", "no thread"])
 def test_tasks_are_done_once_and_give_what_they_did(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "cores", lambda: 1 if how == "one core" else 2)
+    monkeypatch.setattr(background_task, "cores", lambda: 1 if how == "one core" else 2)
     if how == "no thread":
 
         def start(self: threading.Thread) -> None:
@@ -35,7 +35,7 @@ def test_tasks_are_done_once_and_give_what_they_did(how: str, monkeypatch: pytes
 
 
 def test_who_asks_does_not_wait_for_a_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "cores", lambda: 2)
+    monkeypatch.setattr(background_task, "cores", lambda: 2)
     begun, go = threading.Event(), threading.Event()
     with Beside("test") as other:
         first = other.submit(lambda: begun.set() or go.wait(60) and threading.get_ident())

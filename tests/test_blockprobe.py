@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fbuf import _blockprobe, _blocks
-from fbuf._blockprobe import Curve
+from fbuf._algorithms import block_grid, block_stats
+from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
 from tests.support.blockprobe import blocks_of, check_counts, device_bytes, distinct, game, noise
 
@@ -30,24 +30,24 @@ def test_counts_are_those_of_the_blocks_that_are_cut() -> None:
 
 def test_lots_smaller_than_the_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = game(300)
-    grid = _blocks.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), (12, 12))
+    grid = block_grid.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), (12, 12))
     cuts = [(12, 3), (7, 3)]
-    want = _blockprobe.count([(rows, grid)], cuts, 3)
+    want = block_stats.count([(rows, grid)], cuts, 3)
     for size in (1, 7056 * 2, 7056 * 17):
-        monkeypatch.setattr(_blockprobe, "_CHUNK_BYTES", size)
-        assert _blockprobe.count([(rows, grid)], cuts, 3) == want
+        monkeypatch.setattr(block_stats, "_CHUNK_BYTES", size)
+        assert block_stats.count([(rows, grid)], cuts, 3) == want
     assert want[0].distinct[-1] == distinct(blocks_of(rows, grid), 300)
 
 
 def test_leaves_are_counted_together() -> None:
     frames = game(201)
     leaf = jax.ShapeDtypeStruct((84, 84), jnp.uint8)
-    grid = _blocks.grid(leaf, (12, 12))
-    both = _blockprobe.count([(frames[:-1], grid), (frames[1:], grid)], [(12, 3)])[0]
+    grid = block_grid.grid(leaf, (12, 12))
+    both = block_stats.count([(frames[:-1], grid), (frames[1:], grid)], [(12, 3)])[0]
     assert both.distinct[-1] == distinct(blocks_of(frames, grid), 201)
     stack = np.stack([frames[:-3], frames[1:-2], frames[2:-1], frames[3:]], -1)
-    stacked = _blocks.grid(jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8), (12, 12))
-    assert _blockprobe.count([(stack, stacked)], [(12, 3)])[0].distinct[-1] == both.distinct[-1]
+    stacked = block_grid.grid(jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8), (12, 12))
+    assert block_stats.count([(stack, stacked)], [(12, 3)])[0].distinct[-1] == both.distinct[-1]
 
 
 def test_blocks_that_are_alike_are_told_apart() -> None:
@@ -55,14 +55,14 @@ def test_blocks_that_are_alike_are_told_apart() -> None:
     values = np.array([0, 1, 2, 3, 4, 8, 2**8, 2**16, 2**31, 2**32 - 1, 2**32 - 2, 7, 11, 13, 255, 65535], np.uint32)
     rows = np.stack(np.meshgrid(*[values] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    grid = _blocks.grid(jax.ShapeDtypeStruct((2, 2), jnp.uint32), (2, 2))
-    assert _blockprobe.count([(rows, grid)], [(2, 2)])[0].distinct[-1] == 16**4
+    grid = block_grid.grid(jax.ShapeDtypeStruct((2, 2), jnp.uint32), (2, 2))
+    assert block_stats.count([(rows, grid)], [(2, 2)])[0].distinct[-1] == 16**4
 
 
 @given(some.integers(1, 300), some.integers(1, 300), some.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
 def test_candidates_can_be_cut_and_are_a_handful(height: int, width: int, pixel: int) -> None:
-    tried = _blockprobe.candidates(height, width, pixel)
-    assert 1 <= len(tried) <= len(_blockprobe.TRIED) and len(set(tried)) == len(tried)
+    tried = block_stats.candidates(height, width, pixel)
+    assert 1 <= len(tried) <= len(block_stats.TRIED) and len(set(tried)) == len(tried)
     for rows, pixels in tried:
         assert rows <= height and pixels * pixel % 4 == 0
         assert pixels < width + 4
@@ -92,29 +92,29 @@ def test_noise_grows_in_proportion_and_nothing_faster() -> None:
 
 @given(some.floats(1, 1e10), some.integers(1, 2**32))
 def test_numbers_of_places_are_legal(blocks: float, most: int) -> None:
-    places = _blockprobe.places_for(blocks, most)
+    places = block_stats.places_for(blocks, most)
     assert Deduplicated(blocks=places).blocks == places
-    if places < _blockprobe.MOST_PLACES:
+    if places < block_stats.MOST_PLACES:
         fits = min(blocks, most)
         assert fits <= 0.95 * places + 1
         assert places in (2**8, 2**16) or places <= max(64, fits / 0.83 + 32)
 
 
 def test_places_stay_within_narrow_ids_where_they_nearly_do() -> None:
-    assert _blockprobe.places_for(58_000, 10**9) == 65_536
-    assert _blockprobe.places_for(59_000, 10**9) == 71_104
-    assert _blockprobe.places_for(200, 10**9) == 256
-    assert _blockprobe.places_for(231, 10**9) == 288
-    assert _blockprobe.places_for(10**6, 972) == 1024
-    assert _blockprobe.table_bytes(1000, 256, 36) == 1000 + 256 * 163
-    assert _blockprobe.table_bytes(1000, 288, 36) == 2000 + 288 * 163
-    assert _blockprobe.table_bytes(1000, 65_568, 36) == 4000 + 65_568 * 163
+    assert block_stats.places_for(58_000, 10**9) == 65_536
+    assert block_stats.places_for(59_000, 10**9) == 71_104
+    assert block_stats.places_for(200, 10**9) == 256
+    assert block_stats.places_for(231, 10**9) == 288
+    assert block_stats.places_for(10**6, 972) == 1024
+    assert block_stats.table_bytes(1000, 256, 36) == 1000 + 256 * 163
+    assert block_stats.table_bytes(1000, 288, 36) == 2000 + 288 * 163
+    assert block_stats.table_bytes(1000, 65_568, 36) == 4000 + 65_568 * 163
 
 
 def test_a_fitted_storage_is_smaller() -> None:
     rows = {"obs": game(1000), "action": np.arange(1000, dtype=np.int32)}
     storage = Deduplicated().fit({name: x[:400] for name, x in rows.items()}, 1000)
-    assert storage.block in _blockprobe.candidates(84, 84, 1) and isinstance(storage.blocks, int)
+    assert storage.block in block_stats.candidates(84, 84, 1) and isinstance(storage.blocks, int)
     assert storage.keys is None and storage.on_full == "retire"
     assert device_bytes(storage, rows, 1000) < 0.6 * device_bytes(Deduplicated(), rows, 1000)
     again = Deduplicated().fit({name: jnp.asarray(x[:400]) for name, x in rows.items()}, 1000)
@@ -122,13 +122,13 @@ def test_a_fitted_storage_is_smaller() -> None:
 
 
 def test_a_block_that_reads_more_slowly_must_save_a_tenth() -> None:
-    def curve(distinct: int) -> _blockprobe.Curve:
-        return _blockprobe.Curve((500, 1000), (distinct // 2, distinct))
+    def curve(distinct: int) -> block_stats.Curve:
+        return block_stats.Curve((500, 1000), (distinct // 2, distinct))
 
     cuts, blocks = [(7, 3), (7, 3)], [84, 84]
-    assert _blockprobe.smallest([curve(20_000), curve(19_500)], cuts, blocks, 1000, None) == 0
-    assert _blockprobe.smallest([curve(20_000), curve(10_000)], cuts, blocks, 1000, None) == 1
-    assert _blockprobe.smallest([curve(19_500), curve(20_000)], cuts, blocks, 1000, None) == 0
+    assert block_stats.smallest([curve(20_000), curve(19_500)], cuts, blocks, 1000, None) == 0
+    assert block_stats.smallest([curve(20_000), curve(10_000)], cuts, blocks, 1000, None) == 1
+    assert block_stats.smallest([curve(19_500), curve(20_000)], cuts, blocks, 1000, None) == 0
 
 
 def test_only_settings_that_are_none_are_chosen() -> None:

@@ -1,4 +1,5 @@
-"""`fbuf._blocks`: frames cut into blocks of words and put together again (`tests/support/blocks.py`), and the block chosen."""
+"""`fbuf._algorithms.block_grid`: frames cut into blocks of words and put together again (`tests/support/blocks.py`), and the
+block chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from fbuf import _blocks
+from fbuf._algorithms import block_grid
 from tests.support.blocks import check, cut_by_hand, noise, raw, shapes
 
 WITNESSES = [
@@ -38,20 +39,20 @@ def test_bits_and_not_values_are_compared() -> None:
     zero, nan, other = np.float32(0.0), np.uint32(0x7FC00001), np.uint32(0x7FC00002)
     a = np.array([[zero, nan.view(np.float32), nan.view(np.float32)]], np.float32)
     b = np.array([[-zero, nan.view(np.float32), other.view(np.float32)]], np.float32)
-    grid = _blocks.grid(jax.ShapeDtypeStruct((3,), jnp.float32), (1, 1))
-    words = [_blocks.to_words(jnp.asarray(x), grid) for x in (a, b)]
-    np.testing.assert_array_equal(_blocks.differ(*words, grid), [[True, False, True]])
+    grid = block_grid.grid(jax.ShapeDtypeStruct((3,), jnp.float32), (1, 1))
+    words = [block_grid.to_words(jnp.asarray(x), grid) for x in (a, b)]
+    np.testing.assert_array_equal(block_grid.differ(*words, grid), [[True, False, True]])
     blocks = words[1].reshape(1, 3, 1)
-    np.testing.assert_array_equal(_blocks.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
+    np.testing.assert_array_equal(block_grid.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
 
 
 def test_items_are_taken_in_any_order() -> None:
     leaf = jax.ShapeDtypeStruct((2, 9, 11, 3), jnp.uint8)
-    grid = _blocks.grid(leaf, (4, 4))
+    grid = block_grid.grid(leaf, (4, 4))
     values = noise((5, *leaf.shape), "uint8")
     expected = [block for row in cut_by_hand(values, 4, 12) for block in row]
     items = np.random.default_rng(1).integers(0, len(expected), 333).astype(np.int32)
-    taken = _blocks.take(_blocks.to_words(jnp.asarray(values), grid), grid, jnp.asarray(items))
+    taken = block_grid.take(block_grid.to_words(jnp.asarray(values), grid), grid, jnp.asarray(items))
     assert [raw(block) for block in taken] == [expected[i] for i in items]
 
 
@@ -67,7 +68,7 @@ DEFAULTS = [
 
 def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
     for shape, dtype, high, wide in DEFAULTS:
-        grid = _blocks.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
+        grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
         assert (grid.rows, 4 * grid.words) == (high, wide)
 
 
@@ -76,11 +77,11 @@ def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
 @example(shape=(84, 85, 3), dtype="float32")
 def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> None:
     """No block is out of proportion or outside the frame, and no element is cut in two."""
-    grid = _blocks.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
+    grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
     channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
     assert 4 * grid.words % (channels * jnp.dtype(dtype).itemsize) == 0
     assert (grid.down - 1) * grid.rows < grid.height and (grid.across - 1) * 4 * grid.words < grid.line
-    assert grid.rows <= 10 and 4 * grid.block_words <= 4 * _blocks.BLOCK_BYTES
+    assert grid.rows <= 10 and 4 * grid.block_words <= 4 * block_grid.BLOCK_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
@@ -92,11 +93,11 @@ def test_widths_that_do_not_fill_words(dtype: str, channels: int) -> None:
     refused = 0
     for width in range(1, 13):
         if width * pixel % 4 == 0:
-            assert 4 * _blocks.grid(leaf, (5, width)).words == width * pixel
+            assert 4 * block_grid.grid(leaf, (5, width)).words == width * pixel
             continue
         refused += 1
         with pytest.raises(ValueError) as error:
-            _blocks.grid(leaf, (5, width))
+            block_grid.grid(leaf, (5, width))
         text = str(error.value)
         assert text.startswith(f"Deduplicated: block=(5, {width}) covers {width * pixel} bytes of a line of {dtype}")
         assert "expected a multiple of 4" in text
@@ -104,5 +105,5 @@ def test_widths_that_do_not_fill_words(dtype: str, channels: int) -> None:
         assert fix
         block = ast.literal_eval(fix[1])
         assert block == (5, next(w for w in range(width, 99) if w * pixel % 4 == 0))
-        assert _blocks.grid(leaf, block).rows == 5
+        assert block_grid.grid(leaf, block).rows == 5
     assert refused == {1: 9, 2: 6, 4: 0, 6: 6, 3: 9, 8: 0, 12: 0}[pixel]

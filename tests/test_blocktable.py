@@ -1,4 +1,4 @@
-"""`fbuf._blocktable` against a dict (`tests/support/blocktable.py`), its hashes, and counts near 2^32."""
+"""`fbuf._algorithms.block_table` against a dict (`tests/support/blocktable.py`), its hashes, and counts near 2^32."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from fbuf import _blocktable
-from fbuf._blocktable import CHUNK_ITEMS, WAYS, Table
+from fbuf._algorithms import block_table
+from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS, Table
 from tests.support.blocktable import (
     CONTENTS,
     GOOD,
@@ -79,7 +79,7 @@ def table_of(counts: np.ndarray) -> Table:
     count = np.zeros((places,), np.uint32)
     count[0], count[1 : len(counts) + 1] = 1, counts
     tally = jnp.array([np.count_nonzero(counts), 1], jnp.uint32)
-    empty = _blocktable.init(places, 1)
+    empty = block_table.init(places, 1)
     return dataclasses.replace(empty, words=jnp.asarray(number[:, None]), count=jnp.asarray(count), tally=tally)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host import owner
-from fbuf._host.cache import Cache
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.stacks import Stacks
-from fbuf._host.store import Column, Store
+from fbuf._bridge import lifetime
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns.chunk_cache import Cache
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.stacked import Stacks
+from fbuf._host.store.store import Column, Store
 from fbuf.storages import Compressed
 from tests.support.store import Deflate, fetch, frames, same
 from tests.support.threads import Thread
@@ -90,7 +90,7 @@ def test_a_buffer_reads_through_its_cache() -> None:
     for _ in range(2):
         batch = buffer.peek(state, jax.random.key(0), 50)
         np.testing.assert_array_equal(batch.data["obs"], rows["obs"][np.asarray(batch.data["t"])])
-    cache = cache_of(owner.find(owner.join_id(np.asarray(state.rows.id))))
+    cache = cache_of(lifetime.find(lifetime.join_id(np.asarray(state.rows.id))))
     assert cache.hits == cache.misses > 0
 
 

@@ -61,7 +61,7 @@ def test_the_buffer_without_checks_compiles_to_what_it_did() -> None:
     assert error.get() is None
     assert text(partial(step, buffer)) == before
     assert text(checkify.checkify(partial(step, checked))) != before
-    free = fbuf.checked(buffer, allow=fbuf._state.COUNTERS)  # without a condition nothing is left of it
+    free = fbuf.checked(buffer, allow=fbuf._buffer.state.COUNTERS)  # without a condition nothing is left of it
     assert text(partial(step, free)) == before
 
 

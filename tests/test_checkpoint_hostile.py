@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files
-from fbuf._checkpoint import _room
+from fbuf._checkpoint import load
+from fbuf._formats import checkpoint
 from tests.golden import buffers
 from tests.support.checkpoint import ROOT
 from tests.support.checkpoint_saving import check_mangled_meta, golden_parts
@@ -54,7 +54,7 @@ def test_nothing_is_imported_unpickled_or_evaluated(tmp_path: Path) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('sprung')\n\ndef spring(): ...\n")
     arrays, meta = golden_parts("device")
     meta["buffer"]["view"]["pad"] = {"function": "trap:spring"}
-    _files.write(str(tmp_path / "saved"), arrays, meta)
+    checkpoint.write(str(tmp_path / "saved"), arrays, meta)
     code = f"import sys; sys.path.insert(1, {str(tmp_path)!r})\n{_WATCHED}"
     command = [sys.executable, "-c", code, str(tmp_path / "saved")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -65,12 +65,12 @@ def test_a_component_of_a_later_release_is_named(tmp_path: Path) -> None:
     arrays, meta = golden_parts("device")
     later = copy.deepcopy(meta)
     later["buffer"]["sampler"]["type"] = "fbuf.samplers.Oracle"
-    _files.write(str(tmp_path / "one"), arrays, later)
+    checkpoint.write(str(tmp_path / "one"), arrays, later)
     with pytest.raises(fbuf.VersionError, match="'fbuf.samplers.Oracle' is not a component of this version of fbuf"):
         fbuf.load(tmp_path / "one")
     later = copy.deepcopy(meta)
     later["buffer"]["sampler"]["foresight"] = 3
-    _files.write(str(tmp_path / "two"), arrays, later)
+    checkpoint.write(str(tmp_path / "two"), arrays, later)
     with pytest.raises(fbuf.VersionError, match="foresight=3.*which this release of fbuf does not know"):
         fbuf.load(tmp_path / "two")
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_with_a_removed_codec_is_refused(tmp_path: Path) -> None:
     arrays, meta = golden_parts("compressed")
     meta = copy.deepcopy(meta)
     meta["buffer"]["storage"]["codec"] = {"type": "fbuf.storages.Blocks", "block": None, "chunk": 1}
-    _files.write(str(tmp_path / "saved"), arrays, meta)
+    checkpoint.write(str(tmp_path / "saved"), arrays, meta)
     for given in ((), (buffers.BUFFERS["compressed"],)):
         with pytest.raises(fbuf.VersionError, match=r"codec=Blocks\(.*'fbuf.storages.Blocks' is not a component"):
             fbuf.load(tmp_path / "saved", *given)
@@ -92,26 +92,26 @@ def test_a_false_capacity_allocates_nothing(storage: Any, tmp_path: Path, monkey
     row = {"obs": np.zeros((84, 84), np.uint8)}
     state = buffer.extend(buffer.init(row), {"obs": np.ones((5, 84, 84), np.uint8)})
     fbuf.save(tmp_path / "saved", buffer, state)
-    with _files.read(str(tmp_path / "saved")) as saved:
+    with checkpoint.read(str(tmp_path / "saved")) as saved:
         arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
     (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\nSwapFree: 1000 kB\n")
-    monkeypatch.setattr(_room, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(load, "_MEMORY", tmp_path / "meminfo")
     large = copy.deepcopy(meta)
     large["buffer"]["capacity"] = 1_000_000_000
     for shape, _ in large["placed"].values():
         shape[:1] = [1_000_000_000] if shape[:1] == [16] else shape[:1]
-    _files.write(str(tmp_path / "large"), arrays, large)
+    checkpoint.write(str(tmp_path / "large"), arrays, large)
     with pytest.raises(MemoryError, match=r"takes [\d,]{13,} bytes, of which [\d,]{3,7} are stored"):
         fbuf.load(tmp_path / "large")
     wide = copy.deepcopy(meta)  # the right number of rows, another shape
     name = next(n for n in wide["placed"] if n.startswith("rows/"))
     wide["placed"][name][0][:1] = [1 << 46]
-    _files.write(str(tmp_path / "wide"), arrays, wide)
+    checkpoint.write(str(tmp_path / "wide"), arrays, wide)
     for settings in ({}, {"buffer": buffer, "example": row}):
         with pytest.raises(fbuf.SchemaError, match="rows are said to take .* bytes; expected"):
             fbuf.load(tmp_path / "wide", **settings)
     large["buffer"]["capacity"] = 16  # leaves that the buffer does not have
-    _files.write(str(tmp_path / "leaves"), arrays, large)
+    checkpoint.write(str(tmp_path / "leaves"), arrays, large)
     with pytest.raises(fbuf.SchemaError, match="is not one of this buffer|rows are said to take"):
         fbuf.load(tmp_path / "leaves", buffer)
     assert fbuf.load(tmp_path / "saved", buffer)[0] == buffer

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files
+from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.views import Transition
@@ -109,11 +109,11 @@ def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.M
 
 def changed(tmp_path: Path, name: str, **fields: Any) -> Path:
     """Copy a golden checkpoint whose sampler has other fields."""
-    with _files.read(str(GOLDEN / name)) as saved:
+    with checkpoint.read(str(GOLDEN / name)) as saved:
         arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
     meta["buffer"]["sampler"] |= fields
     path = tmp_path / "-".join((name, *fields))
-    _files.write(str(path), arrays, meta)
+    checkpoint.write(str(path), arrays, meta)
     return path
 
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _files
-from fbuf._checkpoint import _fingerprint, _held, _leaves
+from fbuf._checkpoint import block_hash, device_arrays, snapshot
+from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
 from tests.support.checkpoint import same
@@ -50,8 +50,8 @@ def test_a_second_save_writes_what_is_new(storage: Any, wait: bool, tmp_path: Pa
 
 
 def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[_held.Held] = []
-    made = _held.Held.__init__
+    held: list[snapshot.Held] = []
+    made = snapshot.Held.__init__
 
     def watched(self: Any, *args: Any) -> None:
         made(self, *args)
@@ -59,7 +59,7 @@ def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path: Path, monkeypatc
 
     state = filled(BUFFER, 10_000)
     fbuf.save(tmp_path / "saved", BUFFER, state, wait=False).result()
-    monkeypatch.setattr(_held.Held, "__init__", watched)
+    monkeypatch.setattr(snapshot.Held, "__init__", watched)
     fbuf.save(tmp_path / "saved", BUFFER, state, wait=False).result()
     assert sum(h.nbytes for h in held) < 150_000  # arrays below 64 KiB are always copied
     held.clear()
@@ -77,10 +77,10 @@ def test_marks_made_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])
 def test_blocks_read_from_a_device(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are read in any order."""
-    monkeypatch.setattr(_leaves, "SMALL", 0)
-    monkeypatch.setattr(_leaves, "_platform", lambda array: "gpu")
+    monkeypatch.setattr(device_arrays, "SMALL", 0)
+    monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     values = np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) + 1
-    leaf = _leaves.DeviceLeaf(jnp.asarray(values), whole=True)
+    leaf = device_arrays.DeviceLeaf(jnp.asarray(values), whole=True)
     starts = np.random.default_rng(0).permutation(range(0, rows, leaf.block)).tolist()
     for start in [*starts, *sorted(starts)]:
         same(leaf[start : start + leaf.block], values[start : start + leaf.block])
@@ -96,13 +96,13 @@ def test_equal_rows_at_the_end_are_not_stored(data: st.DataObject) -> None:
     values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = data.draw(st.integers(0, 1))
     bits = values.reshape(-1).view(np.uint8).reshape(values.size, -1)
     differs = (bits != bits[-1]).any(axis=1).reshape(shape[0], -1).any(axis=1)
-    assert _leaves._last_differing(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
+    assert device_arrays._last_differing(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
 
 
 def test_sums_are_those_of_plain_python() -> None:
     values = np.random.default_rng(0).integers(0, 256, (6, 4), np.uint8)
     words = values.view("<u2").astype(np.uint64)
-    key = jax.random.key(_fingerprint._SEED, impl="threefry2x32")
+    key = jax.random.key(block_hash._SEED, impl="threefry2x32")
     want = []
     for part in (words[:4], words[4:]):
         sums = []
@@ -110,7 +110,7 @@ def test_sums_are_those_of_plain_python() -> None:
             keys = np.asarray(jax.random.bits(jax.random.fold_in(key, i), (4, 2), jnp.uint32)).astype(np.uint64)
             sums.append(int((part * keys[: len(part)]).sum()) % 2**32)
         want.append(sums)
-    assert np.asarray(_fingerprint._sums(jnp.asarray(values), 4)).tolist() == want
+    assert np.asarray(block_hash._sums(jnp.asarray(values), 4)).tolist() == want
 
 
 # ------------------------------------------------------------------------------------------------ in the background
@@ -135,7 +135,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_files, "write", fail)
+    monkeypatch.setattr(checkpoint, "write", fail)
 
 
 def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(
@@ -287,7 +287,7 @@ def test_invalid_arguments_of_save_are_refused(tmp_path: Path) -> None:
 def test_invalid_arguments_of_load_are_refused(tmp_path: Path) -> None:
     with pytest.raises(fbuf.CheckpointNotFound, match="there is no checkpoint at"):
         fbuf.load(tmp_path / "none")
-    _files.write(str(tmp_path / "arrays"), {"x": np.zeros(3)}, {})
+    checkpoint.write(str(tmp_path / "arrays"), {"x": np.zeros(3)}, {})
     with pytest.raises(fbuf.SchemaError, match="holds arrays, but no buffer"):
         fbuf.load(tmp_path / "arrays")
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3))

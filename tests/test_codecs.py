@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._host import bits, owner
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.chunks import Chunks
-from fbuf._host.ring import Ring
-from fbuf._host.store import Column, Store
+from fbuf._bridge import lifetime
+from fbuf._host.codecs import bitpack
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.raw import Ring
+from fbuf._host.store.store import Column, Store
+from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
 from tests.support.store import DTYPES, fetch, same
 
@@ -62,7 +63,7 @@ def test_bits_round_trip() -> None:
             data, out = codec.encode(rows), np.full((4, *shape), 1).astype(dtype)
             codec.decode(data, out)
             assert same(out, rows), (dtype, most)
-            if most == 2 and bits.packable(rows):  # one kind of float8 has no 0
+            if most == 2 and bitpack.packable(rows):  # one kind of float8 has no 0
                 packed += 1
                 assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
     assert packed > 20
@@ -149,7 +150,7 @@ def test_each_leaf_has_its_codec() -> None:
     rows = {"obs": obs, "board": boards(500, np.float32), "noise": noise}
     buffer = fbuf.Buffer(300, storage=Compressed(keys=tuple(rows), codec={"board": BitPack(), "noise": Raw()}))
     state = buffer.extend(buffer.init(EXAMPLE), rows)
-    codecs = [column.codec for column in owner.find(owner.join_id(np.asarray(state.rows.id))).columns]
+    codecs = [column.codec for column in lifetime.find(lifetime.join_id(np.asarray(state.rows.id))).columns]
     assert codecs == [BitPack(), None, Zstd()]  # board, noise, obs
     for name, leaf in buffer.rows(state).data.items():
         np.testing.assert_array_equal(leaf, rows[name][200:])

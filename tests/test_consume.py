@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _roster
+from fbuf._algorithms import slot_pool
 from fbuf.samplers import Consume
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
@@ -149,10 +149,10 @@ def test_steps_are_in_place() -> None:
 
 def test_a_list_too_long_to_shuffle() -> None:
     """Of more than 1024: all different, in range, and every one in the end."""
-    add, strike = jax.jit(_roster.add), jax.jit(_roster.strike)
+    add, strike = jax.jit(slot_pool.add), jax.jit(slot_pool.strike)
     there = np.arange(5000) % 3 != 0
-    roster = add(_roster.init(5000), np.arange(5000, dtype=np.int32), there, np.int32(0))
-    draw = jax.jit(lambda r, key: (_roster.draw(r, key, 400), jnp.arange(400) < r.number))
+    roster = add(slot_pool.init(5000), np.arange(5000, dtype=np.int32), there, np.int32(0))
+    draw = jax.jit(lambda r, key: (slot_pool.draw(r, key, 400), jnp.arange(400) < r.number))
     seen: list[int] = []
     for i in range(9):
         place, mask = draw(roster, jax.random.key(i))

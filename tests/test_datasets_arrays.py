@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _pieces
-from fbuf.datasets._rows import Settings, write_columns
+from fbuf._formats import dataset as _dataset
+from fbuf.datasets._arrays.rows import Settings, write_columns
 from fbuf.interop._source import Column
 from tests.support import datasets_oracle as oracle
 
@@ -54,7 +54,7 @@ def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path: Path) -> None:
     episodes = made()
     buffer, state = fbuf.datasets.from_arrays(flat(episodes), path=tmp_path / "a", piece_rows=4)
     assert buffer.view == fbuf.views.Transition() and buffer.capacity == 19
-    assert sorted(_pieces.committed(tmp_path / "a")) == [0, 1, 2, 3, 4]
+    assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1, 2, 3, 4]
     oracle.check_rows(buffer, state, oracle.rows_of(episodes, final=False))
     oracle.check_transitions(buffer, state, episodes, n=3, final=False)
 
@@ -103,7 +103,7 @@ def test_episodes_segments_and_streams_may_have_any_length(
     with tempfile.TemporaryDirectory() as folder:
         fbuf.datasets.from_arrays(data, path=f"{folder}/a", piece_rows=piece, view=ROW)
         oracle.check_files(f"{folder}/a", expected)
-        sizes = [info.rows for info in _pieces.committed(f"{folder}/a").values()]
+        sizes = [info.rows for info in _dataset.committed(f"{folder}/a").values()]
     assert sizes[:-1] == [piece] * (len(sizes) - 1) and 0 < sizes[-1] <= piece
 
 
@@ -132,7 +132,7 @@ def test_leaves_may_be_nested_renamed_and_coded(tmp_path: Path) -> None:
     oracle.check_files(tmp_path / "b", expected)
     codec = {"obs/image": fbuf.storages.Raw()}
     fbuf.datasets.from_arrays(data, path=tmp_path / "c", episode_end=(), codec=codec, view=ROW)
-    with _pieces.DataSet.open(tmp_path / "c") as dataset:
+    with _dataset.DataSet.open(tmp_path / "c") as dataset:
         assert dataset.read_rows(0, 5)["truncated"].tolist() == [False] * 4 + [True]
         assert dataset.schema["obs/image"].codec is None
 
@@ -287,5 +287,5 @@ def test_64_bits_stay_where_jax_has_them(tmp_path: Path) -> None:
     data = bad(actions=np.full(19, 2**40))
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         fbuf.datasets.from_arrays(data, path=tmp_path / "b", view=ROW)
-    with _pieces.DataSet.open(tmp_path / "b") as dataset:
+    with _dataset.DataSet.open(tmp_path / "b") as dataset:
         assert dataset.read_rows(0, 19)["action"].tolist() == [2**40] * 19

@@ -14,12 +14,12 @@ import pytest
 
 import fbuf
 import fbuf.datasets
-from fbuf import _pieces
-from fbuf.datasets import _atari_download, _atari_names, _atari_plan, _atari_volumes, _atari_workers
-from fbuf.datasets._atari_volumes import BEFORE
-from fbuf.datasets._root import default_root
-from fbuf.datasets._source import FileCorrupted, SourceError, SpaceError
-from fbuf.datasets._source import files as source_files
+from fbuf._formats import dataset
+from fbuf.datasets._atari import download, games, plan, volumes, workers
+from fbuf.datasets._atari.volumes import BEFORE
+from fbuf.datasets._open import default_root
+from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
+from fbuf.datasets._remote import files as source_files
 from fbuf.views import Row, Transition
 from tests.support import atari_pieces as made
 from tests.support.atari_pieces import FRAMES, RUN, get, same
@@ -80,7 +80,7 @@ def test_a_download_resumes_after_the_finished_segments(server: FaultServer, run
     told: list[tuple[int, int]] = []
     with pytest.raises(SourceError, match="get: piece 2 of Pong/1: .*not found. Finished pieces stay at .*call again"):
         get(tmp_path, server.base)
-    assert sorted(_pieces.committed(tmp_path / "Pong/1")) == [0, 1, BEFORE + 1]
+    assert sorted(dataset.committed(tmp_path / "Pong/1")) == [0, 1, BEFORE + 1]
     same(get(tmp_path, server.base, progress=lambda *at: told.append(at)), run)
     assert [server.asked.count(FRAMES.format(number)) for number in range(5)] == [1, 1, 2, 1, 1]
     assert told[-1][0] == told[-1][1] > 0
@@ -109,7 +109,7 @@ def test_an_error_of_the_progress_function_is_raised(files: Path, tmp_path: Path
         for source in (files, server.base):
             with pytest.raises(ValueError, match="^my own$"):
                 get(tmp_path, source, pieces=[1], on_corrupt="skip", progress=progress, workers=0)
-            assert not _pieces.committed(tmp_path / "Pong/1")
+            assert not dataset.committed(tmp_path / "Pong/1")
 
 
 # ----------------------------------------------------------------------------------------------- damaged segments
@@ -119,24 +119,24 @@ def test_nothing_is_left_of_a_damaged_segment(
     files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was committed early, where a segment takes much memory, is removed; a killed process's remains are, too."""
-    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 1)
-    monkeypatch.setattr(_atari_workers, "_BLOCK_ROWS", 100)
+    monkeypatch.setattr(volumes, "MOST_BYTES", 1)
+    monkeypatch.setattr(workers, "_BLOCK_ROWS", 100)
     path, file = tmp_path / "Pong" / "1", file_of(files, "$store$_observation", 1)
     data = file.read_bytes()
     file.write_bytes(data[:-8] + bytes(4) + data[-4:])  # the checksum at its end
     with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
         get(tmp_path, files, pieces=[1])
-    assert _pieces.committed(path) == {} and not list(path.glob("**/data*"))
+    assert dataset.committed(path) == {} and not list(path.glob("**/data*"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_pieces, "discard", lambda path, number: None)
+        patch.setattr(dataset, "discard", lambda path, number: None)
         with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
             get(tmp_path, files, pieces=[1])
-    assert _pieces.committed(path)  # as if killed
+    assert dataset.committed(path)  # as if killed
     with pytest.raises(FileNotFoundError, match="not at"):
         get(tmp_path, files, pieces=[1], download=False)
     file.write_bytes(data)
     same(get(tmp_path, files, pieces=[1]), run, [1])
-    assert len(_pieces.committed(path)) == 4
+    assert len(dataset.committed(path)) == 4
 
 
 def test_a_bomb_and_other_damaged_files_are_refused(files: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_bomb_and_other_damaged_files_are_refused(files: Path, tmp_path: Path)
         harm(file)
         with pytest.raises(FileCorrupted, match=rf"get: piece 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"):
             get(tmp_path, files, pieces=[1])
-        assert not _pieces.committed(tmp_path / "Pong" / "1")
+        assert not dataset.committed(tmp_path / "Pong" / "1")
         file.write_bytes(whole)
 
     harmed(made.KINDS[0], lambda file: made.bomb(file, (250, 84, 84)))
@@ -173,7 +173,7 @@ def test_a_segment_without_invalid_range_is_read(files: Path, run: made.Run, tmp
 
 def test_finished_segments_are_not_downloaded_again(files: Path, run: made.Run, tmp_path: Path) -> None:
     same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
-    save = _pieces.committed(tmp_path / "Pong/1")[0].save
+    save = dataset.committed(tmp_path / "Pong/1")[0].save
     same(get(tmp_path, "/nowhere", pieces=[0, 1]), run, [0, 1])
     same(get(tmp_path, "/nowhere", pieces=0, download=False), run, [0])
     same(get(tmp_path, files, pieces=range(1, 4)), run, [1, 2, 3])
@@ -181,9 +181,9 @@ def test_finished_segments_are_not_downloaded_again(files: Path, run: made.Run, 
     (tmp_path / "Pong/1/dataset.json").unlink()  # as if killed before the end
     same(get(tmp_path, files), run)
     same(get(tmp_path, "/nowhere", download=False), run)
-    assert _pieces.committed(tmp_path / "Pong/1")[0].save == save
+    assert dataset.committed(tmp_path / "Pong/1")[0].save == save
     same(get(tmp_path, files, pieces=[0], download="force"), run, [0])
-    assert _pieces.committed(tmp_path / "Pong/1")[0].save != save
+    assert dataset.committed(tmp_path / "Pong/1")[0].save != save
 
 
 def test_partial_episodes_are_dropped_on_request(files: Path, run: made.Run, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, 
     with pytest.raises(ValueError, match="made from other files .*download='force'"):
         get(tmp_path, server.base)
     same(get(tmp_path, server.base, download="force"), other)
-    with _pieces.PieceWriter(tmp_path / "kind/Pong/1", 0, _pieces.Schema({"t": ((), "int32")})) as piece:
+    with dataset.PieceWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(3, dtype=np.int32)})
         piece.commit()
     with pytest.raises(ValueError, match="a data set of another kind"):
@@ -244,7 +244,7 @@ def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, 
     quick = fbuf.storages.Zstd(level=1, chunk=4)
     same(get(tmp_path, files, pieces=[0], codec=quick), run, [0])
     same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
-    assert all(_pieces.committed(tmp_path / "Pong/1")[number].schema["obs"].codec == quick for number in (0, 1))
+    assert all(dataset.committed(tmp_path / "Pong/1")[number].schema["obs"].codec == quick for number in (0, 1))
     with pytest.raises(ValueError, match="download='force'"):
         get(tmp_path, files, codec=fbuf.storages.Zstd())
 
@@ -256,7 +256,7 @@ def test_all_runs_are_listed() -> None:
     ids = fbuf.datasets.available()
     assert len(ids) == len(set(ids)) == 300
     assert {"StarGunner/1", "Tennis/2", "Zaxxon/5", "Pong/1"} <= set(ids)  # torchrl's list ends before these
-    assert list(_atari_names.GAMES) == sorted(_atari_names.GAMES) and len(_atari_names.GAMES) == 60
+    assert list(games.GAMES) == sorted(games.GAMES) and len(games.GAMES) == 60
 
 
 def test_an_unknown_id_names_near_ones() -> None:
@@ -323,7 +323,7 @@ def test_a_locked_data_set_is_opened_and_not_written(
         return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
 
     rows = opened()
-    with _atari_download.held("a test", root / "Pong" / "1"):
+    with download.held("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
         for option in ({"pieces": [0, 1]}, {"download": "force"}):
@@ -336,16 +336,16 @@ def test_a_locked_data_set_is_opened_and_not_written(
 def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(files: Path, tmp_path: Path) -> None:
     want = get(tmp_path, files)
     path, calls = tmp_path / "Pong" / "1", []
-    whole = len(_pieces.committed(path))
+    whole = len(dataset.committed(path))
 
     def then() -> int:
         if not calls:
-            _atari_plan.discard(path, 0)
+            plan.discard(path, 0)
             calls.append("gone")
             raise FileNotFoundError
-        return len(_pieces.committed(path))
+        return len(dataset.committed(path))
 
-    assert _atari_download.get(_atari_download.Request("get", "Pong/1", path, files, workers=0), then) == whole
+    assert download.get(download.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 

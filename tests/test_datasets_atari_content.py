@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf.datasets import _atari_plan, _atari_volumes
-from fbuf.datasets._atari_piece import convert, schema
-from fbuf.datasets._atari_plan import stretches
-from fbuf.datasets._atari_ring import ring
-from fbuf.datasets._atari_volumes import BEFORE, RUNS
-from fbuf.datasets._seams import Seam, Use, pack, seams, unpack
-from fbuf.datasets._source import FileCorrupted
+from fbuf.datasets._atari import plan
+from fbuf.datasets._atari import volumes as _volumes
+from fbuf.datasets._atari.continuity import Seam, Use, pack, seams, unpack
+from fbuf.datasets._atari.dopamine_log import ring
+from fbuf.datasets._atari.plan import stretches
+from fbuf.datasets._atari.segment import convert, schema
+from fbuf.datasets._atari.volumes import BEFORE, RUNS
+from fbuf.datasets._remote import FileCorrupted
 from tests.support import atari_pieces as made
 
 BLOCK = 64
@@ -74,7 +75,7 @@ class Writer:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    monkeypatch.setattr(_atari_volumes._pieces, "PieceWriter", Writer)
+    monkeypatch.setattr(_volumes._pieces, "PieceWriter", Writer)
     Writer.kept = {}
     return Writer
 
@@ -99,7 +100,7 @@ def read(
         part["pieces"][0][0]: part["pieces"] for meta in metas.values() for part in meta["parts"] if part["pieces"]
     }
     columns: dict[str, list[np.ndarray]] = {}
-    for used in [one for use in uses for one in _atari_plan._volumes(use, volumes[use.number])]:
+    for used in [one for use in uses for one in plan._volumes(use, volumes[use.number])]:
         rows, _ = Writer.kept[used.number]
         for name, array in rows.items():
             column = array[used.begin : used.stop].copy()
@@ -137,7 +138,7 @@ def check(run: made.Run, numbers: list[int]) -> list[Seam]:
 )
 def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode, blanks, final, most, data):
     """Pieces of the data set have about `most` rows here."""
-    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", most)
+    monkeypatch.setattr(_volumes, "MOST_BYTES", most)
     log = made.synthetic(450, seed, episode)
     run = made.record(log, capacity, blanks=blanks, final=final)
     everything = [piece.number for piece in run.pieces]
@@ -189,11 +190,11 @@ def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
 
 
 def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
-    monkeypatch.setattr(_atari_volumes, "MOST_BYTES", 100)
+    monkeypatch.setattr(_volumes, "MOST_BYTES", 100)
     run = made.record(made.synthetic(400, seed=2, episode=10**9), 300)
     check(run, [0, 1])
     assert sorted(Writer.kept) == [0, 1, RUNS, 2 * RUNS, BEFORE + 1]
-    monkeypatch.setattr(_atari_volumes, "MOST", 2)
+    monkeypatch.setattr(_volumes, "MOST", 2)
     check(run, [0, 1])
     assert sorted(Writer.kept) == [0, 1, RUNS, BEFORE + 1]
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces
 from fbuf.__main__ import main
+from fbuf._formats import dataset
 
 
 def make(path: Path, rows: int = 6) -> tuple[fbuf.Buffer, Any]:
@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two data sets, an unfinished one, and another folder."""
     make(tmp_path / "Pong/1")
     make(tmp_path / "minari/D4RL/door/human-v2", 3)
-    with _pieces.PieceWriter(tmp_path / "Pong/2", 0, _pieces.Schema({"t": ((), "int32")})) as piece:
+    with dataset.PieceWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(4, dtype=np.int32)})
         piece.commit()
     (tmp_path / "notes").mkdir()

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
-from fbuf.datasets._source import FileCorrupted, read_npy
+from fbuf.datasets._remote import FileCorrupted, read_npy
 
 FRAMES = np.random.default_rng(0).integers(0, 3, (20, 6, 6), np.uint8)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces, datasets
-from fbuf._host.arrays import StoreCorrupted
+from fbuf import datasets
+from fbuf._formats import dataset as _dataset
+from fbuf._host.types import StoreCorrupted
 from tests.support import pieces
 
 
@@ -41,17 +42,17 @@ def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
     pieces.write(tmp_path, 4, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
     assert not info.finished and info.rows == 6 and "(not finished)" in str(info)
-    _pieces.finish(tmp_path, [_pieces.Used(4)], {"terminal": "\x1b[2J"})
+    _dataset.finish(tmp_path, [_dataset.Used(4)], {"terminal": "\x1b[2J"})
     pieces.write(tmp_path, 5, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
     assert info.finished and info.beside == (5,) and "\x1b" not in str(info)
-    _pieces.discard(tmp_path, 4)
+    _dataset.discard(tmp_path, 4)
     assert not datasets.info(tmp_path).finished
 
 
 def test_long_metadata_is_counted(tmp_path: Path) -> None:
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(0), 6))
-    _pieces.finish(tmp_path, [_pieces.Used(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300})
+    _dataset.finish(tmp_path, [_dataset.Used(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300})
     text = str(datasets.info(tmp_path))
     assert "seams       50 entries: .meta['seams']" in text and "{" not in text
     assert f"note        {'x' * 197}..." in text
@@ -97,7 +98,7 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) ->
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
     """Never other data: the step fails, and says why."""
     rows = pieces.make(tmp_path)
-    with _pieces.DataSet.open(tmp_path) as dataset:
+    with _dataset.DataSet.open(tmp_path) as dataset:
         column: object = dataset.store._parts[0]
         offset = int(column.address[0]) & (1 << 40) - 1  # type: ignore[attr-defined]
     (data,) = (tmp_path / "pieces" / "3").glob("data-*")
@@ -145,8 +146,8 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
         (["a", "a/b"], None),
     ]
     for number, (names, structure) in enumerate(cases):
-        path, schema = tmp_path / str(number), _pieces.Schema({n: ((), "int32") for n in names}, structure)
+        path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
-        _pieces.finish(path, [_pieces.Used(0)])
+        _dataset.finish(path, [_dataset.Used(0)])
         with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
             fbuf.datasets.open(path)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces
-from fbuf.datasets._program import Program
+from fbuf._formats import dataset as _dataset
+from fbuf.datasets._preprocess_trace import Program
 from tests.support import datasets_oracle as oracle
 
 OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}
@@ -34,7 +34,7 @@ def maze(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    with _pieces.DataSet.open(path) as dataset:
+    with _dataset.DataSet.open(path) as dataset:
         return dataset.read_rows(0, dataset.rows)
 
 
@@ -67,7 +67,7 @@ def test_selected_leaves_are_copied(maze: Path, tmp_path: Path, workers: int, li
     before, after = read(maze), read(dest)
     assert sorted(after) == ["action", "obs/place", "terminated", "truncated"] and buffer.view == fbuf.views.Row()
     assert all(np.array_equal(after[name], before[name][: sum(sizes)]) for name in after)
-    assert [piece.rows for piece in _pieces.committed(dest).values()] == sizes
+    assert [piece.rows for piece in _dataset.committed(dest).values()] == sizes
 
 
 def test_concatenated_observations_remain_steps(maze: Path, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_interrupted_work_resumes_with_the_same_function_only(maze: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, batch_size=2, progress=stop)
-    assert sorted(_pieces.committed(tmp_path / "a")) == [0, 1]
+    assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1]
     for fn, settings in ((scaled(3.0), {}), (scaled(2.0), {"piece_rows": 4}), (scaled(2.0), {"keep": ()})):
         with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
             fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a", **({"piece_rows": 5} | settings))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf.datasets._source import File, FileCorrupted, SourceError, SpaceError, address_of, fetch, files, list_files
+from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, fetch, files, list_files
 from tests.support.fault_server import LISTING, Cut, Damage, FaultServer, Status
 
 FOLDER = "dqn/Pong/1/replay_logs/"

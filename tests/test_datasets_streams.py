@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces
+from fbuf._formats import dataset as _dataset
 from tests.support import datasets_oracle as oracle
 from tests.test_datasets_arrays import ROW, bad, files, flat, made
 
@@ -69,7 +69,7 @@ def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
             yield {"rewards": reward, "terminals": np.arange(5) == 4}
 
     fbuf.datasets.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20)
-    with _pieces.DataSet.open(tmp_path / "b") as dataset:
+    with _dataset.DataSet.open(tmp_path / "b") as dataset:
         assert dataset.read_rows(0, 150)["reward"].tolist() == [i for i in range(30) for _ in range(5)]
 
 
@@ -82,7 +82,7 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fbuf.datasets.from_arrays(data, path=path, piece_rows=4, progress=stop)
-    assert sorted(_pieces.committed(path)) == [0, 1]
+    assert sorted(_dataset.committed(path)) == [0, 1]
     with pytest.raises(FileNotFoundError, match="not finished"):
         fbuf.datasets.open(path)
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
@@ -136,7 +136,7 @@ def test_a_failure_in_one_thread_ends_the_others(tmp_path: Path) -> None:
     data = {"observations": Failing(), "terminals": np.zeros(1000, bool)}
     with pytest.raises(OSError, match="a bad sector"):
         fbuf.datasets.from_arrays(data, path=tmp_path / "a", piece_rows=10, workers=3)
-    assert len(_pieces.committed(tmp_path / "a")) <= 55  # later segments are not begun
+    assert len(_dataset.committed(tmp_path / "a")) <= 55  # later segments are not begun
     with pytest.raises(FileNotFoundError, match="not finished"):
         fbuf.datasets.open(tmp_path / "a")
 

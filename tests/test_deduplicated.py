@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._config import from_config, to_config
+from fbuf._core.component import from_config, to_config
 from fbuf.storages import Deduplicated
 from tests.support.deduplicated import (
     KEY,

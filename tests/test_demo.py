@@ -8,7 +8,7 @@ import pytest
 
 import fbuf
 from fbuf.__main__ import main
-from fbuf.demo import _command, _dqn, _run, _storages
+from fbuf.demo import _command, _compare_storages, _dqn, _run
 from tests.support.demo import some_rows
 
 
@@ -17,7 +17,7 @@ def test_newest_returns_the_rows_that_are_stored() -> None:
     rows = some_rows(6)
     replay = buffer.extend(buffer.init(_dqn.example_row()), rows)
     for number, steps in ((40, 5), (47, 5), (48, 6), (1_000, 6)):
-        found = _storages.newest(buffer, replay, number)
+        found = _compare_storages.newest(buffer, replay, number)
         jax.tree.map(np.testing.assert_array_equal, found, {name: x[6 - steps :] for name, x in rows.items()})
 
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import filearena
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.codec import Zstd
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.memory import file_arena
+from fbuf._host.store.store import Column, Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make
 from tests.support.disk_faults import Faults, check_failing_writes, resumed
 from tests.support.store import columns_of, fetch, frames, same
@@ -206,7 +206,7 @@ def test_damaged_chunks_are_found_and_the_rest_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for turn in range(12):
         store.close()
-        header = records[4 * turn] + int(rng.integers(filearena.HEADER))
+        header = records[4 * turn] + int(rng.integers(file_arena.HEADER))
         at = header if turn % 2 else int(rng.integers(0, records[-1]))
         text = bytearray(clean)
         text[at] ^= 1 << int(rng.integers(8))

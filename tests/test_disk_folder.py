@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf._host import filearena
-from fbuf._host.codec import Zstd
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.memory import file_arena
 from tests.support.disk import environment, make
 from tests.support.disk_faults import Faults, resumed
 from tests.support.store import columns_of, fetch
@@ -113,7 +113,7 @@ def test_files_are_sparse(tmp_path: Path) -> None:
 
 def test_segments_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old chunks go, moved ones stay: also those of a lane that gets few rows."""
-    monkeypatch.setattr(filearena, "_SMALL", 16_384)
+    monkeypatch.setattr(file_arena, "_SMALL", 16_384)
     columns = columns_of(Zstd(chunk=2, dictionary=0), shape=(300,))
     model = Model(make(tmp_path, columns, lanes=2, length=60, slack=0))
     rng = np.random.default_rng(0)
@@ -139,7 +139,7 @@ def test_segments_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 FULL = """
 import shutil, sys, numpy as np
-from fbuf._host.codec import Zstd
+from fbuf._host.codecs.base import Zstd
 from tests.support.disk import make
 from tests.support.store import columns_of, fetch
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _anchors
+from fbuf._indexing import anchors
 from fbuf.samplers import Epoch
 from tests.support.epoch import (
     LARGE,
@@ -145,7 +145,7 @@ def test_counts_do_not_overflow():
     turn = dataclasses.replace(state.turn, start=whole, closed=whole - 3)
     state = dataclasses.replace(state, held=whole, turn=turn)
     slots = np.arange(5, dtype=np.int32)[:, None]
-    change = _anchors.dense(slots, np.ones((5, 1), bool), None)
+    change = anchors.dense(slots, np.ones((5, 1), bool), None)
     for _ in range(3):
         state = Epoch().change(state, change, geometry, np.int32(0))
         assert state.held.tolist() == state.turn.closed.tolist() == [length]

@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf._host import callback
-from fbuf._host.store import Store
+from fbuf._bridge import callbacks
+from fbuf._host.store.store import Store
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device, Host
 from tests.support.faults import (
@@ -71,7 +71,7 @@ def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyP
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 34359738368 bytes.")
 
     monkeypatch.setattr(Store, "__init__", full)
-    monkeypatch.setattr("fbuf.storages._arrays.allocate", full)
+    monkeypatch.setattr("fbuf.storages._array_rows.allocate", full)
     with pytest.raises(
         MemoryError, match=rf"Buffer.init: there is no room for .*\d+ bytes on the {place}.*buffer.plan"
     ):
@@ -96,7 +96,7 @@ def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
     ):
         with pytest.raises(Exception, match=f"Store.read: out of 'x' .*expected .*{expected}"):
             jax.block_until_ready(
-                callback.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True)
+                callbacks.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True)
             )
     assert held(buffer, state) == list(range(5))
 

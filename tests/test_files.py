@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import _files
-from fbuf._files._dtypes import NAMES, dtype_named
-from fbuf._files._layout import MOST_BLOCKS, Layout, block_rows
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
+from fbuf._formats.checkpoint.layout import MOST_BLOCKS, Layout, block_rows
 from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
 
 
 def back(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    with _files.read(str(path)) as saved:
+    with checkpoint.read(str(path)) as saved:
         same(saved, arrays)
 
 
 def loaded(disk: Memory, name: str = "a") -> np.ndarray:
-    return np.asarray(_files.read(PATH, disk=disk).arrays[name])
+    return np.asarray(checkpoint.read(PATH, disk=disk).arrays[name])
 
 
 # ------------------------------------------------------------------------------------------------------------ arrays
@@ -35,10 +35,10 @@ def test_every_dtype_and_shape_returns(tmp_path: Path) -> None:
     names = [name for name in NAMES if hasattr(ml_dtypes, name) or hasattr(np, name)]  # of this ml_dtypes
     assert len(names) > 20
     arrays = {f"{n}{list(s)}": rng.integers(0, 2, s).astype(dtype_named(n)) for n in names for s in shapes}
-    written = _files.write(str(tmp_path), arrays, {}, sync=False)
+    written = checkpoint.write(str(tmp_path), arrays, {}, sync=False)
     assert (written.generation, written.bytes_total) == (1, sum(a.nbytes for a in arrays.values()))
     back(tmp_path, arrays)
-    _files.write(str(tmp_path), {}, {}, sync=False)
+    checkpoint.write(str(tmp_path), {}, {}, sync=False)
     back(tmp_path, {})
 
 
@@ -64,7 +64,7 @@ def test_arrays_of_any_memory_layout_return(array: np.ndarray) -> None:
     if array.flags.writeable:
         array.flags.writeable = False
     disk = Memory()
-    _files.write(PATH, {"a": array}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": array}, {}, disk=disk)
     got = loaded(disk)
     assert np.array_equal(got, array) and got.shape == array.shape and got.dtype == array.dtype.newbyteorder("=")
 
@@ -78,8 +78,8 @@ def test_meta_returns() -> None:
         "list": [None, True, {"": []}],
         "deep": {"a": {"b": {}}},
     }
-    _files.write(PATH, {"α/β#\\": np.zeros(3)}, meta, disk=disk)
-    saved = _files.read(PATH, disk=disk)
+    checkpoint.write(PATH, {"α/β#\\": np.zeros(3)}, meta, disk=disk)
+    saved = checkpoint.read(PATH, disk=disk)
     assert saved.meta == meta and list(saved.arrays) == ["α/β#\\"]
 
 
@@ -95,8 +95,8 @@ def test_slices_are_those_of_the_array(data: st.DataObject) -> None:
         pieces = zip([0, *cuts], [*cuts, rows], strict=True)
         source = Keyed({f"k{i}": array[a:b] for i, (a, b) in enumerate(pieces)}, data.draw(st.booleans()))
     disk = Memory()
-    _files.write(PATH, {"a": source}, {}, disk=disk)  # type: ignore[dict-item]
-    found = _files.read(PATH, disk=disk, verify="lazy").arrays["a"]
+    checkpoint.write(PATH, {"a": source}, {}, disk=disk)  # type: ignore[dict-item]
+    found = checkpoint.read(PATH, disk=disk, verify="lazy").arrays["a"]
     a, b = (data.draw(st.none() | st.integers(-50, 50)) for _ in range(2))
     assert np.array_equal(found[a:b], array[a:b]) and found[a:b].shape == array[a:b].shape
     assert np.array_equal(np.concatenate([array[:0], *(part for _, part in found.blocks())]), array)
@@ -113,9 +113,9 @@ def test_slices_are_those_of_the_array(data: st.DataObject) -> None:
 
 def test_loaded_arrays_are_sources(tmp_path: Path) -> None:
     save(str(tmp_path / "a"), 3)
-    with _files.read(str(tmp_path / "a")) as saved:
-        _files.write(str(tmp_path / "b"), saved.arrays, saved.meta)
-        again = _files.write(str(tmp_path / "a"), saved.arrays, saved.meta)
+    with checkpoint.read(str(tmp_path / "a")) as saved:
+        checkpoint.write(str(tmp_path / "b"), saved.arrays, saved.meta)
+        again = checkpoint.write(str(tmp_path / "a"), saved.arrays, saved.meta)
     assert load(str(tmp_path / "b")) == load(str(tmp_path / "a")) == 3
     assert again.bytes_written < 3000
 
@@ -139,7 +139,7 @@ def test_a_second_save_writes_and_reads_what_is_new() -> None:
     disk = Memory()
     save(PATH, 9, disk)
     later = sources(10)
-    written = _files.write(PATH, later, {"k": 10}, disk=disk)
+    written = checkpoint.write(PATH, later, {"k": 10}, disk=disk)
     assert load(PATH, disk) == 10
     assert later["log"].reads == 1 and later["table"].reads == 1 and later["priority"].reads == 4
     fresh = 50 + 80 + 120 + 8
@@ -162,17 +162,17 @@ def test_a_save_writes_what_changed_and_nothing_else(data: st.DataObject) -> Non
         near = True
 
     kind = data.draw(st.sampled_from([Near, Blocks]))
-    _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": kind(array, block)}, {}, disk=disk)
     for turn in range(data.draw(st.integers(1, 3))):
         changed = data.draw(st.sets(st.integers(0, blocks - 1), max_size=6))
         array = array.copy()
         for number in changed:
             array[data.draw(st.integers(number * block, min((number + 1) * block, rows) - 1)), 3] ^= 1
-        written = _files.write(PATH, {"a": kind(array, block)}, {}, disk=disk, keep=data.draw(st.integers(1, 2)))
+        written = checkpoint.write(PATH, {"a": kind(array, block)}, {}, disk=disk, keep=data.draw(st.integers(1, 2)))
         size = sum(24 * len(array[n * block : (n + 1) * block]) for n in changed)
         moves = turn > 0 or 2 * size > array.nbytes  # a file of which less than half is in use is written again
         assert size <= written.bytes_written <= (array.nbytes if moves else size) + 300 * blocks + 2000
-        with _files.read(PATH, disk=disk) as saved:
+        with checkpoint.read(PATH, disk=disk) as saved:
             same(saved, {"a": array})
 
 
@@ -180,23 +180,23 @@ def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing() -> None:
     array = np.arange(8)
     for marks, second in ((["a", "b"], 0), (["a", None], 4), ([None, None], 8), (["x", "b"], 4), (None, 8)):
         disk = Memory()
-        _files.write(PATH, {"a": Blocks(array, 4, ["a", "b"])}, {}, disk=disk)
-        _files.write(PATH, {"a": Blocks(array + 100, 4, marks)}, {}, disk=disk)
+        checkpoint.write(PATH, {"a": Blocks(array, 4, ["a", "b"])}, {}, disk=disk)
+        checkpoint.write(PATH, {"a": Blocks(array + 100, 4, marks)}, {}, disk=disk)
         assert (loaded(disk) >= 100).sum() == second, marks
     disk = Memory()
     for size in (5, 7, 3):  # the same mark, another length
-        _files.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
+        checkpoint.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
         assert loaded(disk, "log").tolist() == [size] * size
 
 
 def test_keyed_pieces_are_reordered_and_removed_without_reading() -> None:
     disk, rng = Memory(), np.random.default_rng(0)
     pieces = {f"p{i}": rng.integers(0, 256, 5 + i, np.uint8) for i in range(20)}
-    _files.write(PATH, {"log": Keyed(pieces)}, {}, disk=disk)
+    checkpoint.write(PATH, {"log": Keyed(pieces)}, {}, disk=disk)
     del pieces["p0"], pieces["p7"]
     pieces = {"new": np.zeros(0, np.uint8)} | dict(reversed(pieces.items())) | {"last": np.ones(3, np.uint8)}
     source = Keyed(pieces)
-    _files.write(PATH, {"log": source}, {}, disk=disk)
+    checkpoint.write(PATH, {"log": source}, {}, disk=disk)
     assert source.reads == 2
     assert bits(loaded(disk, "log")) == bits(source.array)
 
@@ -211,7 +211,7 @@ def test_another_shape_dtype_or_block_is_written_again() -> None:
         Blocks(array.reshape(40, 1) * 2, 8, marks),
         Blocks(array * 3, 9, marks),
     ):
-        _files.write(PATH, {"a": source}, {}, disk=disk)
+        checkpoint.write(PATH, {"a": source}, {}, disk=disk)
         assert np.array_equal(loaded(disk), source.array)
 
 
@@ -222,7 +222,7 @@ def test_generations_and_their_files_are_kept_and_removed() -> None:
             save(PATH, k, disk, keep=keep)
             names = sorted(n for n in disk.contents() if n.startswith("manifest"))
             assert len(names) == min(keep, k + 1)
-        with _files.read(PATH, disk=disk) as saved:
+        with checkpoint.read(PATH, disk=disk) as saved:
             assert saved.generation == 30
         size = sum(len(data) for name, data in disk.contents().items() if name.startswith("data"))
         assert size < 2 * keep * sum(a.nbytes for a in state(29).values()) + 30 * 1200
@@ -235,7 +235,7 @@ def test_the_number_of_files_is_bounded() -> None:
     disk, rows, most = Memory(), np.zeros((140, 16), np.uint8), 0
     for k in range(140):
         rows[k] = k + 1
-        _files.write(PATH, {"a": Blocks(rows, 1)}, {}, disk=disk, sync=False, keep=1)
+        checkpoint.write(PATH, {"a": Blocks(rows, 1)}, {}, disk=disk, sync=False, keep=1)
         most = max(most, len(disk.contents()))
     assert 40 < most <= 66
     assert np.array_equal(loaded(disk), rows)
@@ -244,14 +244,14 @@ def test_the_number_of_files_is_bounded() -> None:
 def test_compaction_reads_the_source_only_where_the_file_is_damaged() -> None:
     disk = Memory()
     array = np.arange(100, dtype=np.uint8)
-    _files.write(PATH, {"a": Blocks(array, 10, [f"0-{i}" for i in range(10)])}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": Blocks(array, 10, [f"0-{i}" for i in range(10)])}, {}, disk=disk)
     for i in range(7):
         array = array.copy()
         array[10 * i : 10 * i + 10] += 100
         if i == 4:  # before compaction: damage a block that the source can replace
             disk.names["data-000000000001.safetensors"].data[-1] ^= 1
         source = Blocks(array, 10, [f"{int(j <= i)}-{j}" for j in range(10)])
-        _files.write(PATH, {"a": source}, {}, disk=disk, keep=1)
+        checkpoint.write(PATH, {"a": source}, {}, disk=disk, keep=1)
         assert source.reads in (1, 2)
     assert "data-000000000001.safetensors" not in disk.contents()
     assert np.array_equal(loaded(disk), array)
@@ -259,9 +259,9 @@ def test_compaction_reads_the_source_only_where_the_file_is_damaged() -> None:
 
 def test_a_damaged_block_without_a_mark_is_written_again() -> None:
     disk, array = Memory(), np.arange(100, dtype=np.uint8)
-    _files.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
     disk.names["data-000000000001.safetensors"].data[-5] ^= 1
-    _files.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
     assert np.array_equal(loaded(disk), array)
 
 
@@ -290,22 +290,22 @@ def test_restore_reads_each_byte_once_and_falls_back() -> None:
     save(PATH, 2, disk)
     counter, tried = Faulty(disk), []
 
-    def build(saved: _files.Saved) -> int:
+    def build(saved: checkpoint.Saved) -> int:
         tried.append(saved.generation)
         same(saved, state(saved.meta["k"]))
         return saved.meta["k"]
 
-    assert _files.restore(PATH, build, disk=counter) == 2
+    assert checkpoint.restore(PATH, build, disk=counter) == 2
     once = counter.count
     counter = Faulty(disk)
-    _files.read(PATH, disk=counter).close()
+    checkpoint.read(PATH, disk=counter).close()
     assert once == counter.count and tried == [2]
-    assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk) == 2
+    assert checkpoint.restore(PATH, lambda saved: saved.meta["k"], disk=disk) == 2
     disk.names["data-000000000002.safetensors"].data[-3] ^= 4
     for use in (build, lambda saved: saved.meta["k"]):
         with pytest.warns(RuntimeWarning, match="is loaded, not the newest"):
-            assert _files.restore(PATH, use, disk=disk) == 1
-    assert _files.restore(PATH, lambda saved: saved.meta["k"], disk=disk, verify="lazy") == 2
+            assert checkpoint.restore(PATH, use, disk=disk) == 1
+    assert checkpoint.restore(PATH, lambda saved: saved.meta["k"], disk=disk, verify="lazy") == 2
     assert tried == [2, 2, 1]
 
 
@@ -313,14 +313,14 @@ def test_restore_reads_each_byte_once_and_falls_back() -> None:
 def test_large_files_are_flushed_while_they_are_written(sync: bool, tmp_path: Path) -> None:
     begun: list[tuple[int, int]] = []
 
-    class Watched(_files.Disk):
+    class Watched(checkpoint.Disk):
         def begin(self, fd: int, at: int, size: int) -> None:
             begun.append((at, size))
             super().begin(fd, at, size)
 
     arrays = {"a": np.arange(20 << 18, dtype=np.int32)}
-    _files.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
-    with _files.read(str(tmp_path)) as saved:
+    checkpoint.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
+    with checkpoint.read(str(tmp_path)) as saved:
         same(saved, arrays)
     assert len(begun) == (2 if sync else 0)
     assert all(at + size == after for (at, size), (after, _) in zip(begun, begun[1:], strict=False))
@@ -340,8 +340,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         for _ in range(2):
-            _files.write(tmp_path, {"a": Generated()}, {}, sync=False)
-        with _files.read(tmp_path) as saved:
+            checkpoint.write(tmp_path, {"a": Generated()}, {}, sync=False)
+        with checkpoint.read(tmp_path) as saved:
             for _ in saved.arrays["a"].blocks():
                 pass
         assert tracemalloc.get_traced_memory()[1] < 6 << 20

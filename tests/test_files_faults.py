@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.support.files import PATH, Faulty, File, Killed, Memory, load, same, save
 from tests.support.files_faults import (
     SHM,
@@ -112,7 +112,7 @@ def test_an_unreadable_disk_is_damage() -> None:
                 assert len(told) <= 1
             except OSError as error:
                 assert "cannot" in str(error)
-            except _files.StoreCorrupted as error:
+            except checkpoint.StoreCorrupted as error:
                 assert "cannot be read at byte" in str(error)
     assert fell_back > 5
 
@@ -127,7 +127,7 @@ def test_power_failures_leave_the_old_or_the_new_save() -> None:
 def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path: Path) -> None:
     done: list[str] = []
 
-    class Watched(_files.Disk):
+    class Watched(checkpoint.Disk):
         def fsync(self, fd: int) -> None:
             super().fsync(fd)
             done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
@@ -222,7 +222,7 @@ def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     """The limit on the size of files stands in for a full disk."""
     array = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
-    _files.write(str(tmp_path), {"a": array}, {"k": 1}, sync=False)
+    checkpoint.write(str(tmp_path), {"a": array}, {"k": 1}, sync=False)
     before = sorted(os.listdir(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
@@ -230,11 +230,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
         with pytest.raises(
             OSError, match="File too large.*ulimit -f.*the checkpoint that was there is as before"
         ) as caught:
-            _files.write(str(tmp_path), {"a": array + 1}, {"k": 2}, sync=False)
+            checkpoint.write(str(tmp_path), {"a": array + 1}, {"k": 2}, sync=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG and sorted(os.listdir(tmp_path)) == before
-    with _files.read(str(tmp_path)) as saved:
+    with checkpoint.read(str(tmp_path)) as saved:
         same(saved, {"a": array})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
 
 # ------------------------------------------------------------------------------------------------- refused arguments
@@ -53,7 +53,7 @@ def test_invalid_arrays_are_refused_before_anything_is_written(
     save(PATH, 1, disk)
     before = disk.contents()
     with pytest.raises(error, match=message):
-        _files.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)
+        checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)
     assert disk.contents() == before
 
 
@@ -62,24 +62,24 @@ def test_invalid_cuts_keys_and_meta_are_refused() -> None:
     for cuts in ([0], [0, 3], [1, 3, 9], [0, 5, 3, 9], [0, 3, 8]):
         source.cuts = np.array(cuts)
         with pytest.raises(ValueError, match="expected cuts that rise from 0 to its length"):
-            _files.write(PATH, {"a": source}, {}, disk=Memory())
+            checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
     with pytest.raises(ValueError, match="keys that repeat"):
-        _files.write(PATH, {"a": source}, {}, disk=Memory())
+        checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
     for value in ({1: 2}, [object()], float("nan"), b"x", np.int64(3)):
         with pytest.raises((TypeError, ValueError)):
-            _files.write(PATH, {}, {"a": value}, disk=Memory())
+            checkpoint.write(PATH, {}, {"a": value}, disk=Memory())
     deep: list = []
     for _ in range(5000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 64 deep"):
-        _files.write(PATH, {}, {"a": deep}, disk=Memory())
+        checkpoint.write(PATH, {}, {"a": deep}, disk=Memory())
 
 
 def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(_files.CheckpointNotFound, match="no checkpoint at .* Give the path"):
-            _files.read(str(path))
+        with pytest.raises(checkpoint.CheckpointNotFound, match="no checkpoint at .* Give the path"):
+            checkpoint.read(str(path))
     assert not list(tmp_path.iterdir())
 
 
@@ -87,7 +87,7 @@ def test_where_nothing_may_be_written_no_source_is_read() -> None:
     for number in (errno.EACCES, errno.EROFS):
         given = sources(3)
         with pytest.raises(OSError, match="Use a path that this process may write to"):
-            _files.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
+            checkpoint.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
 
 
@@ -136,7 +136,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: p
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr("fbuf._host.locks.fcntl.flock", none)
+    monkeypatch.setattr("fbuf._host.io.lock.fcntl.flock", none)
     with pytest.warns(RuntimeWarning, match="has no locks"):
         save(str(tmp_path), 1)
     assert load(str(tmp_path)) == 1
@@ -170,7 +170,7 @@ def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path: Path) -> None:
 
 def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
     save(str(tmp_path), 1, keep=1)
-    saved = _files.read(str(tmp_path), verify="lazy")
+    saved = checkpoint.read(str(tmp_path), verify="lazy")
     for k in range(2, 6):
         save(str(tmp_path), k, keep=1)
     same(saved, state(1))
@@ -237,9 +237,9 @@ def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
     head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
     disk.put(name, head + b"\n" + body + b"\n")
     before = disk.contents()
-    with pytest.raises(_files.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
+    with pytest.raises(checkpoint.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
         load(PATH, disk)
-    with pytest.raises(_files.VersionError):
+    with pytest.raises(checkpoint.VersionError):
         save(PATH, 3, disk)
     assert disk.contents() == before
 
@@ -279,26 +279,26 @@ def test_the_generation_before_is_loaded_with_a_warning() -> None:
         with pytest.warns(RuntimeWarning, match="generation 1 of .* is loaded, not the newest.*2: .*step") as told:
             assert load(PATH, disk) == 1
         assert len(told) == 1
-    with pytest.raises(_files.StoreCorrupted, match="bytes [0-9]+ to [0-9]+, rows 0 to 1 of array 'step'"):
+    with pytest.raises(checkpoint.StoreCorrupted, match="bytes [0-9]+ to [0-9]+, rows 0 to 1 of array 'step'"):
         load(PATH, disk, verify="lazy")
     disk.names["manifest-000000000001.json"].data[100] ^= 1
-    with pytest.raises(_files.StoreCorrupted, match="no generation at .* is whole.*generation 2: .*generation 1: "):
+    with pytest.raises(checkpoint.StoreCorrupted, match="no generation at .* is whole.*generation 2: .*generation 1: "):
         load(PATH, disk)
     del whole.names["manifest-000000000001.json"]
     assert load(PATH, whole) == 2
 
 
 def test_a_save_after_falling_back_keeps_the_whole_generation() -> None:
-    for read in (_files.read, lambda path, **how: _files.restore(path, lambda saved: saved.meta, **how)):
+    for read in (checkpoint.read, lambda path, **how: checkpoint.restore(path, lambda saved: saved.meta, **how)):
         disk = Memory()
         for k in (1, 2):
             rows = np.full(40, k, np.uint8)
-            _files.write(PATH, {"a": Blocks(rows, 8, [f"{k}-{b}" for b in range(5)])}, {"k": k}, disk=disk)
+            checkpoint.write(PATH, {"a": Blocks(rows, 8, [f"{k}-{b}" for b in range(5)])}, {"k": k}, disk=disk)
         disk.names["data-000000000002.safetensors"].data[-3] ^= 1
         with pytest.warns(RuntimeWarning, match="not the newest"):
             read(PATH, disk=disk)
-        _files.write(PATH, {"a": Blocks(rows, 8, [f"2-{b}" for b in range(5)])}, {"k": 3}, disk=disk)
-        assert np.array_equal(np.asarray(_files.read(PATH, disk=disk).arrays["a"]), rows)
+        checkpoint.write(PATH, {"a": Blocks(rows, 8, [f"2-{b}" for b in range(5)])}, {"k": 3}, disk=disk)
+        assert np.array_equal(np.asarray(checkpoint.read(PATH, disk=disk).arrays["a"]), rows)
         left = sorted(n for n in disk.contents() if n[0] == "m")
         assert left == ["manifest-000000000001.json", "manifest-000000000003.json"]
 
@@ -337,16 +337,16 @@ def test_a_file_of_another_run_is_noticed(tmp_path: Path) -> None:
     for run in "ab":
         for k in (1, 2):
             arrays = {"x": np.full(100, k, np.uint8), "y": np.arange(100)}
-            _files.write(str(tmp_path / run), arrays, {"k": k}, keep=1)
+            checkpoint.write(str(tmp_path / run), arrays, {"k": k}, keep=1)
     names = [p.name for p in (tmp_path / "a").iterdir() if p.name != "lock"]
     assert len(names) == 3
     for name in names:
         (tmp_path / "a" / name).rename(tmp_path / "held")
         (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-        with pytest.raises(_files.StoreCorrupted, match="a file of another save|no generation"):
-            _files.read(str(tmp_path / "a"))
+        with pytest.raises(checkpoint.StoreCorrupted, match="a file of another save|no generation"):
+            checkpoint.read(str(tmp_path / "a"))
         (tmp_path / "held").rename(tmp_path / "a" / name)
     newest = (tmp_path / "a" / "manifest-000000000002.json").read_bytes()
     (tmp_path / "a" / "manifest-000000000009.json").write_bytes(newest)
     with pytest.warns(RuntimeWarning, match="it is of generation 2 and has the name of 9"):
-        _files.read(str(tmp_path / "a")).close()
+        checkpoint.read(str(tmp_path / "a")).close()

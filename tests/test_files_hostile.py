@@ -24,9 +24,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf import _files
-from fbuf._files import _manifest
-from fbuf._files._text import check_text
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import manifest as _manifest
+from fbuf._formats.checkpoint.json_limits import check_text
 from tests.support.files import PATH, Memory, load, save
 from tests.support.files_hostile import (
     any_values,
@@ -195,9 +195,9 @@ def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) 
             depth += (byte in b"[{") - (byte in b"]}")
             deepest = max(deepest, depth)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fbuf._files._text._PIECE", piece)
+        patch.setattr("fbuf._formats.checkpoint.json_limits._PIECE", piece)
         for most in range(max(deepest - 1, 0), deepest + 1):
-            patch.setattr("fbuf._files._text.MOST_DEPTH", most)
+            patch.setattr("fbuf._formats.checkpoint.json_limits.MOST_DEPTH", most)
             if deepest > most and text:
                 with pytest.raises(ValueError, match="nested"):
                     check_text(text)
@@ -221,8 +221,8 @@ def test_random_bytes_in_place_of_any_file_are_damage() -> None:
         for size in (0, 1, 7, 8, 60, 300, 5000):
             disk = base()
             disk.put(name, chance.randbytes(size))
-            with pytest.raises(_files.StoreCorrupted):
-                _files.read(PATH, disk=disk)
+            with pytest.raises(checkpoint.StoreCorrupted):
+                checkpoint.read(PATH, disk=disk)
 
 
 # -------------------------------------------------------------------------------------------------- outside the folder
@@ -237,8 +237,8 @@ def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
         path.unlink()
         victim.write_bytes(held)
         path.symlink_to(victim)
-        with pytest.raises(_files.StoreCorrupted, match="is a link; expected a plain file"):
-            _files.read(str(tmp_path / "c"))
+        with pytest.raises(checkpoint.StoreCorrupted, match="is a link; expected a plain file"):
+            checkpoint.read(str(tmp_path / "c"))
         path.unlink()
         path.write_bytes(held)
     victim.write_text("mine")
@@ -282,7 +282,9 @@ print(seen)
 
 def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path) -> None:
     """An audit hook sees no unpickling, compiling, importing, process, or file opened for writing."""
-    _files.write(str(tmp_path / "a"), {"x": np.zeros(3, ml_dtypes.bfloat16), "y": np.arange(9)}, {"dtype": "eval('1')"})
+    checkpoint.write(
+        str(tmp_path / "a"), {"x": np.zeros(3, ml_dtypes.bfloat16), "y": np.arange(9)}, {"dtype": "eval('1')"}
+    )
     save(str(tmp_path / "b"), 3)
     (tmp_path / "b" / "manifest-000000000002.json").write_bytes(
         signed(dumps(put(body_of(base()), ["arrays", "table", "dtype"], "__import__('os').system('x')")))
@@ -298,11 +300,11 @@ def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_booleans_other_than_0_and_1_are_damage() -> None:
     disk = Memory()
-    _files.write(PATH, {"a": np.array([True, False])}, {}, disk=disk)
+    checkpoint.write(PATH, {"a": np.array([True, False])}, {}, disk=disk)
     name = "manifest-000000000001.json"
     disk.names["data-000000000001.safetensors"].data[-1] = 2
     body = body_of(disk, name)
     body["arrays"]["a"]["crc32"] = [zlib.crc32(b"\1\2")]
     disk.put(name, signed(dumps(body)))
-    with pytest.raises(_files.StoreCorrupted, match="array 'a' is bool and holds other bytes than 0 and 1"):
-        np.asarray(_files.read(PATH, disk=disk).arrays["a"])
+    with pytest.raises(checkpoint.StoreCorrupted, match="array 'a' is bool and holds other bytes than 0 and 1"):
+        np.asarray(checkpoint.read(PATH, disk=disk).arrays["a"])

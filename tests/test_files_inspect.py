@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fbuf import _files
 from fbuf.__main__ import main
+from fbuf._formats import checkpoint
 from tests.support.files import PATH, Memory, save, sources, state
 
 
@@ -20,11 +20,11 @@ def test_progress_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     total = sum(a.nbytes for a in state(3).values())
     assert seen[-1] == (total, total) and seen == sorted(seen) and len(seen) > 10
     seen.clear()
-    _files.read(PATH, disk=disk, progress=lambda done, total: seen.append((done, total)))
+    checkpoint.read(PATH, disk=disk, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (total, total) and seen == sorted(seen)
     with redirect_stderr(io.StringIO()) as text:
         save(PATH, 4, disk, progress=True)
-        _files.read(PATH, disk=disk, progress=True)
+        checkpoint.read(PATH, disk=disk, progress=True)
     assert "fbuf.save" in text.getvalue() and "fbuf.load" in text.getvalue()
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with redirect_stderr(io.StringIO()) as text:
@@ -57,7 +57,9 @@ def test_inspect_and_verify(tmp_path: Path) -> None:
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
     assert "there is no checkpoint" in run("verify", path)[2]
     save(path, 1)
-    _files.write(path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"})
+    checkpoint.write(
+        path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"}
+    )
     (tmp_path / "c" / "notes").touch()
     status, out, _ = run("inspect", path)
     assert status == 0 and "\x1b" not in out
@@ -85,6 +87,6 @@ def test_inspect_prints_the_date_of_a_save(tmp_path: Path) -> None:
     others = (True, "now", None, 1e300, -1e300, [1], "1795355945")
     for number, (moment, shown) in enumerate([*dates.items(), *((other, None) for other in others)]):
         path = str(tmp_path / str(number))
-        _files.write(path, sources(1), {"time": moment})
+        checkpoint.write(path, sources(1), {"time": moment})
         line = next(line for line in run("inspect", path)[1].splitlines() if line.startswith("  time:"))
         assert line.endswith(shown) if shown else "UTC" not in line

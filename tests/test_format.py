@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.golden.make import CASES, DTYPES, FOLDER, plain_arrays, plain_meta
 from tests.support.files import bits, load, save, sources, state
 
@@ -45,8 +45,8 @@ def test_every_golden_folder_is_tested() -> None:
 def test_a_save_builds_on_golden_files(tmp_path: Path) -> None:
     path = copy_of("v1/plain", tmp_path)
     arrays = plain_arrays(2) | {"scalar": np.array(9)}
-    assert _files.write(path, arrays, {}).bytes_written < 8000
-    with _files.read(path) as saved:
+    assert checkpoint.write(path, arrays, {}).bytes_written < 8000
+    with checkpoint.read(path) as saved:
         assert {name: bits(np.asarray(a)) for name, a in saved.arrays.items()} == {
             n: bits(a) for n, a in arrays.items()
         }
@@ -75,7 +75,7 @@ def test_the_page_reads_what_is_saved_now_and_falls_back(tmp_path: Path, capsys:
 
 
 def test_the_page_names_every_key_and_no_other(tmp_path: Path) -> None:
-    _files.write(str(tmp_path), sources(2), {"k": 2})
+    checkpoint.write(str(tmp_path), sources(2), {"k": 2})
     manifest = json.loads((tmp_path / "manifest-000000000001.json").read_text().splitlines()[1])
     keys = set(manifest) | set(manifest["files"][0]) | {key for a in manifest["arrays"].values() for key in a}
     page = PAGE.read_text().split("# The format of a data set")[0]

@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _filled, _openrows, _pieces
+from fbuf._algorithms import rank_select
+from fbuf._buffer import convert
+from fbuf._formats import dataset
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import DataSet, Device
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
@@ -100,13 +102,13 @@ def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
     buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
     spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
-    return buffer, jax.eval_shape(functools.partial(fbuf._buffer._ahead.empty_state, buffer), rows)
+    return buffer, jax.eval_shape(functools.partial(fbuf._buffer.buffer._ahead.empty_state, buffer), rows)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anchors are made in several blocks, the last of them not full."""
-    monkeypatch.setattr(_filled, "BLOCK", 8)
+    monkeypatch.setattr(convert, "BLOCK", 8)
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +173,9 @@ def test_memory_of_a_row(made: tuple[Path, pieces.Rows]) -> None:
     for sampler in (Uniform(), Epoch(), Staleness(4, unit=3)):
         assert leaves(1 << 22, sampler, Row()) - leaves(1 << 12, sampler, Row()) == 0
         counted = leaves(1 << 22, sampler, Transition(stack=4)) - leaves(1 << 12, sampler, Transition(stack=4))
-        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / _openrows.BLOCK)
+        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / rank_select.BLOCK)
     spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition()) / (1 << 22)
-    assert spare < 1 + 4 / _openrows.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
+    assert spare < 1 + 4 / rank_select.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
 def test_a_sampler_that_does_not_count_keeps_no_counts() -> None:
@@ -197,11 +199,11 @@ def test_the_nth_open_row(is_open: list[bool], seed: int) -> None:
         np.testing.assert_array_equal(got, want[nth])
 
 
-_counted, _nth = jax.jit(_openrows.counted), jax.jit(_openrows.nth)
+_counted, _nth = jax.jit(rank_select.counted), jax.jit(rank_select.nth)
 
 
 def _before(flags: np.ndarray) -> np.ndarray:
-    starts = range(0, len(flags), _openrows.BLOCK)
+    starts = range(0, len(flags), rank_select.BLOCK)
     return np.array([np.count_nonzero(flags[:start] & 8) for start in starts], np.int32)
 
 
@@ -211,7 +213,7 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
     before = len(fbuf.stores())
     buffer, state = fbuf.datasets.open(path)
     twin = copy.deepcopy(state)
-    assert len(fbuf.stores()) == before + 1 and _pieces.is_open(path)
+    assert len(fbuf.stores()) == before + 1 and dataset.is_open(path)
     del state
     gc.collect()
     assert int(buffer.size(twin)) == 34
@@ -227,7 +229,7 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
     jax.block_until_ready(twin)
     del twin
     gc.collect()
-    assert len(fbuf.stores()) == before and not _pieces.is_open(path)
+    assert len(fbuf.stores()) == before and not dataset.is_open(path)
 
 
 def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
@@ -260,11 +262,11 @@ def test_any_structure(tmp_path: Path) -> None:
         ({"0": ((), "int32"), "1/x": ((), "bool")}, {"tuple": [0, {"dict": [["x", 1]]}]}, (0, {"x": 0})),
     ]
     for i, (leaves, structure, want) in enumerate(cases):
-        schema = _pieces.Schema(leaves, structure)
+        schema = dataset.Schema(leaves, structure)
         rows = {leaf.name: np.zeros((6, *leaf.shape), leaf.dtype) for leaf in schema.leaves}
         rows[schema.names[0]] = numbers
         pieces.write(tmp_path / str(i), 0, schema, rows)
-        _pieces.finish(tmp_path / str(i), [_pieces.Used(0)])
+        dataset.finish(tmp_path / str(i), [dataset.Used(0)])
         buffer, state = fbuf.datasets.open(tmp_path / str(i))
         data = buffer.rows(state).data
         assert jax.tree.structure(data) == jax.tree.structure(want)
@@ -272,8 +274,8 @@ def test_any_structure(tmp_path: Path) -> None:
 
 
 def test_64_bits_need_x64(tmp_path: Path) -> None:
-    pieces.write(tmp_path, 0, _pieces.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
-    _pieces.finish(tmp_path, [_pieces.Used(0)])
+    pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
+    dataset.finish(tmp_path, [dataset.Used(0)])
     with pytest.raises(ValueError, match="leaf 't' is float64, but x64 is off.*float32"):
         fbuf.datasets.open(tmp_path)
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
@@ -283,11 +285,11 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
 
 def test_the_nth_open_row_is_found_across_blocks() -> None:
     """Where blocks begin or end with rows that are not open, too; more than there are is nowhere."""
-    geometry, nth = fbuf._typing.Geometry(1, 11), jnp.arange(12, dtype=jnp.int32)
-    find = jax.jit(functools.partial(fbuf._anchors.nth_open, block=4), static_argnums=1)
+    geometry, nth = fbuf._core.geometry.Geometry(1, 11), jnp.arange(12, dtype=jnp.int32)
+    find = jax.jit(functools.partial(fbuf._indexing.anchors.nth_open, block=4), static_argnums=1)
     for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):
         is_open = np.array([bits >> i & 1 for i in range(11)], bool)
-        found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._anchors.OPEN, geometry, nth, jnp.ones(12, bool))
+        found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._indexing.anchors.OPEN, geometry, nth, jnp.ones(12, bool))
         expected = np.full(12, 11)
         expected[: is_open.sum()] = np.flatnonzero(is_open)
         np.testing.assert_array_equal(found, expected)

@@ -25,7 +25,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._config import from_config, to_config
+from fbuf._core.component import from_config, to_config
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged, Zstd
 from fbuf.views import Row, Transition
@@ -278,7 +278,7 @@ def test_a_configuration_survives_json(buffer: fbuf.Buffer) -> None:
 
 
 def test_a_configuration_builds_only_what_is_ours() -> None:
-    for name in ("os.system", "builtins.eval", "fbuf.BufferState", "fbuf._config.component"):
+    for name in ("os.system", "builtins.eval", "fbuf.BufferState", "fbuf._core.component.component"):
         with pytest.raises(ValueError, match="is not a component of this version of fbuf"):
             from_config({"type": name})
     with pytest.raises(TypeError, match=r"to_config: .* has no JSON form"):
@@ -390,9 +390,9 @@ def test_views_and_storages_are_values_too() -> None:
 
 def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
     """For every mask of up to five rows into a lane of three, from every cursor."""
-    geometry = fbuf._typing.Geometry(lanes=1, length=3)
-    ring, keep = fbuf._ring.init(geometry), jnp.array([True])
-    place = jax.jit(fbuf._ring.place, static_argnums=(1, 2))
+    geometry = fbuf._core.geometry.Geometry(lanes=1, length=3)
+    ring, keep = fbuf._indexing.ring.init(geometry), jnp.array([True])
+    place = jax.jit(fbuf._indexing.ring.place, static_argnums=(1, 2))
     for cursor in range(3):
         for mask in itertools.product([False, True], repeat=5):
             kept = np.flatnonzero(mask)
@@ -416,8 +416,8 @@ def test_rows_that_are_updated_twice_are_written_once() -> None:
     buffer = fbuf.Buffer(4)
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(4)})
     at = jnp.array([2, 1, 2, 2], jnp.int32)
-    index = fbuf._verbs.index_of(buffer, state, at)
+    index = fbuf._buffer.state_ops.index_of(buffer, state, at)
     noting = dataclasses.replace(buffer, storage=Noting())
-    state, _ = fbuf._verbs._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])})
+    state, _ = fbuf._buffer.write._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])})
     np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
     assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]

@@ -299,7 +299,7 @@ def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
     example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
     buffer = fbuf.Buffer(11, view=Hindsight(Transition(), reward))
     state = buffer.init(example | {"terminated": False, "truncated": False})
-    around = jax.jit(fbuf._anchors.episode_around, static_argnums=2)
+    around = jax.jit(fbuf._indexing.anchors.episode_around, static_argnums=2)
     ends: list[bool] = []
     for _ in range(20):
         new = rng.random(3) < 0.4

@@ -16,9 +16,9 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._host import callback
-from fbuf._host.store import Store
-from fbuf.storages import _hosted
+from fbuf._bridge import callbacks
+from fbuf._host.store.store import Store
+from fbuf.storages import _host_storage
 from tests.support import ownership as _support
 from tests.support.host import history, order_of_writes, overtaken, store_of, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of
@@ -126,7 +126,7 @@ def test_changed_rows_leave_the_old_state_alone(storage: str) -> None:
 
 def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = (2**32 - 5) // (lanes or 1)
-    monkeypatch.setattr(_hosted, "Store", partial(Store, first_seq=first))
+    monkeypatch.setattr(_host_storage, "Store", partial(Store, first_seq=first))
     buffer = make(storage, 12, lanes, slack=0)
     state = buffer.init(EXAMPLE)
     each = 12 // (lanes or 1)
@@ -237,18 +237,18 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     id, token, after = np.asarray(state.rows.id), np.zeros((), np.int32), np.zeros((1, 2), np.uint32)
     pairs = np.array([[0, 0], [1, 0], [6, 0], [7, 9], [5, 2**31]], np.uint32)  # none, expired, there, unknown twice
     rows, there = np.full((5, 6), 171, np.int32), np.frombuffer(b"\2" * 5, np.bool_).copy()
-    callback._read_rows((0,), False, None, [rows, there], id, pairs)
+    callbacks._read_rows((0,), False, None, [rows, there], id, pairs)
     np.testing.assert_array_equal(rows[:, 0], [0, 0, 50, 0, 0])
     np.testing.assert_array_equal(there.view(np.uint8), [1, 0, 1, 0, 0])
 
     fresh = np.asarray(rows_of(6, 2)["obs"])[:, None].copy()
     out = np.full((2, 1, 2), 171, np.uint32)
-    callback._write_rows(None, out, id, token, after, np.array([[False], [True]]), fresh)
+    callbacks._write_rows(None, out, id, token, after, np.array([[False], [True]]), fresh)
     np.testing.assert_array_equal(out[:, 0], [[0, 0], [7, 0]])
     assert not fresh.flags.writeable  # the view that user codecs and the store get
     out = np.full((5, 2), 171, np.uint32)
     keep = np.array([True, True, True, True, False])
-    callback._patch_rows((0,), None, out, id, token, after, pairs, keep, np.zeros((5, 6), np.int32))
+    callbacks._patch_rows((0,), None, out, id, token, after, pairs, keep, np.zeros((5, 6), np.int32))
     np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(pairs, 2, 0))
     assert out[2, 1] == 2**31
 

@@ -58,9 +58,9 @@ def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: st
 @pytest.fixture
 def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
     """Replaces `pin` by the identity, and gives a capacity no other test uses: verbs traced so far stay cached."""
-    from fbuf import _pin
+    from fbuf._core import ordering
 
-    real, found = _pin.pin, 0
+    real, found = ordering.pin, 0
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "fbuf" and getattr(module, "pin", None) is real:
             monkeypatch.setattr(module, "pin", lambda token, reads: (token, reads))

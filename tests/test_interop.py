@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _columns, _read, _sink, from_arrays, from_file, to_file
+from fbuf.interop import _atomic_file, _columns, _row_reader, from_arrays, from_file, to_file
 from fbuf.interop._source import DTYPES
 from fbuf.storages import Compressed, Host, Memmap
 from tests.support.interop import check_equal, every_kind, held, read_file
@@ -26,7 +26,7 @@ SUFFIXES = (".npz", ".h5")
 def small_blocks(monkeypatch):
     """Many blocks, the last of them short."""
     monkeypatch.setattr(_columns, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(_read, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
 
 
 # ------------------------------------------------------------------------------------------------------- arrays
@@ -38,7 +38,7 @@ def test_arrays_fill_a_buffer_of_their_size(lanes, small_blocks):
     buffer, state = from_arrays(rows, lanes=lanes)
     assert (buffer.capacity, buffer.lanes) == (17 * (lanes or 1), lanes)
     by_lane = {}
-    for name, x in fbuf._tree.named_leaves(rows).items():
+    for name, x in fbuf._core.pytree.named_leaves(rows).items():
         x = x.reshape(17, lanes or 1, *x.shape[1 + (lanes is not None) :]).swapaxes(0, 1)
         by_lane[name] = x.reshape(17 * (lanes or 1), *x.shape[2:])
     check_equal(held(buffer, state), by_lane)
@@ -181,7 +181,7 @@ def test_every_dtype_comes_back(suffix, tmp_path):
     for name, dtype in DTYPES.items():
         values = generator.integers(0, 2 if name == "bool" else 8, (5, 3))
         wanted[name] = values.astype(np.float32).astype(dtype)
-    with _sink.opened("test", path, False, False) as sink:
+    with _atomic_file.opened("test", path, False, False) as sink:
         for name, leaf in wanted.items():
             sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
         sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})
@@ -272,7 +272,7 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
     path = tmp_path / f"rows{suffix}"
     to_file(path, buffer, state, names={"x": None})
     before = path.read_bytes()
-    monkeypatch.setattr(_read, "BLOCK_BYTES", 24)
+    monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 24)
     calls = {"left": 0}
 
     def failing(inner):
@@ -284,8 +284,8 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
 
         return call
 
-    monkeypatch.setattr(_read.Reader, "leaf", failing(_read.Reader.leaf))
-    monkeypatch.setattr(_sink, "_sync", failing(_sink._sync))
+    monkeypatch.setattr(_row_reader.Reader, "leaf", failing(_row_reader.Reader.leaf))
+    monkeypatch.setattr(_atomic_file, "_sync", failing(_atomic_file._sync))
     monkeypatch.setattr(os, "replace", failing(os.replace))
     for n in range(1, 100):
         calls["left"] = n
@@ -298,4 +298,4 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
         else:
             break
     assert n > 10 and path.read_bytes() != before
-    check_equal(read_file(path), fbuf._tree.named_leaves(every_kind(9)))
+    check_equal(read_file(path), fbuf._core.pytree.named_leaves(every_kind(9)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _read, _ted, from_arrays, to_ted
+from fbuf.interop import _row_reader, _ted, from_arrays, to_ted
 
 
 def expected(lanes, *, final=False, given=False, resets=False):
@@ -131,7 +131,7 @@ def test_any_episodes_are_written_as_documented(case, mode, any_state, tmp_path_
 
 
 def test_full_rings_of_compressed_rows_are_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(_read, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
     view = fbuf.views.Transition(truncated=None, stack=2)
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",)), view=view)
     example = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._tree import named_leaves
+from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, _torchrl, from_torchrl
 from tests.support.interop import run
 from tests.support.torchrl_dumps import edit, write_dump, write_ring, write_sampler

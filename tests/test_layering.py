@@ -1,8 +1,6 @@
-"""Which modules may import which, what the package never contains, and that everything public is documented.
+"""Check which folders may import which, what the package never contains, and that everything public is documented.
 
-The table below is the layout of the package, lowest first. A module imports only from layers below its own (inside
-functions and under TYPE_CHECKING too), so a part can be read, tested and replaced knowing only what lies
-under it. A new module needs a line here.
+A module imports only from its own folder and from floors below it, inside functions and under TYPE_CHECKING too.
 """
 
 from __future__ import annotations
@@ -17,51 +15,50 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "fbuf"
 
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_core", "_config", "_tree", "_pin", "_dispatch", "_duplicates", "_wide", "_tables"),  # words and mechanisms
-    ("_host", "_later", "_stop", "_closed"),
-    ("_typing", "_errors", "_sample", "_host.owner", "_files", "_outline"),
-    ("_openrows", "_words", "_given", "_prefetch"),
-    ("_ring", "_sumtree", "_permutation", "_blocks", "_blocktable"),  # on arrays
-    ("_pieces", "_blockprobe"),
-    ("_host.callback", "_lazy", "_descent"),  # on the host's, and on trees
-    ("_host.treecall",),
-    ("_anchors", "_population", "_roster", "_scatter", "_race", "_tournament"),
-    ("_ranks", "_weights"),
-    ("_state",),
-    ("storages", "samplers", "views", "writers", "transforms"),  # the parts, which never import one another
-    ("_bufferconfig",),
-    ("_transforming", "parts"),
-    ("_verbs", "_checked", "testing", "torch", "limits"),
-    ("_ahead", "_filled", "_observing"),
-    ("_plan", "_growth", "_checks", "_summary"),
-    ("_buffer",),  # glue
-    ("_mixture",),
-    ("_presets", "_checkpoint", "_checkedbuffer"),
-    ("_replay",),
-    ("interop", "orbax", "plot"),
-    ("datasets",),
-    ("demo",),
-    ("__main__", "__init__"),
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("_core", "_concurrency", "_host"),
+    ("_algorithms", "_interfaces", "_formats.__init__", "_formats.checkpoint"),
+    ("_indexing", "_bridge", "_formats.dataset", "limits", "testing"),
+    ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
+    ("_buffer", "parts"),
+    ("_mixture", "torch", "plot"),
+    ("_checkpoint", "interop"),
+    ("_replay", "orbax", "datasets"),
+    ("_cli", "demo", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
-WITH_JAX = ("_host.owner", "_host.callback", "_host.treecall")  # of the host's modules; the others know numpy alone
+HOST = (
+    ("types", "batch", "interfaces", "recovery", "__init__"),
+    ("io",),
+    ("memory",),
+    ("codecs",),
+    ("columns",),
+    ("store", "ragged", "priorities"),
+)
+    ("types", "batch", "interfaces", "recovery", "__init__"),
+    ("io",),
+    ("memory",),
+    ("codecs",),
+    ("columns",),
+    ("store", "ragged", "priorities"),
+)
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+INTERFACES = [name for name in MODULES if name.startswith("_interfaces.")]
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
-def unit(module: str) -> str:
-    """The name of a module in the table: a package goes by its own, but for the two of `_host` that know JAX."""
-    return module if module in WITH_JAX else module.split(".")[0]
+def folder(module: str) -> str:
+    """Return the name of a module's row in the table: that of its folder, or its own."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "_formats" else parts[0]
 
 
-def layer(module: str) -> int:
-    for number, names in enumerate(LAYERS):
-        if unit(module) in names:
-            return number
-    raise AssertionError(f"fbuf.{module} has no layer: add it to LAYERS in tests/test_layering.py.")
+def floor(module: str) -> int:
+    found = [number for number, names in enumerate(FLOORS) if folder(module) in names]
+    assert found, f"fbuf.{module} is on no floor: add its folder to FLOORS in tests/test_layering.py."
+    return found[0]
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -81,7 +78,7 @@ def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterato
 
 @functools.cache
 def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
-    """Dotted names a module imports: `fbuf._ring`, `jax.numpy`."""
+    """Dotted names a module imports: `fbuf._indexing.ring`, `jax.numpy`."""
     return list(_imports(module, functions, typing))
 
 
@@ -106,18 +103,35 @@ def test_imports_go_downwards() -> None:
     upward = [
         f"fbuf.{module} imports fbuf.{other}, which is not below it"
         for module in MODULES
-        if module != "__init__"
+        if module not in ("__init__", "__main__")
         for other in ours(module)
-        if unit(other) != unit(module) and layer(other) >= layer(module)
+        if folder(other) != folder(module) and floor(other) >= floor(module)
     ]
     assert not upward, "\n".join(upward)
-    of_itself = [m for m in MODULES if unit(m) not in ("demo", "__main__", "__init__") and "fbuf" in imports(m)]
+    of_itself = [
+        m for m in MODULES if folder(m) not in ("demo", "_cli", "__main__", "__init__") and "fbuf" in imports(m)
+    ]
     assert not of_itself, f"import the package itself: {of_itself}"
 
 
+def test_imports_within_the_host_store_go_downwards() -> None:
+    row = {name: number for number, names in enumerate(HOST) for name in names}
+    for module in MODULES:
+        if module.startswith("_host."):
+            own = module.split(".")[1]
+            for other in (name.split(".")[1] for name in ours(module) if name.startswith("_host.")):
+                assert other == own or row[other] < row[own] or row[own] == row[other] == 0, (
+                    f"fbuf.{module} imports _host.{other}"
+                )
+
+
+def test_only_public_modules_are_at_the_root() -> None:
+    assert {m for m in MODULES if "." not in m and m.startswith("_")} == {"__init__", "__main__"}
+
+
 def test_parts_never_import_one_another() -> None:
-    found = [(m, other) for m in MODULES if unit(m) in PARTS for other in ours(m) if unit(other) in PARTS]
-    assert not [pair for pair in found if unit(pair[0]) != unit(pair[1])]
+    found = [(m, other) for m in MODULES if folder(m) in PARTS for other in ours(m) if folder(other) in PARTS]
+    assert not [pair for pair in found if folder(pair[0]) != folder(pair[1])]
 
 
 def test_no_import_cycles() -> None:
@@ -143,14 +157,14 @@ def top_level(module: str, functions: bool = True) -> set[str]:
 
 def test_callbacks_use_numpy_only() -> None:
     """JAX must not be called inside a callback."""
-    host = [m for m in MODULES if m.startswith("_host.") and m not in WITH_JAX]
+    host = [m for m in MODULES if m.startswith("_host.")]
     assert host and not [m for m in host if "jax" in top_level(m)]
 
 
 def test_only_the_core_dependencies_are_imported_at_the_top() -> None:
     """All but the demo and the orbax handler, which need their extras and are imported by name."""
     allowed = set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
-    extra = {m: top_level(m, functions=False) - allowed for m in MODULES if unit(m) not in ("demo", "orbax")}
+    extra = {m: top_level(m, functions=False) - allowed for m in MODULES if folder(m) not in ("demo", "orbax")}
     assert not {m: names for m, names in extra.items() if names}
 
 
@@ -179,7 +193,7 @@ def names_in(tree: ast.AST) -> set[str]:
 
 
 def test_callbacks_are_in_one_module() -> None:
-    assert [m for m, tree in TREES.items() if names_in(tree) & CALLBACKS] == ["_host.callback"]
+    assert [m for m, tree in TREES.items() if names_in(tree) & CALLBACKS] == ["_bridge.callbacks"]
 
 
 def test_no_ordered_effects() -> None:
@@ -193,17 +207,17 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
     # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
     threads = (
         "_replay",
-        "_prefetch",
-        "_stop",
-        "_checkpoint._saving",
+        "_concurrency",
+        "_bridge.lifetime",
+        "_checkpoint.async_save",
         "torch._loader",
-        "torch._batches",
-        "datasets._atari_workers",
+        "torch._iterator",
+        "datasets._atari.workers",
     )
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host"):
-            own = {"threading"} if unit(module) in threads or module in threads else set()
-            own |= {"concurrent"} if module == "datasets._atari_workers" else set()
+            own = {"threading"} if folder(module) in threads or module in threads else set()
+            own |= {"concurrent"} if module == "datasets._atari.workers" else set()
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
 
 
@@ -224,23 +238,23 @@ def documented(*modules: str, only: str = "") -> set[str]:
 
 def test_everything_public_is_documented() -> None:
     """A method may leave it to the Protocol of its part, or to a base class beside it."""
-    protocols = documented("_typing", only="Protocol")
+    protocols = documented(*INTERFACES, only="Protocol")
     bare = []
     for module, tree in TREES.items():
-        inherited = documented(module) | (protocols if unit(module) in (*PARTS, "parts") else set())
+        inherited = documented(module) | (protocols if folder(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
                 continue
             if not ast.get_docstring(node):
                 bare.append(f"{module}.{node.name}")
-            if isinstance(node, ast.ClassDef) and unit(module) != "demo":
+            if isinstance(node, ast.ClassDef) and folder(module) != "demo":
                 methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and not ast.get_docstring(m)]
                 bare += [f"{module}.{node.name}.{m}" for m in methods if m[0] != "_" and m not in inherited]
     assert not bare, f"without a docstring: {', '.join(bare)}"
 
 
 def test_methods_of_protocols_are_documented() -> None:
-    for node in ast.walk(TREES["_typing"]):
+    for node in (node for module in INTERFACES for node in ast.walk(TREES[module])):
         if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
             assert ast.get_docstring(node)
             assert all(ast.get_docstring(m) for m in node.body if isinstance(m, ast.FunctionDef)), node.name

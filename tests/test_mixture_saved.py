@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files
+from fbuf._formats import checkpoint
 from fbuf.samplers import Consume, Prioritized
 from tests.support.mixture import EXAMPLE, MODES, filled, refused, rows_of, same, two
 
@@ -69,7 +69,7 @@ def test_other_mixtures_and_buffers_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     mixture = two()
     fbuf.save(tmp_path / "m", mixture, filled(mixture))
-    with _files.read(str(tmp_path / "m")) as saved:
+    with checkpoint.read(str(tmp_path / "m")) as saved:
         meta, arrays = saved.meta, {name: np.asarray(a) for name, a in saved.arrays.items()}
     for number, spoil in enumerate(
         (
@@ -83,6 +83,6 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
         about, given = copy.deepcopy(meta), dict(arrays)
         spoil(about, given)
         path = str(tmp_path / f"spoiled{number}")
-        _files.write(path, given, about)
+        checkpoint.write(path, given, about)
         with pytest.raises((fbuf.SchemaError, fbuf.VersionError, TypeError)):
             fbuf.load(path)

@@ -21,7 +21,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._host import owner
+from fbuf._bridge import lifetime
 from tests.support import ownership as _support
 from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, late, make, rows_of
 
@@ -45,7 +45,7 @@ def nothing_left() -> Iterator[None]:
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
-    ref = weakref.ref(owner.find(id_of(state)))
+    ref = weakref.ref(lifetime.find(id_of(state)))
     gc.disable()
     try:
         state = buffer.extend(state, rows_of(8, 3))
@@ -67,7 +67,7 @@ def test_a_store_that_raised_goes_too() -> None:
     new = buffer.extend(state, rows_of(8, 8))
     with pytest.raises((RuntimeError, ValueError), match="expired"):
         jax.block_until_ready(buffer.rows(state))
-    store = owner.find(id_of(state))
+    store = lifetime.find(id_of(state))
     with pytest.raises(ValueError):
         store.write([], None)
     assert store.last_error is not None
@@ -154,7 +154,7 @@ def test_what_a_pending_read_was_donated_to_outlives_it(gate: threading.Event) -
 
 def test_without_the_graveyard_the_read_fails(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the tests above."""
-    monkeypatch.setattr(owner, "_bury", lambda id, until: owner._drop(id))
+    monkeypatch.setattr(lifetime, "_bury", lambda id, until: lifetime._drop(id))
     batch = read_and_drop("host")
     gate.set()
     with pytest.raises((RuntimeError, ValueError), match="is not open in this process"):
@@ -170,8 +170,8 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     del pending  # gone; the next, made before it is looked for, keeps the store
     pending = behind(KEY)
     assert len(fbuf.stores()) == 1
-    late_now = owner.time.monotonic() + owner._PATIENCE
-    monkeypatch.setattr(owner, "time", type("Later", (), {"monotonic": staticmethod(lambda: late_now)}))
+    late_now = lifetime.time.monotonic() + lifetime._PATIENCE
+    monkeypatch.setattr(lifetime, "time", type("Later", (), {"monotonic": staticmethod(lambda: late_now)}))
     assert len(fbuf.stores()) == 1  # what is known to be pending is waited for
     del pending
     pending = behind(KEY)

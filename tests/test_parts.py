@@ -210,7 +210,7 @@ def test_what_is_wrong_is_said() -> None:
 
 
 def test_all_protocols_are_public() -> None:
-    import fbuf._typing as words
+    import fbuf._interfaces.sampler as words
 
     protocols = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}
     private = {name for name in protocols if name not in parts.__all__}

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import _permutation
-from fbuf._permutation import permute, shuffled
+from fbuf._algorithms import permutation
+from fbuf._algorithms.permutation import permute, shuffled
 from tests.support.uniformity import chi_square_z
 
 permute_jit = jax.jit(permute)
@@ -112,7 +112,7 @@ def test_roots_are_exact():
     root = np.arange(1, 46_341, dtype=np.int64)
     for number in (root**2 - 1, root**2, root**2 + 1):
         number = number[number < 2**31]
-        got = np.asarray(jax.jit(_permutation._root)(jnp.asarray(number, jnp.uint32)))
+        got = np.asarray(jax.jit(permutation._root)(jnp.asarray(number, jnp.uint32)))
         assert (got.astype(np.int64) ** 2 <= number).all() and ((got.astype(np.int64) + 1) ** 2 > number).all()
 
 
@@ -160,12 +160,12 @@ def test_shuffles_survive_bits_all_alike(word):
 
 @pytest.mark.parametrize("number", [1, 32, 33])
 def test_mixed_is_one_to_one(number):
-    mixed = jax.jit(_permutation.mixed, static_argnums=1)
+    mixed = jax.jit(permutation.mixed, static_argnums=1)
     assert is_permutation(np.asarray(mixed(jax.random.key(number), number)))
 
 
 def test_mixed_gives_every_order_of_a_few_as_often():
     keys = jax.random.split(jax.random.key(0), 48_000)
-    got = np.asarray(jax.jit(jax.vmap(lambda key: _permutation.mixed(key, 4)))(keys))
+    got = np.asarray(jax.jit(jax.vmap(lambda key: permutation.mixed(key, 4)))(keys))
     names, counts = np.unique(got @ (10 ** np.arange(4)), return_counts=True)
     assert len(names) == 24 and abs(chi_square_z(counts, np.full(24, 1 / 24))) < 4

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _files, _pieces
-from fbuf._host.store import StoreClosed
-from fbuf._pieces import _chunked
+from fbuf._formats import checkpoint
+from fbuf._formats import dataset as _dataset
+from fbuf._formats.dataset import chunked_leaf
+from fbuf._host.store.store import StoreClosed
 from fbuf.storages import BitPack, Raw, Zstd
 from tests.support import pieces
 from tests.support.pieces import check, same
 
-Used = _pieces.Used
+Used = _dataset.Used
 DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64", "bfloat16")
 
 
@@ -50,7 +51,7 @@ def data_sets(draw: Any) -> Any:
 def test_any_rows_read_as_written(tmp_path_factory: pytest.TempPathFactory, made: Any, seed: int, memory: int) -> None:
     leaves, codecs, sizes, used, values, step = made
     path, rng = tmp_path_factory.mktemp("made"), np.random.default_rng(seed)
-    schema = _pieces.Schema(leaves, codec=codecs)
+    schema = _dataset.Schema(leaves, codec=codecs)
     rows = {}
     for number, size in enumerate(sizes):
         rows[number] = {
@@ -58,7 +59,7 @@ def test_any_rows_read_as_written(tmp_path_factory: pytest.TempPathFactory, made
             for leaf in schema.leaves
         }
         pieces.write(path, number, schema, rows[number], step)
-    _pieces.finish(path, used, sync=False)
+    _dataset.finish(path, used, sync=False)
     check(path, pieces.used_of(rows, tuple(used)), memory=memory)
 
 
@@ -72,7 +73,7 @@ def test_rows_read_as_written_whatever_is_held_in_memory(tmp_path: Path, verify:
 
 def test_chunks_are_cached(tmp_path: Path) -> None:
     want = pieces.make(tmp_path)
-    with _pieces.DataSet.open(tmp_path, cache=1 << 20) as dataset:
+    with _dataset.DataSet.open(tmp_path, cache=1 << 20) as dataset:
         for _ in range(2):
             same(dataset.read_rows(0, 34, ["obs"]), {"obs": want["obs"]})
         cache = dataset.store._parts[0].cache  # type: ignore[union-attr]
@@ -81,7 +82,7 @@ def test_chunks_are_cached(tmp_path: Path) -> None:
 
 def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path: Path) -> None:
     odd = np.array([0x7FC00001, 0x7FC00000, 0x80000000, 0, 0x3F800000], np.uint32).view(np.float32)
-    schema = _pieces.Schema({"few": ((), "float32"), "many": ((), "int32"), "mixed": ((), "int64")})
+    schema = _dataset.Schema({"few": ((), "float32"), "many": ((), "int32"), "mixed": ((), "int64")})
     rows = {
         k: {
             "few": np.resize(odd, 300) if k else np.full(300, 7, np.float32),
@@ -93,22 +94,22 @@ def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path: Path) -> None:
     for number, mine in rows.items():
         pieces.write(tmp_path, number, schema, mine, 100)
     used = tuple(Used(k) for k in rows)
-    _pieces.finish(tmp_path, used)
+    _dataset.finish(tmp_path, used)
     for memory in (0, 1 << 20):
         check(tmp_path, pieces.used_of(rows, used), memory=memory)
-    with _pieces.DataSet.open(tmp_path, memory=0) as dataset:
+    with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
         # a byte a row of `few`, and of `mixed` in the two segments where it is one value
         assert 900 + 600 <= dataset.store.nbytes < 900 + 600 + 64
 
 
 def test_memory_holds_an_index_and_codes(tmp_path: Path) -> None:
-    schema = _pieces.Schema({"obs": ((40, 40), "uint8"), "action": ((), "int32"), "done": ((), "bool")})
+    schema = _dataset.Schema({"obs": ((40, 40), "uint8"), "action": ((), "int32"), "done": ((), "bool")})
     rows = 4000
     obs = np.arange(rows).astype(np.uint8)[:, None, None] * np.ones((40, 40), np.uint8)
     mine = {"obs": obs, "action": np.arange(rows, dtype=np.int32) % 18, "done": np.zeros(rows, bool)}
     pieces.write(tmp_path, 0, schema, mine, 1000)
-    _pieces.finish(tmp_path, [Used(0)])
-    with _pieces.DataSet.open(tmp_path) as dataset:
+    _dataset.finish(tmp_path, [Used(0)])
+    with _dataset.DataSet.open(tmp_path) as dataset:
         assert dataset.store.nbytes <= rows * (18 / 8 + 1 + 1 / 8) + 200
         dataset.read_rows(0, rows)
         stats = dataset.store.stats()
@@ -120,7 +121,7 @@ def test_memory_holds_an_index_and_codes(tmp_path: Path) -> None:
 
 def test_many_threads_read_at_once(tmp_path: Path) -> None:
     want, wrong = pieces.make(tmp_path), []
-    with _pieces.DataSet.open(tmp_path, memory=0) as dataset:
+    with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
 
         def read(seed: int) -> None:
             rng = np.random.default_rng(seed)
@@ -141,21 +142,21 @@ def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch:
     want = pieces.make(tmp_path)
     spans: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, how: spans.append((at, size)))
-    monkeypatch.setattr(_chunked, "_SEVERAL", 1)
-    with _pieces.DataSet.open(tmp_path) as dataset:
+    monkeypatch.setattr(chunked_leaf, "_SEVERAL", 1)
+    with _dataset.DataSet.open(tmp_path) as dataset:
         for cold, hints in ((1.0, False), (-1.0, False), (1.0, True)):
-            monkeypatch.setattr(_chunked, "_COLD", cold)
+            monkeypatch.setattr(chunked_leaf, "_COLD", cold)
             spans.clear()
             same(dataset.read_rows(0, 34), want)
             assert bool(spans) == hints
-        assert len(spans) == 4 and dataset.store._parts[0].arena.announced == _chunked._ANNOUNCED - 1  # type: ignore[union-attr]
+        assert len(spans) == 4 and dataset.store._parts[0].arena.announced == chunked_leaf._ANNOUNCED - 1  # type: ignore[union-attr]
         data = {size for _, size in spans}
         assert sum(data) >= dataset.store._parts[0].payload * 0.7  # type: ignore[union-attr]
 
 
 def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
     pieces.make(tmp_path)
-    dataset = _pieces.DataSet.open(tmp_path)
+    dataset = _dataset.DataSet.open(tmp_path)
     with pytest.raises(IndexError, match="there are 34"):
         dataset.read({"action": np.array([34])})
     with pytest.raises(IndexError, match="there are 34"):
@@ -182,25 +183,28 @@ def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
 
 def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 9)
-    with _pieces.PieceWriter(tmp_path, 7, pieces.SCHEMA) as piece:
+    with _dataset.PieceWriter(tmp_path, 7, pieces.SCHEMA) as piece:
         piece.append(rows)
         assert piece.rows == 9 and piece.nbytes > 0
-    assert _pieces.committed(tmp_path) == {} and not _pieces.is_dataset(tmp_path)
+    assert _dataset.committed(tmp_path) == {} and not _dataset.is_dataset(tmp_path)
     pieces.write(tmp_path, 7, pieces.SCHEMA, rows, meta={"url": "x"})
-    info = _pieces.committed(tmp_path)[7]
+    info = _dataset.committed(tmp_path)[7]
     assert (info.rows, info.meta, info.schema) == (9, {"url": "x"}, pieces.SCHEMA)
-    assert _pieces.is_dataset(tmp_path)
+    assert _dataset.is_dataset(tmp_path)
     with pytest.raises(FileExistsError, match=r"discard\(path, 7\)"):
-        _pieces.PieceWriter(tmp_path, 7, pieces.SCHEMA)
-    _pieces.discard(tmp_path, 7)
-    _pieces.discard(tmp_path, 7)
-    assert _pieces.committed(tmp_path) == {} and not (tmp_path / "pieces" / "7").exists()
+        _dataset.PieceWriter(tmp_path, 7, pieces.SCHEMA)
+    _dataset.discard(tmp_path, 7)
+    _dataset.discard(tmp_path, 7)
+    assert _dataset.committed(tmp_path) == {} and not (tmp_path / "pieces" / "7").exists()
     pieces.write(tmp_path, 7, pieces.SCHEMA, rows)
 
 
 def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 9)
-    with _pieces.PieceWriter(tmp_path, 0, pieces.SCHEMA) as one, _pieces.PieceWriter(tmp_path, 0, pieces.SCHEMA) as two:
+    with (
+        _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as one,
+        _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as two,
+    ):
         one.append(rows)
         two.append(rows)
         one.commit()
@@ -210,7 +214,7 @@ def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 4)
-    with _pieces.PieceWriter(tmp_path, 0, pieces.SCHEMA) as piece:
+    with _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as piece:
         for change, error, match in (
             ({"obs": None}, ValueError, "'obs' is missing"),
             ({"more": rows["action"]}, ValueError, "'more' is not in the schema"),
@@ -227,13 +231,13 @@ def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is closed"):
         piece.append(rows)
     with pytest.raises(ValueError, match="expected an int from 0"):
-        _pieces.PieceWriter(tmp_path, -1, pieces.SCHEMA)
+        _dataset.PieceWriter(tmp_path, -1, pieces.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
-    odd = _pieces.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
+    odd = _dataset.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
     with pytest.raises(
         ValueError, match=r"'c': 'BitPack\(chunk=61\)'.*only at every 245952 rows; expected at most 4096"
     ):
-        _pieces.PieceWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
+        _dataset.PieceWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
 
 
 def test_invalid_schemas_are_refused() -> None:
@@ -249,17 +253,19 @@ def test_invalid_schemas_are_refused() -> None:
     ]
     for leaves, settings, match in cases:
         with pytest.raises((ValueError, TypeError), match=match):
-            _pieces.Schema(leaves, **settings)
+            _dataset.Schema(leaves, **settings)
 
 
 def test_a_schema_is_stored_as_json() -> None:
     structure = {"tuple": [1, {"dict": [["a", 0], ["b", None]]}]}
-    schema = _pieces.Schema({"1/a": ((2,), "bfloat16"), "0": ((40, 40), "uint8")}, structure, {"1/a": BitPack(chunk=2)})
-    assert _pieces.Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    schema = _dataset.Schema(
+        {"1/a": ((2,), "bfloat16"), "0": ((40, 40), "uint8")}, structure, {"1/a": BitPack(chunk=2)}
+    )
+    assert _dataset.Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
     assert schema["0"].codec == Zstd() and schema.row_bytes == 1604
     for change in ({"leaves": 3}, {"leaves": [["x", [1]]]}, {"more": 1}, {"leaves": [["x", [1], "object", ["raw"]]]}):
         with pytest.raises((ValueError, TypeError, KeyError)):
-            _pieces.Schema.from_json({**schema.to_json(), **change})
+            _dataset.Schema.from_json({**schema.to_json(), **change})
 
 
 # ------------------------------------------------------------------------------------------------------ dataset.json
@@ -267,31 +273,31 @@ def test_a_schema_is_stored_as_json() -> None:
 
 def test_a_data_set_is_finished_with_whole_segments_of_one_kind(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no data set at"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(rng, 3))
     with pytest.raises(FileNotFoundError, match="not finished: 1 pieces are there"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
     with pytest.raises(ValueError, match="piece 1 is not at"):
-        _pieces.finish(tmp_path, [Used(0), Used(1)])
+        _dataset.finish(tmp_path, [Used(0), Used(1)])
     with pytest.raises(ValueError, match="each once"):
-        _pieces.finish(tmp_path, [Used(0), Used(0)])
+        _dataset.finish(tmp_path, [Used(0), Used(0)])
     for used in (Used(0, 3), Used(0, 0, 4), Used(0, -1), Used(0, 2, 2)):
         with pytest.raises(ValueError, match="it has 3"):
-            _pieces.finish(tmp_path, [used])
-    other = _pieces.Schema({"t": ((), "int32")})
+            _dataset.finish(tmp_path, [used])
+    other = _dataset.Schema({"t": ((), "int32")})
     pieces.write(tmp_path, 1, other, {"t": np.zeros(3, np.int32)})
     with pytest.raises(ValueError, match="as in piece 0"):
-        _pieces.finish(tmp_path, [Used(0), Used(1)])
+        _dataset.finish(tmp_path, [Used(0), Used(1)])
     for number, (codec, match) in enumerate(
         ((Zstd(chunk=3), r"'obs': 'Zstd\(chunk=3\)'"), (Raw(), r"'obs': 'Raw\(\)'")), 5
     ):
         leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
-        pieces.write(tmp_path, number, _pieces.Schema(leaves, codec={"obs": codec}), pieces.rows_of(rng, 3))
+        pieces.write(tmp_path, number, _dataset.Schema(leaves, codec={"obs": codec}), pieces.rows_of(rng, 3))
         with pytest.raises(ValueError, match=match):
-            _pieces.finish(tmp_path, [Used(0), Used(number)])
+            _dataset.finish(tmp_path, [Used(0), Used(number)])
     with pytest.raises(ValueError, match="no leaf 'truncated'"):
-        _pieces.finish(tmp_path, [Used(1, cut=True)])
+        _dataset.finish(tmp_path, [Used(1, cut=True)])
     assert not (tmp_path / "dataset.json").exists()
 
 
@@ -299,31 +305,31 @@ def test_segments_are_added_later(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, 6) for number in range(2)}
     pieces.write(tmp_path, 0, pieces.SCHEMA, rows[0])
-    _pieces.finish(tmp_path, [Used(0, cut=True)])
-    before = _pieces.DataSet.open(tmp_path)
+    _dataset.finish(tmp_path, [Used(0, cut=True)])
+    before = _dataset.DataSet.open(tmp_path)
     pieces.write(tmp_path, 1, pieces.SCHEMA, rows[1])
-    _pieces.finish(tmp_path, [Used(0), Used(1)])
+    _dataset.finish(tmp_path, [Used(0), Used(1)])
     check(tmp_path, pieces.used_of(rows, (Used(0), Used(1))))
     same(before.read_rows(0, 6), pieces.used_of(rows, (Used(0, cut=True),)))  # an open data set does not change
-    with _pieces.DataSet.open(tmp_path) as after:
+    with _dataset.DataSet.open(tmp_path) as after:
         assert after.identity != before.identity
 
 
 def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path: Path) -> None:
     pieces.make(tmp_path)
-    _pieces.discard(tmp_path, 1)
+    _dataset.discard(tmp_path, 1)
     with pytest.raises(FileNotFoundError, match="piece 1 of .* is missing"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
     pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
     with pytest.raises(FileNotFoundError, match="written anew"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
 
 
 def test_the_format_page_names_every_key_and_array(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     page = (Path(fbuf.__file__).parent / "FORMAT.md").read_text().split("# The format of a data set")[1]
     keys = set(json.loads((tmp_path / "dataset.json").read_bytes().splitlines()[1]))
-    with _files.read(tmp_path / "pieces" / "0") as saved:
+    with checkpoint.read(tmp_path / "pieces" / "0") as saved:
         kept = {name.rpartition("/")[2] for name in saved.arrays}
         assert set(saved.meta) == {"piece", "schema", "meta"}
     internal = {"state", "packed", "open", "open_length", "open_checksum"}

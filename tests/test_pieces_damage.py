@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files, _pieces
-from fbuf._pieces import _manifest
+from fbuf._formats import checkpoint
+from fbuf._formats import dataset as _dataset
+from fbuf._formats.dataset import manifest
 from fbuf.storages import Zstd
 from tests.support import pieces
 
-Used = _pieces.Used
+Used = _dataset.Used
 
 
 def files_of(path: Path) -> list[Path]:
@@ -33,11 +34,11 @@ def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
         for at in range(0, len(text), max(len(text) // 15, 1)):
             file.write_bytes(text[:at] + bytes([text[at] ^ 0x41]) + text[at + 1 :])
             with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError, fbuf.VersionError)):
-                _pieces.DataSet.open(tmp_path, verify="full").close()
+                _dataset.DataSet.open(tmp_path, verify="full").close()
                 raise AssertionError(f"{file.name} byte {at} of {len(text)}")
             for memory in (0, 1 << 20):
                 try:
-                    with _pieces.DataSet.open(tmp_path, memory=memory) as dataset:
+                    with _dataset.DataSet.open(tmp_path, memory=memory) as dataset:
                         opened += 1
                         pieces.same(dataset.read_rows(0, number), want)
                 except (fbuf.StoreCorrupted, FileNotFoundError, fbuf.VersionError):
@@ -48,10 +49,10 @@ def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
 
 
 def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
-    schema = _pieces.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
+    schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
     pieces.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
-    _pieces.finish(tmp_path, [Used(0)])
-    with _pieces.DataSet.open(tmp_path, memory=0) as dataset:
+    _dataset.finish(tmp_path, [Used(0)])
+    with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
         for file in files_of(tmp_path / "pieces"):
             os.truncate(file, 64)
         for leaf in ("obs", "vector"):
@@ -65,21 +66,21 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "dataset.json"
     file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":9', 1))
     with pytest.raises(fbuf.VersionError, match="version 9"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
     os.truncate(file, 10)
     with pytest.raises(fbuf.StoreCorrupted, match="first line"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
     file.unlink()
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(fbuf.StoreCorrupted, match="is a link"):
-        _pieces.DataSet.open(tmp_path)
+        _dataset.DataSet.open(tmp_path)
 
 
 def test_deep_and_long_json_is_refused() -> None:
     for body in (b"[" * 100 + b"]" * 100, b"[" + b"1," * (1 << 23) + b"1,1]"):
         head = b'{"format":"fbuf data set","version":1,"bytes":%d,"crc32":%d}\n' % (len(body), zlib.crc32(body))
         with pytest.raises(ValueError, match="deep|values"):
-            _manifest.decode(head + body + b"\n")
+            manifest.decode(head + body + b"\n")
 
 
 # ------------------------------------------------------------------------------- right checksums, wrong content
@@ -136,7 +137,7 @@ def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
     head = {"format": "fbuf data set", "version": 1, "bytes": len(body), "crc32": zlib.crc32(body)}
     file.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + body + b"\n")
     with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError)):
-        _pieces.DataSet.open(tmp_path).read_rows(0, 1)
+        _dataset.DataSet.open(tmp_path).read_rows(0, 1)
 
 
 def index(name: str, change: Any) -> Any:
@@ -184,16 +185,16 @@ def put(name: str, value: Any) -> Any:
 )
 def test_a_hostile_segment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     leaves = {"obs": ((6, 6), "uint8"), "few": ((), "float32"), "flag": ((), "bool"), "vector": ((3,), "float32")}
-    schema = _pieces.Schema(leaves, codec={"obs": Zstd(chunk=4)})
+    schema = _dataset.Schema(leaves, codec={"obs": Zstd(chunk=4)})
     rows = {one.name: np.ones((9, *one.shape), one.dtype) for one in schema.leaves}
-    write = _files.write
+    write = checkpoint.write
 
     def altered(path: Any, arrays: dict[str, Any], *args: Any, **settings: Any) -> Any:
         change(arrays)
         return write(path, arrays, *args, **settings)
 
-    monkeypatch.setattr(_files, "write", altered)
+    monkeypatch.setattr(checkpoint, "write", altered)
     pieces.write(tmp_path, 0, schema, rows)
-    _pieces.finish(tmp_path, [Used(0)])
+    _dataset.finish(tmp_path, [Used(0)])
     with pytest.raises(fbuf.StoreCorrupted):
-        _pieces.DataSet.open(tmp_path).read_rows(0, 9)
+        _dataset.DataSet.open(tmp_path).read_rows(0, 9)

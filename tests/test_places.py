@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codec import Codec, Zstd
-from fbuf._host.places import Places
-from fbuf._host.store import PATCH, Store
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.store.slot_map import Places
+from fbuf._host.store.store import PATCH, Store
 from tests.support.places import CODECS, Scattered, make, reload
 from tests.support.store import Deflate, fetch
 from tests.support.store_model import Drawn

@@ -7,11 +7,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fbuf._host.bits import BitPack
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Codec, Zstd
-from fbuf._host.ring import Ring
-from fbuf._host.store import Store
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.bitpack import BitPack
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.raw import Ring
+from fbuf._host.store.store import Store
 from tests.support.places import Scattered, churn, make, reload
 from tests.support.store import Deflate, Plain, fetch, frames, same
 

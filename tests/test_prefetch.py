@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.store import Store
+from fbuf._host.store.store import Store
 from fbuf.storages import Host
 from tests.support.prefetch import (
     BATCH,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fbuf._host import ahead
-from fbuf._host.store import Column, Store, StoreClosed
+from fbuf._host.store import read_ahead
+from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
 from tests.support.prefetch import GATE, Gate, Gated, settle
 from tests.support.threads import PATIENCE, soon
@@ -110,7 +110,7 @@ def test_a_write_waits_for_rows_that_it_overwrites(codec: Any, monkeypatch: pyte
     s = store(codec, slack=0)
     for begun in (True, False):
         if not begun:
-            monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+            monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
         tickets = write(s, 0, 16)
         number = ask(s, tickets)
         write(s, 100, 16)
@@ -158,7 +158,7 @@ def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch)
 
     s = store()
     tickets = write(s, 0, 12)
-    monkeypatch.setattr(ahead.threading.Thread, "start", fail)
+    monkeypatch.setattr(read_ahead.threading.Thread, "start", fail)
     number = ask(s, tickets)
     requests = wanted(tickets)
     check(requests, s.collect(number, requests), 0)
@@ -197,7 +197,7 @@ def test_no_memory_to_read_ahead_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 
     s = store()
     tickets = write(s, 0, 12)
-    monkeypatch.setattr(ahead.np, "empty", fail)
+    monkeypatch.setattr(read_ahead.np, "empty", fail)
     number = ask(s, tickets)
     settle(s)
     monkeypatch.undo()
@@ -272,7 +272,7 @@ def test_a_collected_request_has_the_rows_of_its_time(codec: Any, program: list[
 
 
 def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.ReadAhead, "_runs", lambda self: False)
+    monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
     s = store(slack=0)
     tickets = write(s, 0, 16)
     number = ask(s, tickets[:3])

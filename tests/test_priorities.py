@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _ranks, _sumtree, _verbs
-from fbuf._weights import ignoring
-from fbuf.samplers import Prioritized, Ranked, _leaves
+from fbuf._algorithms import rank_buckets, sum_tree
+from fbuf._buffer import state_ops
+from fbuf._indexing.importance import ignoring
+from fbuf.samplers import Prioritized, Ranked, _priority_leaves
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
 from tests.support.uniformity import chi_square_z
@@ -78,7 +79,7 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart: bool) -> None:
     at = np.array([0, 1, 700, 701, 2048, 3999]) if far_apart else np.arange(6)
     priority = np.zeros(capacity, np.float32)
     priority[at] = leaf
-    got = jax.device_get(races(_sumtree.rebuild(priority), jax.random.split(KEY, 60_000), 3, capacity))
+    got = jax.device_get(races(sum_tree.rebuild(priority), jax.random.split(KEY, 60_000), 3, capacity))
     assert got.mask.all()
     expected = sets_of(leaf, 3)
     drawn = np.searchsorted(at, got.slot)
@@ -89,7 +90,7 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart: bool) -> None:
     positions = [np.bincount(drawn[:, i], minlength=6) for i in range(3)]
     for one, two in itertools.combinations(positions, 2):
         assert np.abs(one - two).max() < 5 * np.sqrt(2 * max(one.max(), two.max()))
-    more = jax.device_get(races(_sumtree.rebuild(priority), jax.random.split(KEY, 20_000), 5, capacity, np.int32(3)))
+    more = jax.device_get(races(sum_tree.rebuild(priority), jax.random.split(KEY, 20_000), 5, capacity, np.int32(3)))
     assert (more.mask == [True, True, True, False, False]).all()
     # The sum of f / chance over a batch is on average that of f over all rows: here of f that is 1 for one row.
     for slot, chance in ((got.slot, got.chance), (more.slot[:, :3], more.chance[:, :3])):
@@ -103,7 +104,7 @@ def test_rows_that_are_not_wanted_are_masked() -> None:
 
     @jax.jit
     def some(state: Any) -> Any:
-        population = _verbs.population(buffer, state)
+        population = state_ops.population(buffer, state)
         return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), population, {}, state.token)[1]
 
     draw = jax.device_get(some(state))
@@ -114,7 +115,7 @@ def test_rows_that_are_not_wanted_are_masked() -> None:
 @pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
 def test_chances_and_priorities_can_be_inspected(by: Any) -> None:
     buffer, state = filled(by, [1.0, 2.0, 3.0, 4.0, 0.0], capacity=6)
-    see = jax.jit(lambda state: by.inspect(state.sampler, _verbs.population(buffer, state), None))
+    see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.population(buffer, state), None))
     chance, priority, _ = jax.device_get(see(state))
     known = [1.25, 2.25, 3.25, 4.25, 0.25] if isinstance(by, Prioritized) else [4, 3, 2, 1, 5]
     expected = np.array(known) ** (0.5 if isinstance(by, Prioritized) else -0.7)
@@ -170,9 +171,9 @@ def test_new_rows_are_among_the_first_ranks(largest: str) -> None:
     buffer, state = filled(Ranked(largest=largest), [8.0, 2.0], capacity=4)
     state = buffer.update_priority(state, index_of(buffer, state, [0]), np.array([0.5], np.float32))
     state = buffer.extend(state, np.array([3], np.int32))
-    bucket = np.asarray(_ranks.get(state.sampler.ranks, np.arange(4, dtype=np.int32)))
+    bucket = np.asarray(rank_buckets.get(state.sampler.ranks, np.arange(4, dtype=np.int32)))
     expected = [0.5, 2, 8, 0] if largest == "seen" else [0.5, 2, 2, 0]
-    assert np.where(bucket > 0, _ranks.lower_edge(bucket), 0).tolist() == expected
+    assert np.where(bucket > 0, rank_buckets.lower_edge(bucket), 0).tolist() == expected
 
 
 # -------------------------------------------------------------------------------------------------------- rebuild
@@ -180,7 +181,7 @@ def test_new_rows_are_among_the_first_ranks(largest: str) -> None:
 
 def test_a_new_alpha_for_all_rows() -> None:
     """Bit for bit what a buffer that had it from the start holds; draws follow; nothing compiles again."""
-    capacity = _leaves.BLOCK + 5
+    capacity = _priority_leaves.BLOCK + 5
     priority = np.random.default_rng(0).exponential(size=capacity - 2).astype(np.float32)
     sampler = Prioritized(0.9, largest="held", normalize="buffer")
     buffer, state = filled(sampler, priority, capacity=capacity)
@@ -216,15 +217,15 @@ def test_who_cannot_rebuild_says_so() -> None:
 
 @functools.partial(jax.jit, static_argnums=3)
 def put(ranks: Any, slot: jax.Array, bucket: jax.Array, capacity: int) -> Any:
-    return _ranks.set(ranks, slot, bucket, capacity, jnp.zeros((), jnp.int32))
+    return rank_buckets.set(ranks, slot, bucket, capacity, jnp.zeros((), jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def find(ranks: Any, index: jax.Array, nth: jax.Array, capacity: int) -> jax.Array:
-    return _ranks.nth_of(ranks, index, nth, capacity)
+    return rank_buckets.nth_of(ranks, index, nth, capacity)
 
 
-mass_of = jax.jit(_ranks.mass_of)
+mass_of = jax.jit(rank_buckets.mass_of)
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def test_draws_by_rank(stratified: bool) -> None:
     priority[[5, 50, 500]] = 1e12, 1e9, 3e8
     sampler = Ranked(0.7, 0.5, stratified=stratified, normalize=None)
     buffer, state = filled(sampler, priority, capacity=4000)
-    bucket = np.asarray(_ranks.bucket_of(priority.astype(np.float32)))
+    bucket = np.asarray(rank_buckets.bucket_of(priority.astype(np.float32)))
     terms = np.arange(1, number + 1, dtype=np.float64) ** -0.7
     rank_of = np.empty(number, int)
     rank_of[np.argsort(-priority)] = np.arange(number)
@@ -272,14 +273,14 @@ def test_masses_of_ranks(alpha: float) -> None:
 
 
 def test_buckets_are_in_order_of_magnitude() -> None:
-    edge = np.asarray(_ranks.lower_edge(np.arange(1, 513, dtype=np.int32)))
-    assert np.array_equal(_ranks.bucket_of(edge), np.arange(1, 513))
-    assert np.array_equal(_ranks.bucket_of(np.nextafter(edge, np.float32(np.inf))), np.arange(1, 513))
-    below = np.asarray(_ranks.bucket_of(np.nextafter(edge, np.float32(0))))
+    edge = np.asarray(rank_buckets.lower_edge(np.arange(1, 513, dtype=np.int32)))
+    assert np.array_equal(rank_buckets.bucket_of(edge), np.arange(1, 513))
+    assert np.array_equal(rank_buckets.bucket_of(np.nextafter(edge, np.float32(np.inf))), np.arange(1, 513))
+    below = np.asarray(rank_buckets.bucket_of(np.nextafter(edge, np.float32(0))))
     assert np.array_equal(below, np.maximum(np.arange(0, 512), 1))
     assert edge[0] == 2.0**-32 and (edge[1:] / edge[:-1]).max() <= 1.125 and edge[-1] < 2.0**32 <= edge[-1] * 1.125
     odd = np.array([0.0, 1e-44, 1e-30, 1e30, 3e38], np.float32)
-    assert np.asarray(_ranks.bucket_of(odd)).tolist() == [1, 1, 1, 512, 512]
+    assert np.asarray(rank_buckets.bucket_of(odd)).tolist() == [1, 1, 1, 512, 512]
 
 
 @pytest.fixture
@@ -291,7 +292,7 @@ def capacity() -> int:
 def test_ranks_are_kept_and_found(capacity: int, seed: int) -> None:
     """Random changes against a list: buckets, counts, and every row of every bucket by its number."""
     rng = np.random.default_rng(seed)
-    ranks, model = _ranks.init(capacity), np.zeros(capacity, int)
+    ranks, model = rank_buckets.init(capacity), np.zeros(capacity, int)
     for _ in range(4):
         slot = rng.integers(-1, capacity + 2, 64)
         bucket = rng.choice([0, 1, 7, 8, 300, 512], 64)

@@ -82,12 +82,12 @@ def test_what_a_step_on_the_device_does_not_need_is_imported_when_it_is_asked_fo
 import sys
 import jax, jax.numpy as jnp
 import fbuf
-from fbuf._config import from_config, to_config
+from fbuf._core.component import from_config, to_config
 
 buffer = fbuf.prioritized(10)
 state = buffer.extend(buffer.init(jnp.float32(0)), jnp.ones(5))
 buffer.sample(state, jax.random.key(0), 2)
-late = ("fbuf._host.", "fbuf._files", "fbuf._pieces", "fbuf.transforms._scale", "jax._src.pallas", "torch")
+late = ("fbuf._host.", "fbuf._formats.", "fbuf.transforms._scale", "jax._src.pallas", "torch")
 early = [name for name in sys.modules if name.startswith(late)]
 assert not early, early
 import fbuf.datasets, fbuf.interop
@@ -97,7 +97,7 @@ host = from_config({"type": "fbuf.storages.Ragged", "codec": {"type": "fbuf.stor
 assert host == fbuf.storages.Ragged(codec=fbuf.storages.Zstd(5)) and from_config(to_config(host)) == host
 scale = from_config({"type": "fbuf.transforms.RewardToGo"})
 assert scale == fbuf.transforms.RewardToGo()
-assert fbuf.Lazy and "fbuf._host.store" in sys.modules
+assert fbuf.Lazy and "fbuf._host.store.store" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._host import owner
-from fbuf._host.arrays import StoreCorrupted
+from fbuf._bridge import lifetime
+from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Ragged, Zstd
 from fbuf.views import Transition
 from tests.support.ragged import EXAMPLE, Thing, check_history, random_row, same, store_of
@@ -194,7 +194,7 @@ def test_objects_are_saved_by_encode_and_refused_without() -> None:
     buffer = fbuf.Buffer(capacity=6, storage=storage)
     state = buffer.extend(buffer.init({"c": None}), [{"c": {3, 1}}, {"c": "text"}])
     again = reload(buffer, state)
-    store = owner.find(owner.join_id(np.asarray(again.id)))
+    store = lifetime.find(lifetime.join_id(np.asarray(again.id)))
     assert store.values(0, np.array([1, 2], np.uint64))[0] == [{1, 3}, "text"]
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import filearena
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.sums import Sums
-from fbuf._host.whole import longest
+from fbuf._host.columns.row_checksums import Sums
+from fbuf._host.memory import file_arena
+from fbuf._host.recovery import longest
+from fbuf._host.types import StoreCorrupted
 from tests.support.recovery import (
     SMALL,
     check,
@@ -33,7 +33,7 @@ KIND = pytest.mark.parametrize("kind", ["memmap", "files"])
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filearena, "_SMALL", 1024)
+    monkeypatch.setattr(file_arena, "_SMALL", 1024)
 
 
 def test_processes_killed_at_any_instant_lose_no_row(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_processes_killed_at_any_instant_lose_no_row(tmp_path: Path) -> None:
 def test_after_a_failure_of_power_what_was_flushed_is_there(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filearena, "_SMALL", 8192)
+    monkeypatch.setattr(file_arena, "_SMALL", 8192)
     for seed in range(8):
         check_power_failed(kind, seed, tmp_path / str(seed))
 

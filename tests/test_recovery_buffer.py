@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.codec import Zstd
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Compressed, Memmap
 
 

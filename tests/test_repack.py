@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import repack
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.store import Column, Store, StoreClosed
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns import recompress
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.store.store import Column, Store, StoreClosed
+from fbuf._host.types import StoreCorrupted
 from tests.support.store import fetch, frames
 
 SIZE = 24
@@ -47,7 +47,7 @@ def part_of(store: Store) -> Chunks:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no thread: the test compresses lots."""
-    monkeypatch.setattr(repack, "start", lambda store: threading.current_thread())
+    monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -146,9 +146,9 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
             if where == "append":
                 patched.setattr(part.arena, "append", fails(part.arena.append))
             elif where == "dictionary":
-                patched.setattr(repack, "Dictionary", fails(repack.Dictionary))
+                patched.setattr(recompress, "Dictionary", fails(recompress.Dictionary))
             else:
-                patched.setattr(repack, "compressor", fails(repack.compressor))
+                patched.setattr(recompress, "compressor", fails(recompress.compressor))
             try:
                 store.repack()
             except MemoryError:
@@ -163,7 +163,7 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thread_compresses_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repack, "_BUSY", 1.0)
+    monkeypatch.setattr(recompress, "_BUSY", 1.0)
     store, rows = make(lanes=2, length=3000), frames(6000, SIZE)
     part_of(store).lot_size = 64
     tickets: list[np.ndarray] = []

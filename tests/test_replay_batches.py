@@ -18,7 +18,7 @@ import pytest
 
 import fbuf
 from fbuf import limits
-from fbuf._replay._batches import Batches
+from fbuf._replay.batches import Batches
 from tests.support.replay import EXAMPLE, at_exit, drawing, make, rows, waiting
 from tests.support.threads import Thread, soon
 

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _stop, limits
-from fbuf._checkpoint import _shell
+from fbuf import limits
+from fbuf._checkpoint import replay as _replay
+from fbuf._concurrency import wakeup
 from tests.support.replay import EXAMPLE, LIMIT, make, rows, waiting
 from tests.support.threads import Thread, soon
 
@@ -166,7 +167,7 @@ def test_time_is_up_for_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     for start in range(0, 20, 5):
         replay.extend(rows(start))
     times = iter([0.0, 1.0, 9.0, 9.0])
-    monkeypatch.setattr(_stop, "clock", lambda: next(times))
+    monkeypatch.setattr(wakeup, "clock", lambda: next(times))
     with pytest.raises(
         TimeoutError,
         match=r"Replay\.extend: 5 rows have waited for 8 s; .*surplus is 40 and would be 50, but max_diff is 40.*timeout=None",
@@ -359,9 +360,9 @@ def test_resumed_rows_start_with_no_debt(tmp_path: Path) -> None:
 def test_an_invalid_saved_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = make()
     for part, value in [("samples_per_insert", "1/0"), ("samples_per_insert", "x"), ("added", -1), ("min_size", None)]:
-        note = _shell._note(LIMIT, LIMIT.init(host=True))
+        note = _replay._note(LIMIT, LIMIT.init(host=True))
         assert note is not None
-        monkeypatch.setattr(_shell, "_note", lambda *_, note=note, part=part, value=value: note | {part: value})
+        monkeypatch.setattr(_replay, "_note", lambda *_, note=note, part=part, value=value: note | {part: value})
         replay.save(tmp_path / "saved")
         monkeypatch.undo()
         with pytest.raises(fbuf.SchemaError, match=r"says of the limit makes no sense .* Load another checkpoint"):

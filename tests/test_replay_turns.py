@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _stop, limits
-from fbuf._replay import _turns
-from fbuf._replay._interrupts import Uninterrupted
-from fbuf._replay._turns import Turns
-from fbuf._stop import Gate, Stop, Stopped
+from fbuf import limits
+from fbuf._concurrency import wakeup
+from fbuf._concurrency.wakeup import Gate, Stop, Stopped
+from fbuf._replay import fair_lock
+from fbuf._replay.defer_interrupt import Uninterrupted
+from fbuf._replay.fair_lock import Turns
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon
 
@@ -118,7 +119,7 @@ def test_waiting_threads_look_first_and_in_order() -> None:
 
 def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([5.0])
-    monkeypatch.setattr(_stop, "clock", lambda: next(times))
+    monkeypatch.setattr(wakeup, "clock", lambda: next(times))
     turns = Turns()
     with turns.turn():
         turns.wait(until=4.0)  # at once: it is 5 already
@@ -133,7 +134,7 @@ def test_time_is_up_while_another_has_the_turn(monkeypatch: pytest.MonkeyPatch) 
         waits.append(seconds)
         wait_for(gate, seconds)
 
-    monkeypatch.setattr(_stop, "clock", lambda: now[0])
+    monkeypatch.setattr(wakeup, "clock", lambda: now[0])
     monkeypatch.setattr(Gate, "wait", watched)
 
     def wait() -> None:
@@ -156,7 +157,7 @@ def test_a_turn_can_be_late() -> None:
     turns = Turns()
     with turns.turn():
         with pytest.raises(Stopped):
-            Thread(turns.enter, None, _stop.clock()).ends()
+            Thread(turns.enter, None, wakeup.clock()).ends()
         assert not turns._places
 
 
@@ -237,7 +238,7 @@ def test_an_interrupt_at_any_moment_leaves_the_turn_to_others(changes: bool) -> 
     """Python looks for signals where a function begins and after calls: each of these is tried."""
     replay = make(limits.queue(5))
     replay.extend(rows(0))
-    files = {_turns.__file__, _stop.__file__, sys.modules[fbuf.Replay.__module__].__file__}
+    files = {fair_lock.__file__, wakeup.__file__, sys.modules[fbuf.Replay.__module__].__file__}
     verb = replay.clear if changes else replay.can_add
     left, errors, called = 0, [], {}
 
@@ -370,7 +371,7 @@ def test_many_threads_exclude_one_another() -> None:
                 most[0] = max(most[0], inside[0])
                 if i % 3 == number % 3:
                     inside[0] -= 1
-                    turns.wait(until=_stop.clock())
+                    turns.wait(until=wakeup.clock())
                     inside[0] += 1
                 turns.changed()
                 inside[0] -= 1

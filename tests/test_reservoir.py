@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _wide, _words
-from fbuf._wide import Wide
+from fbuf._algorithms import random_bits, uint64
+from fbuf._algorithms.uint64 import Wide
 from fbuf.views import Sequence, Transition
 from fbuf.writers import Reservoir
 from tests.support.uniformity import chi_square_z
@@ -41,7 +41,7 @@ def by_slot(buffer: fbuf.Buffer, state: Any) -> list[int]:
     return np.where(got.mask, got.data["id"], -1).tolist()
 
 
-words_at = jax.jit(_words.at)
+words_at = jax.jit(random_bits.at)
 
 
 class Model:
@@ -140,7 +140,7 @@ def test_beyond_2_to_32_rows() -> None:
 
 @jax.jit
 def numbers(a: Wide, b: Wide, c: jax.Array, d: jax.Array) -> tuple[Wide, ...]:
-    return _wide.add(a, b), _wide.negative(a), _wide.multiply(c, d), _wide.product_high(a, b), _wide.at_most(a, b)
+    return uint64.add(a, b), uint64.negative(a), uint64.multiply(c, d), uint64.product_high(a, b), uint64.at_most(a, b)
 
 
 def pair(number: int) -> Wide:
@@ -160,7 +160,7 @@ def test_numbers_of_64_bits(a: int, b: int, c: int, d: int) -> None:
 
     total, negative, product, high, at_most = numbers(pair(a), pair(b), np.uint32(c), np.uint32(d))
     assert whole(total) == (a + b) % modulus
-    assert whole(negative) == -a % modulus == whole(_wide.of(-a))
+    assert whole(negative) == -a % modulus == whole(uint64.of(-a))
     assert whole(product) == c * d and whole(high) == a * b >> 64
     assert bool(at_most) == (signed(a) <= signed(b))
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _typing
+from fbuf._interfaces import writer
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
@@ -101,7 +101,7 @@ def test_a_writer_without_a_method_is_named() -> None:
         fbuf.Buffer(10, writer=fbuf.writers.Ring)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leaf 'rank' is not among"):
         fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE)
-    assert isinstance(fbuf.writers.Ring(), _typing.Streaming) and isinstance(Largest("score"), _typing.Scattering)
+    assert isinstance(fbuf.writers.Ring(), writer.Streaming) and isinstance(Largest("score"), writer.Scattering)
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fbuf._host import arena, filearena, repack, rowends, source, spans
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.records import Records
-from fbuf._host.shelf import Leaf
-from fbuf._host.source import Identity, Lazy, block_rows, pieces, steps
-from fbuf._host.store import PATCH, Store
-from fbuf._host.tracked import Tracked
-from fbuf._host.values import MISSING
+from fbuf._host.columns import frame_stream, recompress
+from fbuf._host.columns.dirty_blocks import Tracked
+from fbuf._host.memory import arena, file_arena, lazy_array, segments
+from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows, pieces, steps
+from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.store import Records
+from fbuf._host.ragged.values import MISSING
+from fbuf._host.store.store import PATCH, Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make
 from tests.support.snapshots import CASES, Case, Life, blocks_of, check_marks, whole
 from tests.support.store import Deflate, columns_of, fetch
@@ -39,19 +40,19 @@ from tests.support.threads import Thread
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything take many blocks, segments and lots."""
     for module, name, value in (
-        (source, "BLOCK_BYTES", 2048),
+        (lazy_array, "BLOCK_BYTES", 2048),
         (arena, "_SMALL", 2048),
         (arena, "_LARGE", 4096),
         (arena, "_PIECE", 4096),
         (arena, "_SLAB", 8192),
-        (filearena, "_SMALL", 16_384),
-        (filearena, "_LEAST_PIECE", 4096),
-        (spans, "_AT_ONCE", 4096),
-        (rowends, "_AT_ONCE", 1),
-        (repack, "LOT_BYTES", 1 << 16),
+        (file_arena, "_SMALL", 16_384),
+        (file_arena, "_LEAST_PIECE", 4096),
+        (segments, "_AT_ONCE", 4096),
+        (frame_stream, "_AT_ONCE", 1),
+        (recompress, "LOT_BYTES", 1 << 16),
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(repack, "start", lambda store: threading.current_thread())  # when it is asked for
+    monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())  # when it is asked for
 
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -353,7 +354,7 @@ def test_a_source_says_what_it_is_and_what_it_cannot_do() -> None:
 def test_blocks_are_neither_small_nor_many(rows: int, nbytes: int) -> None:
     block = block_rows(rows, nbytes)
     assert block & block - 1 == 0 and -(-rows // block) <= 4096
-    assert block == 1 or block * nbytes <= source.BLOCK_BYTES or rows / (block // 2) > 4096
+    assert block == 1 or block * nbytes <= lazy_array.BLOCK_BYTES or rows / (block // 2) > 4096
 
 
 # --------------------------------------------------------------------------------------------------------- records

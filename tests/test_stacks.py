@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._host import checkpoint, rowends
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.framestream import FrameStream
-from fbuf._host.rowends import RowEnds
-from fbuf._host.stacking import Stacking, stackings
-from fbuf._host.stacks import Stacks
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns import frame_stream
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.frame_stream import FrameStream, RowEnds
+from fbuf._host.columns.stack_detect import Stacking, stackings
+from fbuf._host.columns.stacked import Stacks
+from fbuf._host.store import serialize
+from fbuf._host.store.store import Column, Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.stacks import (
     DTYPES,
     check_calls,
@@ -240,7 +240,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     store, _, _ = filled(100)
     arrays = store.to_arrays()
     for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
-        crc = checkpoint._checksum(wrong, arrays["column0:added"])
+        crc = serialize._checksum(wrong, arrays["column0:added"])
         own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
         with pytest.raises(ValueError, match="Store.from_arrays: rows show .* frames; expected"):
             load(store, arrays | own)
@@ -264,4 +264,4 @@ def test_only_zstd_looks_for_stacks() -> None:
 
 def test_row_blocks_are_small() -> None:
     assert RowEnds(1, 100_000).size(np.array([100_000])) / 100_000 < 1.2
-    assert rowends._BLOCK == 64
+    assert frame_stream._BLOCK == 64

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host import arena
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.codec import Codec, Zstd
-from fbuf._host.store import PATCH, Column, Store, StoreClosed
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.memory import arena
+from fbuf._host.store.store import PATCH, Column, Store, StoreClosed
+from fbuf._host.types import StoreCorrupted
 from tests.support.store import DTYPES, Deflate, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
 

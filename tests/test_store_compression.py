@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host import zstd
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.ring import Ring
+from fbuf._host.codecs import zstd
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.raw import Ring
 from tests.support.store import compressible, fetch, frames, make, same
 from tests.support.threads import PATIENCE, Thread
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host import zstd
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.codec import Codec, Zstd
-from fbuf._host.store import Store
+from fbuf._host.codecs import zstd
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.store.store import Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.store import Deflate, Plain, compressible, fetch, frames, load, make, same
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _tables
-from fbuf._summary import _hash, _numbers
+from fbuf._buffer.summary import row_hash, statistics
+from fbuf._core import text_table
 from fbuf.samplers import Prioritized
 from tests.support.summary import check, check_all, close, history, plain_quantiles
 
@@ -70,7 +70,7 @@ def test_episode_lengths_of_any_lanes(lanes: int, steps: list[tuple[bool, int]],
                 cut += not begun
                 begun, current = True, 0
         cut += current > 0
-    lengths, others = _numbers.episode_lengths(held, start, end, np.zeros(shape, bool))
+    lengths, others = statistics.episode_lengths(held, start, end, np.zeros(shape, bool))
     assert lengths.tolist() == expected and others == cut
 
 
@@ -81,32 +81,32 @@ def test_episode_lengths_of_any_lanes(lanes: int, steps: list[tuple[bool, int]],
 )
 def test_quantiles_against_counting(pairs: list[tuple[int, int]]) -> None:
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
-    found = _numbers.quantiles(np.array(values), np.array(weights, float))
+    found = statistics.quantiles(np.array(values), np.array(weights, float))
     close(found, plain_quantiles([float(v) for v in values], [float(w) for w in weights]))
-    close(_numbers.quantiles(np.array(values)), plain_quantiles([float(v) for v in values]))
+    close(statistics.quantiles(np.array(values)), plain_quantiles([float(v) for v in values]))
     repeated = np.repeat(values, weights)
-    again = _numbers.quantiles(repeated)
+    again = statistics.quantiles(repeated)
     assert found is not None and again is not None and found.median == again.median
 
 
 def test_rows_are_hashed_by_their_bits() -> None:
     for dtype in ("bool", "int16", "uint32", "float32", "bfloat16", "int4"):
         rows = jnp.asarray(np.random.default_rng(0).integers(0, 2, (64, 3)), dtype)
-        hashes = np.asarray(jax.jit(_hash.hashed)(rows))
+        hashes = np.asarray(jax.jit(row_hash.hashed)(rows))
         bytes_of = [np.asarray(row).astype(np.complex64).tobytes() for row in np.asarray(rows)]
-        assert _hash.distinct(hashes) == len(set(bytes_of))
+        assert row_hash.distinct(hashes) == len(set(bytes_of))
         for i, j in itertools.combinations(range(64), 2):
             assert (hashes[i].tolist() == hashes[j].tolist()) == (bytes_of[i] == bytes_of[j])
     zeros = np.array([[0.0], [-0.0], [np.nan], [np.nan]], np.float32)
-    assert _hash.distinct(np.asarray(jax.jit(_hash.hashed)(zeros))) == 3
+    assert row_hash.distinct(np.asarray(jax.jit(row_hash.hashed)(zeros))) == 3
 
 
 def test_the_place_of_a_value_counts() -> None:
-    hashed = jax.jit(_hash.hashed)
+    hashed = jax.jit(row_hash.hashed)
     rows = jnp.asarray(list(itertools.permutations(range(5))), jnp.uint8)
-    assert _hash.distinct(np.asarray(hashed(rows))) == 120
-    assert _hash.distinct(np.asarray(hashed(jnp.zeros((4, 0), jnp.uint8)))) == 1
-    assert _hash.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
+    assert row_hash.distinct(np.asarray(hashed(rows))) == 120
+    assert row_hash.distinct(np.asarray(hashed(jnp.zeros((4, 0), jnp.uint8)))) == 1
+    assert row_hash.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
 
 
 def test_rows_are_alike_only_if_all_leaves_are() -> None:
@@ -216,14 +216,14 @@ def test_rich_prints_it_without_being_imported_here() -> None:
 
 
 def test_bytes_and_numbers_as_people_read_them() -> None:
-    assert [_tables.human(n) for n in (0, 1023, 1024, 3 * 2**30, 5 * 2**40)] == [
+    assert [text_table.human(n) for n in (0, 1023, 1024, 3 * 2**30, 5 * 2**40)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",
         "3.0 GiB",
         "5.0 TiB",
     ]
-    assert [_tables.number(x) for x in (None, 3, 1234567, 0.125, 2.0, 1234.6, 1e12)] == [
+    assert [text_table.number(x) for x in (None, 3, 1234567, 0.125, 2.0, 1234.6, 1e12)] == [
         "",
         "3",
         "1,234,567",

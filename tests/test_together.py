@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fbuf._host.together import together
+from fbuf._concurrency.parallel import together
 from tests.support.threads import PATIENCE
 
 

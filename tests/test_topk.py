@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf import _tournament
+from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Sequence, Transition
 from fbuf.writers import TopK
@@ -129,9 +129,9 @@ def check_ways(capacity: int, number: int) -> None:
         return way(tree, rows, keep, held, capacity=capacity)
 
     ways = {
-        way: [_tournament.init(capacity, 1), 0] for way in (_tournament._insert_one_by_one, _tournament._insert_at_once)
+        way: [top_k_tree.init(capacity, 1), 0] for way in (top_k_tree._insert_one_by_one, top_k_tree._insert_at_once)
     }
-    lowest = jax.jit(_tournament.lowest, static_argnums=(1, 2))
+    lowest = jax.jit(top_k_tree.lowest, static_argnums=(1, 2))
     rng, came, every = np.random.default_rng(0), 0, []
     for turn in range(30):
         rank, keep = rng.integers(0, 40 + turn, number), rng.random(number) < 0.8
@@ -148,7 +148,7 @@ def check_ways(capacity: int, number: int) -> None:
             assert leaves[:held, 3].tolist() == list(range(held)) and (leaves[held:] == 2**32 - 1).all()
             last = {int(slot): i for i, slot in enumerate(slots) if slot < capacity}
             assert all(tuple(leaves[slot, :3]) == tuple(rows[i]) for slot, i in last.items())
-            assert tuple(_tournament.root(np.asarray(tree))) == min(map(tuple, leaves))
+            assert tuple(top_k_tree.root(np.asarray(tree))) == min(map(tuple, leaves))
             low = np.asarray(lowest(tree, capacity, number))
             assert [tuple(row[:3]) for row in low.tolist()][: len(kept)] == kept[:number]
             ways[way] = [tree, held]
@@ -228,10 +228,8 @@ def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
 def test_words_are_in_the_order_of_the_ranks() -> None:
     @jax.jit
     def there_and_back(ranks: Any) -> Any:
-        words = [_tournament.encode(rank) for rank in ranks]
-        return words, [
-            _tournament.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)
-        ]
+        words = [top_k_tree.encode(rank) for rank in ranks]
+        return words, [top_k_tree.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)]
 
     every = [ranks_of(np.random.default_rng(0), dtype, 100) for dtype in KINDS.values()]
     for ranks, words, back in zip(every, *map(jax.device_get, there_and_back(every)), strict=True):

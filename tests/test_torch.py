@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fbuf
-from fbuf.torch import _from, _to, from_torch, to_torch
+from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.tensors import NARROW, WIDE, payload, pointer, x64
 
 # --------------------------------------------------------------------------------------- crossing
@@ -233,18 +233,18 @@ def test_numpy_arrays_that_cannot_be_shared_are_refused() -> None:
 
 
 def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _to._torch_reaches(torch, "cpu") and not _to._torch_reaches(torch, "tpu")
-    assert _from._jax_reaches("cpu") and not _from._jax_reaches("mps")
+    assert _to_torch._torch_reaches(torch, "cpu") and not _to_torch._torch_reaches(torch, "tpu")
+    assert _from_torch._jax_reaches("cpu") and not _from_torch._jax_reaches("mps")
     with pytest.raises(TypeError, match=r"device is 'cpu'; expected a jax\.Device.*jax\.devices\('cpu'\)\[0\]"):
         from_torch(torch.ones(2), device="cpu")
     x = jax.device_put(np.ones(2))
     with monkeypatch.context() as patch:
         patch.setattr(jax, "devices", lambda kind: (_ for _ in ()).throw(RuntimeError("none")))
-        assert not _from._jax_reaches("cuda")
-    monkeypatch.setattr(_to, "_torch_reaches", lambda torch, platform: False)
+        assert not _from_torch._jax_reaches("cuda")
+    monkeypatch.setattr(_to_torch, "_torch_reaches", lambda torch, platform: False)
     match = r"expected a device that this torch can use\. Move it with jax\.device_put\(x, "
     refused(to_torch, x, ValueError, match)
-    monkeypatch.setattr(_from, "_jax_reaches", lambda kind: False)
+    monkeypatch.setattr(_from_torch, "_jax_reaches", lambda kind: False)
     match = r"is on 'cpu'; expected a device that this JAX can use\. Move it with x\.cpu\(\)"
     refused(from_torch, torch.ones(2), ValueError, match)
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import fbuf
-from fbuf._prefetch import Prefetch
-from fbuf._stop import Stop
+from fbuf._concurrency.prefetcher import Prefetch
+from fbuf._concurrency.wakeup import Stop
 from fbuf.torch import Loader
 
 EXAMPLE = {"t": np.float32(0)}

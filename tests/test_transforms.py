@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf import transforms
-from fbuf._config import from_config, to_config
-from fbuf._typing import Invertible, Remembering, Transform
+from fbuf._core.component import from_config, to_config
+from fbuf._interfaces.transform import Invertible, Remembering, Transform
 from fbuf.transforms import (
     Augment,
     Cast,
@@ -33,7 +33,7 @@ from fbuf.transforms import (
     Split,
     Stack,
     Unstack,
-    _moments,
+    _running_stats,
 )
 
 
@@ -279,7 +279,7 @@ NUMBER = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([math.nan, ma
 @given(st.lists(st.lists(st.tuples(NUMBER, st.booleans()), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_running_statistics(portions: Any) -> None:
     """In portions as at once, in float64; what is masked or not finite is not there."""
-    moments, seen, skipped = _moments.init(()), [], 0
+    moments, seen, skipped = _running_stats.init(()), [], 0
     for portion in portions:
         values = np.array([x for x, _ in portion], np.float32)
         there = np.array([t for _, t in portion])
@@ -287,33 +287,35 @@ def test_running_statistics(portions: Any) -> None:
         fine = np.abs(values) <= 1e15
         seen += values[there & fine].tolist()
         skipped += int((there & ~fine).sum())
-    assert int(_moments.count(moments)) == len(seen) and int(moments.skipped) == skipped
+    assert int(_running_stats.count(moments)) == len(seen) and int(moments.skipped) == skipped
     mean, variance = (np.mean(seen), np.var(seen)) if seen else (0.0, 0.0)
-    np.testing.assert_allclose(_moments.mean(moments), mean, rtol=1e-5, atol=1e-3)
-    np.testing.assert_allclose(_moments.variance(moments), variance, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(_running_stats.mean(moments), mean, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(_running_stats.variance(moments), variance, rtol=1e-4, atol=1e-3)
 
 
-_merge = jax.jit(_moments.merge)
+_merge = jax.jit(_running_stats.merge)
 
 
 def test_a_large_mean_and_many_rows_cost_no_digits() -> None:
     rng = np.random.default_rng(0)
     values = (1e4 + rng.normal(size=(2000, 50))).astype(np.float32)
-    moments = jax.lax.scan(lambda m, x: (_moments.merge(m, x, jnp.ones(50, bool)), None), _moments.init(()), values)[0]
-    np.testing.assert_allclose(_moments.mean(moments), values.astype(np.float64).mean(), rtol=1e-7)
-    np.testing.assert_allclose(_moments.variance(moments), values.astype(np.float64).var(), rtol=1e-3)
+    moments = jax.lax.scan(
+        lambda m, x: (_running_stats.merge(m, x, jnp.ones(50, bool)), None), _running_stats.init(()), values
+    )[0]
+    np.testing.assert_allclose(_running_stats.mean(moments), values.astype(np.float64).mean(), rtol=1e-7)
+    np.testing.assert_allclose(_running_stats.variance(moments), values.astype(np.float64).var(), rtol=1e-3)
     # Far beyond what one float32 can count: a row more still counts.
-    many = _moments.Moments(
+    many = _running_stats.Moments(
         seen=jnp.array([3, 5], jnp.uint32), mean=jnp.zeros(2), squares=jnp.array([1.3e10, 0.0]), skipped=moments.skipped
     )
-    step = jax.jit(lambda m: _moments.merge(m, jnp.ones(1), jnp.ones(1, bool)))
+    step = jax.jit(lambda m: _running_stats.merge(m, jnp.ones(1), jnp.ones(1, bool)))
     for _ in range(200):
         many = step(many)
     assert int(many.seen[1]) == 205 and int(many.seen[0]) == 3
     total = float(np.float64(many.squares[0]) + np.float64(many.squares[1]))
     np.testing.assert_allclose(total - np.float64(np.float32(1.3e10)), 200.0, rtol=1e-3)
-    assert int(_merge(_moments.init(()), np.full(4, 2.0**31, np.float32), np.ones(4, bool)).seen[1]) == 4
-    carry = _moments.Moments(jnp.array([0, 2**32 - 2], jnp.uint32), many.mean, many.squares, many.skipped)
+    assert int(_merge(_running_stats.init(()), np.full(4, 2.0**31, np.float32), np.ones(4, bool)).seen[1]) == 4
+    carry = _running_stats.Moments(jnp.array([0, 2**32 - 2], jnp.uint32), many.mean, many.squares, many.skipped)
     assert _merge(carry, np.ones(4, np.float32), np.ones(4, bool)).seen.tolist() == [1, 2]
 
 

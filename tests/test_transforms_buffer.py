@@ -17,19 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _observing
+from fbuf._buffer import fit_transforms
 from fbuf.storages import Device
-from fbuf.transforms import (
-    Chain,
-    Concatenate,
-    Drop,
-    Map,
-    Normalize,
-    NormalizeReward,
-    Scale,
-    Split,
-    Stack,
-)
+from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
 from fbuf.views import Sequence
 from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make, same
 
@@ -158,7 +148,7 @@ def test_without_transforms_nothing_changes() -> None:
 
 
 def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_observing, "BLOCK_BYTES", 4 * 3)  # several blocks
+    monkeypatch.setattr(fit_transforms, "BLOCK_BYTES", 4 * 3)  # several blocks
     buffer = fbuf.Buffer(8, on_read=NormalizeReward(), episode_end=("done",))
     example = {"reward": 0.0, "done": False}
     state = buffer.init(example)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fbuf import transforms
-from fbuf._typing import Keyed
+from fbuf._interfaces.transform import Keyed
 from fbuf.transforms import (
     Augment,
     Cast,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf import _words
+from fbuf._algorithms import random_bits
 from fbuf.samplers import Prioritized, Uniform
 from tests.support.uniformity import (
     DRAWS,
@@ -65,7 +65,7 @@ def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
 
 def test_integers_below_a_bound():
     """Range, mean and, where few, each value; beyond 2^24 a float32 uniform would skip values."""
-    below = jax.jit(_words.randint_below, static_argnums=1)
+    below = jax.jit(random_bits.randint_below, static_argnums=1)
     for bound in (1, 2, 3, 1000, 2**24 + 1, 2**30 + 12345, 2**31 - 2**24):
         got = np.asarray(below(jax.random.key(bound), (DRAWS,), np.int32(bound)))
         assert got.min() >= 0 and got.max() < bound

@@ -15,7 +15,8 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _anchors, _sumtree
+from fbuf._algorithms import sum_tree
+from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
@@ -221,7 +222,7 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     number = np.maximum(mask.sum(axis=1), 1)
     want = 0.7 * magnitude.max(axis=1) + 0.3 * magnitude.sum(axis=1) / number
     assert want[3] == 0
-    got = _sumtree.get(after.sampler.tree, jnp.arange(8))
+    got = sum_tree.get(after.sampler.tree, jnp.arange(8))
     np.testing.assert_allclose(got, np.where(np.arange(8) == 4, 1, want), rtol=1e-6)
     assert int(buffer.stats(after)["refused_nonfinite"]) == 1
     plain = buffer.update_priority(state, index, np.abs(error[:, 1:2]))
@@ -239,7 +240,7 @@ def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() 
         for i in range(0, 10, 2):
             rows = jax.tree.map(lambda x, i=i: x[i : i + 2], rows_of([6, 4]))
             state = buffer.extend(state, rows, priority=given[i : i + 2])
-        leaves = np.asarray(_sumtree.get(state.sampler.tree, jnp.arange(10)))
+        leaves = np.asarray(sum_tree.get(state.sampler.tree, jnp.arange(10)))
         assert {int(i): float(leaves[i]) for i in np.flatnonzero(leaves)} == anchors, view
 
 
@@ -354,5 +355,5 @@ def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
     view = Transition(stack=2, observation="id", action=None, reward="episode")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
-    state = dataclasses.replace(state, ring=fbuf._ring.retire(state.ring, jnp.array([2], jnp.int32)))
+    state = dataclasses.replace(state, ring=fbuf._indexing.ring.retire(state.ring, jnp.array([2], jnp.int32)))
     assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]

@@ -1,13 +1,7 @@
-"""`fbuf.save` and `fbuf.load`: a buffer's state as a checkpoint folder, and back, on top of `fbuf._files`.
+"""`fbuf.save` and `fbuf.load`: a buffer's state as a checkpoint folder, and back, on top of `fbuf._formats.checkpoint`.
 
 `_save` and `_load` are the two ways; `_leaves` cuts arrays into blocks and makes them again, `_fingerprint` marks blocks,
 `_held` copies what changed, `_saving` writes it in a thread; `_parts` leaves out of a state what can be worked out,
 `_describe` and `_spec` put the buffer and its rows into the manifest, `_match` compares them, `_room` looks whether they fit,
 `_move` and `_places` make the state of another capacity or storage.
 """
-
-from fbuf._checkpoint._load import load
-from fbuf._checkpoint._save import save
-from fbuf._checkpoint._saving import Saving
-
-__all__ = ["Saving", "load", "save"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fbuf._host.arrays import Array
+from fbuf._host.types import Array
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Batch:
     at: Array | None = None
     gone: Array | None = None
     names: Array | None = (
-        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.sums`)
+        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.row_checksums`)
     )
     _picks: dict[int, Array] = field(default_factory=dict)
     _places: tuple[Array, Array, Array] | None = None

@@ -5,7 +5,7 @@ buffer a batch has, `_draw` draws and reads them, `_weigh` says how likely each 
 back to the buffer it came from, `_match` compares what the buffers hand out.
 """
 
-from fbuf._mixture._state import MixtureIndex, MixtureSample, MixtureState
-from fbuf._mixture._value import Mixture
+from fbuf._mixture.mixture import Mixture
+from fbuf._mixture.state import MixtureIndex, MixtureSample, MixtureState
 
 __all__ = ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"]

@@ -4,8 +4,8 @@
 that draws ahead, `_arrays` takes and gives arrays of any kind.
 """
 
-from fbuf._closed import ReplayClosed
-from fbuf._replay._batches import Batches
-from fbuf._replay._replay import Replay
+from fbuf._concurrency.wakeup import ReplayClosed
+from fbuf._replay.batches import Batches
+from fbuf._replay.replay import Replay
 
 __all__ = ["Batches", "Replay", "ReplayClosed"]

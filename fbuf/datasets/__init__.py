@@ -5,9 +5,9 @@ runs of the DQN replay data set that `available` lists, `minari` those of Minari
 makes another of each. `python -m fbuf datasets` does much of it from the command line.
 """
 
-from fbuf.datasets._arrays import from_arrays
-from fbuf.datasets._atari import atari_dqn
-from fbuf.datasets._atari_names import available
+from fbuf.datasets._arrays.from_arrays import from_arrays
+from fbuf.datasets._atari.atari import atari_dqn
+from fbuf.datasets._atari.games import available
 from fbuf.datasets._info import Info, delete, info, verify
 from fbuf.datasets._minari import minari
 from fbuf.datasets._open import open

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fbuf import _pieces
-from fbuf._host import owner
-from fbuf.datasets._atari_workers import ARRIVALS
+from fbuf._bridge import lifetime
+from fbuf._formats import dataset
+from fbuf.datasets._atari.workers import ARRIVALS
 from fbuf.datasets._lock import held
 
 _LINE = 200
@@ -82,10 +82,10 @@ def info(path: str | os.PathLike[str]) -> Info:
       ...     print(fbuf.datasets.info(path).rows)
       100
     """
-    base = _pieces.root(path)
-    there = _pieces.committed(base)
+    base = dataset.root(path)
+    there = dataset.committed(base)
     try:
-        manifest: _pieces.Manifest | None = _pieces.load(base)
+        manifest: dataset.Manifest | None = dataset.load(base)
     except FileNotFoundError:
         if not there:
             raise
@@ -135,7 +135,7 @@ def verify(path: str | os.PathLike[str]) -> None:
       ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
       ...     fbuf.datasets.verify(path)
     """
-    _pieces.DataSet.open(path, verify="full").close()
+    dataset.DataSet.open(path, verify="full").close()
 
 
 def delete(path: str | os.PathLike[str]) -> None:
@@ -158,15 +158,15 @@ def delete(path: str | os.PathLike[str]) -> None:
       ...     del state
       ...     fbuf.datasets.delete(path)
     """
-    base = _pieces.root(path)
-    if not _pieces.is_dataset(base):
+    base = dataset.root(path)
+    if not dataset.is_dataset(base):
         raise FileNotFoundError(
             errno.ENOENT, f"fbuf.datasets.delete: there is no data set at {base}; nothing was removed. Give its folder."
         )
-    if _pieces.is_open(base):  # perhaps by states that nobody can reach any more
+    if dataset.is_open(base):  # perhaps by states that nobody can reach any more
         gc.collect()
-        owner.sweep()
-    if _pieces.is_open(base):
+        lifetime.sweep()
+    if dataset.is_open(base):
         raise BlockingIOError(
             errno.EWOULDBLOCK,
             f"fbuf.datasets.delete: {base} is open in this process; nothing was removed. Let go of its states first: "
@@ -174,7 +174,7 @@ def delete(path: str | os.PathLike[str]) -> None:
         )
     with held("fbuf.datasets.delete", Path(base), patience=0):
         shutil.rmtree(os.path.join(base, ARRIVALS), ignore_errors=True)
-        _pieces.remove(base)
+        dataset.remove(base)
     with contextlib.suppress(OSError):  # something else lies there
         os.rmdir(base)
 

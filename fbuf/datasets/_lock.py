@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fbuf._host import locks
+from fbuf._host.io import lock
 
 _PATIENCE = 2.0  # seconds: another process may have no more to write than what the data set is made of
 NAME = "lock"
@@ -30,7 +30,7 @@ def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]
     while fd < 0:
         fd = _taken(call, path, until)
     try:
-        locks.sign(fd)
+        lock.sign(fd)
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -51,7 +51,7 @@ def _taken(call: str, path: Path, until: float) -> int:
     try:
         while True:
             try:
-                locks.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

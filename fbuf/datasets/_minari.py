@@ -17,19 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._host.codec import Codec
-from fbuf._pieces._manifest import NAME, is_dataset, load
-from fbuf._state import BufferState
-from fbuf._typing import Sampler, View
+from fbuf._formats.dataset.manifest import NAME, is_dataset, load
+from fbuf._host.codecs.base import Codec
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays import opened
+from fbuf.datasets._arrays.field_names import NEXT, under
+from fbuf.datasets._arrays.from_arrays import opened
+from fbuf.datasets._arrays.rows import Settings, columns_of, planned, taken
+from fbuf.datasets._arrays.segments import Work, check_workers, rows_a_piece, write
 from fbuf.datasets._info import delete
-from fbuf.datasets._names import NEXT, under
-from fbuf.datasets._root import root_of
-from fbuf.datasets._rows import Settings, columns_of, planned, taken
-from fbuf.datasets._writing import Work, check_workers, rows_a_piece, write
+from fbuf.datasets._open import root_of
 from fbuf.interop._columns import NARROW, Block, blocks
 from fbuf.interop._source import Column, check_name, read_json
 

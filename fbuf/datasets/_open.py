@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fbuf import _pieces
-from fbuf._buffer import Buffer
-from fbuf._checkpoint import _spec
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._state import BufferState
-from fbuf._tree import PyTree, named_leaves, nested
-from fbuf._typing import Sampler, View
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._checkpoint import row_schema
+from fbuf._core.pytree import PyTree, named_leaves, nested
+from fbuf._formats import dataset
+from fbuf._host.types import StoreCorrupted
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.view import View
 from fbuf.datasets import _info
-from fbuf.datasets._names import default_view
+from fbuf.datasets._arrays.field_names import default_view
+from fbuf.datasets._arrays.segments import path_of
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
 from fbuf.views import Row, Transition
@@ -69,8 +72,8 @@ def open(
         raise ValueError(f"fbuf.datasets.open: verify is {verify!r}; expected 'full' or 'lazy'.")
     if verify == "full":
         _info.verify(path)
-    about = _pieces.load(path)
-    storage = DataSet(_pieces.root(path), memory=memory, cache=cache)
+    about = dataset.load(path)
+    storage = DataSet(dataset.root(path), memory=memory, cache=cache)
     settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
     settings["on_read"] = on_read
     buffer = _buffer(about.rows, storage, view, sampler, **settings)
@@ -86,7 +89,7 @@ def check(
     path: str | os.PathLike[str],
     view: View | None,
     sampler: Sampler | None,
-    schema: _pieces.Schema | None = None,
+    schema: dataset.Schema | None = None,
     **settings: Any,
 ) -> None:
     """Raises, before a data set is written, what `open` would raise of a view or a sampler that do not go with it.
@@ -103,7 +106,7 @@ def check(
         buffer.checked_spec("fbuf.datasets.open", example(schema))
 
 
-def example(schema: _pieces.Schema) -> PyTree:
+def example(schema: dataset.Schema) -> PyTree:
     """One row of a data set, as shapes.
 
     Raises:
@@ -132,9 +135,22 @@ def example(schema: _pieces.Schema) -> PyTree:
 
 def _held(structure: Any, leaves: dict[str, Any]) -> PyTree:
     if structure is not None:
-        return _spec.decode(structure).unflatten(leaves.values())
+        return row_schema.decode(structure).unflatten(leaves.values())
     return leaves[""] if list(leaves) == [""] else nested(leaves)
 
 
 def _half(name: str) -> str:
     return {"complex128": "complex64"}.get(name, name.replace("64", "32"))
+
+
+def default_root() -> Path:
+    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
+    if given := os.environ.get("FBUF_DATASETS"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
+
+
+def root_of(call: str, root: str | os.PathLike[str] | None) -> Path:
+    """The folder given, or the default one. Raises TypeError: it is no path."""
+    return (default_root() if root is None else path_of(call, "root", root, "or None for the default one")).absolute()

@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from fbuf import _pieces
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._host.codec import Codec
-from fbuf._pieces._manifest import NAME
-from fbuf._state import BufferState
-from fbuf._tree import PyTree, tree_bytes
-from fbuf._typing import Sampler, View
+from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._formats import dataset
+from fbuf._formats.dataset.manifest import NAME
+from fbuf._host.codecs.base import Codec
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.view import View
 from fbuf.datasets import _open
+from fbuf.datasets._arrays.field_names import default_view
+from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_a_piece, write
 from fbuf.datasets._lock import held
-from fbuf.datasets._names import default_view
-from fbuf.datasets._origin import Origin, origin_of
-from fbuf.datasets._program import Program
-from fbuf.datasets._writing import Work, check_free, check_workers, path_of, rows_a_piece, write
+from fbuf.datasets._preprocess_source import Origin, origin_of
+from fbuf.datasets._preprocess_trace import Program
 from fbuf.interop._columns import BLOCK_BYTES, Block
 from fbuf.views import Row
 
@@ -37,7 +38,7 @@ _MOST_BATCH, _MOST_WINDOWS = 4096, 256
 
 
 def preprocess(
-    data: str | os.PathLike[str] | _pieces.DataSet | tuple[Buffer, BufferState],
+    data: str | os.PathLike[str] | dataset.DataSet | tuple[Buffer, BufferState],
     fn: Callable[[PyTree], PyTree],
     *,
     dest: str | os.PathLike[str],
@@ -187,8 +188,8 @@ def _begin_anew(path: Path) -> None:
     if not path.is_dir() or (path / NAME).exists():
         return
     with held(_CALL, path):
-        for number in _pieces.committed(path):
-            _pieces.discard(path, number)
+        for number in dataset.committed(path):
+            dataset.discard(path, number)
 
 
 def _why_none(view: View | None) -> str:

@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
     game = _check_options(options)
 
     # Only now: these load JAX and the extras.
-    from fbuf.demo import _plot, _report, _run, _storages
+    from fbuf.demo import _compare_storages, _plot, _report, _run
     from fbuf.demo._atari import VectorAtari
 
     steps = options.steps or (STEPS_COMPARED if options.compare else STEPS)
@@ -68,12 +68,12 @@ def main(options: argparse.Namespace) -> int:
     results: list[_run.Result] = []
     for storage in STORAGES if options.compare else (options.storage,):
         with _Progress(storage, steps) as progress:
-            kept = 0 if results else _storages.ROWS  # all runs have the same rows
+            kept = 0 if results else _compare_storages.ROWS  # all runs have the same rows
             results.append(_run.run(storage, settings, VectorAtari, progress, kept))
     rows = results[0].newest
     assert rows is not None
-    with _Progress("storages compared", _storages.number_of_turns(rows)) as progress:
-        columns = _storages.compare(rows, progress)
+    with _Progress("storages compared", _compare_storages.number_of_turns(rows)) as progress:
+        columns = _compare_storages.compare(rows, progress)
     print(f"\n{_report.table(results)}\n\n{_report.storages(columns)}")
     try:
         _plot.plot(results, options.out)

@@ -20,7 +20,7 @@ import optax
 from jax import lax
 
 import fbuf
-from fbuf._typing import Storage
+from fbuf._interfaces.storage import Storage
 from fbuf.demo._atari import FRAME_SHAPE
 
 LANES = 8

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from fbuf.demo import _dqn
+from fbuf.demo._compare_storages import READS, Blocks, Column
 from fbuf.demo._run import Result, raw_bytes_per_row
-from fbuf.demo._storages import READS, Blocks, Column
 
 _EPISODES = 20  # in a mean score
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fbuf
-from fbuf.demo import _dqn, _storages
+from fbuf.demo import _compare_storages, _dqn
 from fbuf.demo._actor import Actor, Environment, Episode
 from fbuf.demo._atari import FRAME_SHAPE
 
@@ -63,7 +63,7 @@ class Result:
     params: Any = None  # of the network at the end, numpy
     memory: list[tuple[int, int, int]] = field(default_factory=list)  # rows played, rows held, bytes (device + host)
     batch: Any = None  # a Sample of the end, numpy
-    blocks: _storages.Blocks | None = None  # of a storage that has a table of them
+    blocks: _compare_storages.Blocks | None = None  # of a storage that has a table of them
     newest: _dqn.Rows | None = None  # rows `[N, E, ...]` of the end, where they were asked for
 
     @property
@@ -112,8 +112,8 @@ def run(
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
-    buffer = _dqn.make_buffer(_storages.fitted(storage, rows, settings.capacity), settings.capacity)
-    room = _storages.Room(buffer)
+    buffer = _dqn.make_buffer(_compare_storages.fitted(storage, rows, settings.capacity), settings.capacity)
+    room = _compare_storages.Room(buffer)
     step: Any = _dqn.make_step(buffer, config)
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
@@ -146,7 +146,7 @@ def run(
     result.rows = int(buffer.size(replay))
     result.blocks = room.blocks(replay)
     if newest:
-        result.newest = _storages.newest(buffer, replay, newest)
+        result.newest = _compare_storages.newest(buffer, replay, newest)
     result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
     result.losses = np.asarray([m["loss"] for m in metrics], np.float32)
     result.td_errors = np.asarray([m["td_error"] for m in metrics], np.float32)

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._state import BufferState
-from fbuf._tree import named_leaves
+from fbuf._core.pytree import named_leaves
 from fbuf.interop._columns import Fields, chosen, column_of, length_of
 from fbuf.interop._fill import fill
 from fbuf.interop._source import Source

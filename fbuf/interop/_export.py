@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
-from fbuf._state import BufferState
-from fbuf.interop import _sink
-from fbuf.interop._read import Reader
+from fbuf.interop import _atomic_file
+from fbuf.interop._row_reader import Reader
 
 FORMAT, VERSION = "fbuf rows", 1
 
@@ -86,8 +86,8 @@ def to_file(
     """
     call = "to_file"
     reader = Reader(call, buffer, state)
-    columns = _sink.renamed(call, reader.spec, names)
-    _sink.check_names(call, [*columns.values(), *([episode] if episode else [])])
+    columns = _atomic_file.renamed(call, reader.spec, names)
+    _atomic_file.check_names(call, [*columns.values(), *([episode] if episode else [])])
     if episode and not (buffer.ends and buffer.geometry.streams):
         raise ValueError(
             f"{call}: episode is '{episode}', but nothing says where episodes end. Use Buffer(episode_end=('terminated',))."
@@ -96,7 +96,7 @@ def to_file(
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None
     bar, path = Bar(progress, call, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _sink.opened(call, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _atomic_file.opened(call, path, compress, overwrite) as sink:
         for leaf, name in columns.items():
             spec = reader.spec[leaf]
             shape = (steps, *lanes, *spec.shape)
@@ -106,7 +106,9 @@ def to_file(
             ids, episodes = _episodes(reader, buffer.ends)
             sink.column(episode, (steps, *lanes), np.dtype(np.int64), [ids.reshape(steps, *lanes)])
         if number != steps * len(reader.sizes):
-            sink.column(_sink.MASK, (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)])
+            sink.column(
+                _atomic_file.MASK, (steps, *lanes), np.dtype(bool), [reader.mask(0, steps).reshape(steps, *lanes)]
+            )
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "rows", "lanes": reader.lanes, "steps": steps})
     return Exported(path, number, episodes, 0, path.stat().st_size)
 

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _verbs
-from fbuf._buffer import Buffer
+from fbuf._buffer import state_ops
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.progress import Bar, Progress
-from fbuf._host.folder import undone
-from fbuf._sample import Index
-from fbuf._state import COUNTERS, BufferState
-from fbuf._tree import nested
-from fbuf._typing import Growable
+from fbuf._core.pytree import nested
+from fbuf._core.sample import Index
+from fbuf._host.io.directory import undone
+from fbuf._interfaces.storage import Growable
 from fbuf.interop._columns import Fields, blocks, chosen, converted, rows_a_block, without_last_axes
 from fbuf.interop._source import Column, Source
 from fbuf.samplers import Prioritized, Uniform
@@ -206,7 +206,7 @@ def _set_priorities(
 
 def _update(buffer: Buffer, state: BufferState, slot: jax.Array, error: jax.Array) -> BufferState:
     none = slot == jnp.int32(buffer.capacity)
-    index = _verbs.index_of(buffer, state, slot)
+    index = state_ops.index_of(buffer, state, slot)
     index = Index(slot, jnp.where(none, jnp.uint32(0), index.ticket))
     return buffer.update_priority(state, index, error)
 

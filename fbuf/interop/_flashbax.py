@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._state import BufferState
-from fbuf._tree import named_leaves
+from fbuf._core.pytree import named_leaves
 from fbuf.interop._columns import Fields
 from fbuf.interop._fill import fill
 from fbuf.interop._source import Column, Source
@@ -67,7 +67,7 @@ def from_flashbax(
     """
     source = _source(state, priorities, priority_exponent)
     if buffer is None and source.priority is not None:
-        from fbuf._presets import prioritized
+        from fbuf._buffer.presets import prioritized
 
         assert priority_exponent is not None
         rows = (source.steps if newest is None else min(newest, source.steps)) or 1

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._state import BufferState
-from fbuf.interop import _h5, _npz, _sink
+from fbuf.interop import _atomic_file, _hdf5, _npz
 from fbuf.interop._columns import Fields, chosen, length_of
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
 from fbuf.interop._source import DTYPES, Column, Source, check_count
 
 _CALL = "from_file"
-Reader = _npz.Reader | _h5.Reader
+Reader = _npz.Reader | _hdf5.Reader
 
 
 def from_file(
@@ -68,9 +68,9 @@ def from_file(
 
 def opened(call: str, path: Path) -> contextlib.closing[Reader]:
     """The arrays of a file, by its ending."""
-    if path.suffix not in (".npz", *_sink.H5):
+    if path.suffix not in (".npz", *_atomic_file.H5):
         raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
-    reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _h5.Reader(path, call)
+    reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _hdf5.Reader(path, call)
     return contextlib.closing(reader)
 
 
@@ -101,7 +101,7 @@ def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> So
     if about is None:
         steps = length_of(_CALL, {name: columns[name] for name in chosen(_CALL, columns, fields)})
         return Source(columns, steps, lanes)
-    mask = columns.pop(_sink.MASK, None)
+    mask = columns.pop(_atomic_file.MASK, None)
     return Source(columns, about["steps"], about["lanes"], None if mask is None else mask.read)
 
 

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
-from fbuf._state import BufferState
-from fbuf.interop import _sink
+from fbuf.interop import _atomic_file
 from fbuf.interop._export import FORMAT, VERSION, Exported
-from fbuf.interop._read import Reader
+from fbuf.interop._row_reader import Reader
 
 _CALL = "to_ted"
 _FLAGS = ("done", "terminated", "truncated")
@@ -117,9 +117,9 @@ def to_ted(
     columns: list[_Column] = list(_columns(reader, plan, given, leaves, names))
     if episode is not None:
         columns.append((episode, (rows,), np.dtype(np.int64), lambda: _numbers(plan)))
-    _sink.check_names(_CALL, [name for name, *_ in columns])
+    _atomic_file.check_names(_CALL, [name for name, *_ in columns])
     bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _sink.opened(_CALL, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _atomic_file.opened(_CALL, path, compress, overwrite) as sink:
         for name, shape, dtype, blocks in columns:
             sink.column(name, shape, dtype, blocks())
             bar(1)
@@ -182,7 +182,7 @@ def _columns(
         n for role in ("terminated", "truncated", "next_observation", "final_observation") for n in leaves.get(role, [])
     }
     asked = dict(names or {})
-    called = _sink.renamed(_CALL, [n for n in reader.spec if n not in used], {**usual, **asked})
+    called = _atomic_file.renamed(_CALL, [n for n in reader.spec if n not in used], {**usual, **asked})
     for leaf, name in called.items():
         spec = reader.spec[leaf]
         shape, dtype = (rows, *spec.shape), np.dtype(spec.dtype)

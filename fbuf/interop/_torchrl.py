@@ -19,19 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._state import BufferState
 from fbuf.interop._columns import Fields
 from fbuf.interop._fill import fill
-from fbuf.interop._folders import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
-from fbuf.interop._source import (
-    Column,
-    Source,
-    check_count,
-    read_json,
-    refused,
-)
+from fbuf.interop._source import Column, Source, check_count, read_json, refused
+from fbuf.interop._tensordict_dumps import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
 
 _CALL = "from_torchrl"
 
@@ -87,7 +81,7 @@ def from_torchrl(
     if fields is None and (dropped := source.columns.keys() - {"index"}):
         fields = [name for name in source.columns if name in dropped]
     if buffer is None and source.priority is not None:
-        from fbuf._presets import prioritized
+        from fbuf._buffer.presets import prioritized
 
         held = (source.steps if newest is None else min(newest, source.steps)) or 1
         alpha, beta = numbers

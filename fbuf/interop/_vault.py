@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._buffer import Buffer
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf._state import BufferState
 from fbuf.interop._columns import Fields
 from fbuf.interop._fill import fill
 from fbuf.interop._source import DTYPES, Column, Source, check_name, read_json

@@ -10,52 +10,39 @@ what is missing was rejected: type checkers do not see what it adds.
 Names here are public: they change as `fbuf`'s own do. The README has an example of each.
 """
 
-from fbuf._config import component, state
-from fbuf._typing import (
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry, Placement, Ring
+from fbuf._interfaces.sampler import (
     Bounded,
     ByRank,
     Change,
-    Context,
-    Deciding,
     Draw,
-    Forecast,
-    Forecasting,
-    Forgetting,
-    Geometry,
-    Growable,
-    Held,
     HostKept,
     InOrder,
     Inspected,
     Inspecting,
-    Invertible,
     Joint,
-    Keyed,
     Limited,
-    Placement,
     Population,
-    Prompt,
-    Read,
-    ReadOnly,
     Rebuilding,
+    Sampler,
+    Starts,
+)
+from fbuf._interfaces.storage import (
+    Forecast,
+    Forecasting,
+    Growable,
+    Held,
+    Read,
     Recording,
-    Remembering,
-    Reporting,
     Requesting,
     Resumable,
-    Ring,
-    Rule,
-    Sampler,
-    Scattering,
-    Starts,
     Storage,
-    Streaming,
-    Transform,
-    View,
     Weighing,
-    Window,
-    Writer,
 )
+from fbuf._interfaces.transform import Context, Invertible, Keyed, Remembering, Transform
+from fbuf._interfaces.view import Deciding, Prompt, Rule, View, Window
+from fbuf._interfaces.writer import Forgetting, ReadOnly, Reporting, Scattering, Streaming, Writer
 from fbuf.parts._sampler import NthSampler
 from fbuf.parts._storage import ArrayStorage
 from fbuf.parts._view import FieldsView, earlier, later

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _population
-from fbuf._population import Log
-from fbuf._typing import NO_NUMBERS, NO_STAMP, Change, Draw, Geometry, Population
+from fbuf._core.geometry import Geometry
+from fbuf._indexing import anchor_log
+from fbuf._indexing.anchor_log import Log
+from fbuf._interfaces.sampler import NO_NUMBERS, NO_STAMP, Change, Draw, Population
 
 
 class NthSampler:
@@ -58,10 +59,10 @@ class NthSampler:
         )
 
     def init(self, geometry: Geometry, dense: bool) -> Log:
-        return _population.init(geometry, dense)
+        return anchor_log.init(geometry, dense)
 
     def change(self, sampler: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
-        return _population.follow(sampler, change, geometry, token)
+        return anchor_log.follow(sampler, change, geometry, token)
 
     def draw(
         self,
@@ -77,7 +78,7 @@ class NthSampler:
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         nth, probability = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
-        slot = _population.nth(sampler, population, nth)
+        slot = anchor_log.nth(sampler, population, nth)
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
             probability=jnp.where(mask, probability.astype(jnp.float32), jnp.float32(0)),
@@ -92,7 +93,7 @@ class NthSampler:
         return sampler
 
     def clear(self, sampler: Log, geometry: Geometry, dense: bool) -> Log:
-        return _population.clear(sampler)
+        return anchor_log.clear(sampler)
 
     def available(self, sampler: Log, count: jax.Array) -> jax.Array:
         return count

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes, zero_unless
-from fbuf._typing import Geometry, Read
-from fbuf.storages import _arrays
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes, zero_unless
+from fbuf._interfaces.storage import Read
+from fbuf.storages import _array_rows
 
 
 @functools.partial(
@@ -135,7 +136,7 @@ class ArrayStorage:
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> KeptRows:
         empty = self.abstract(geometry, spec, structure)
         names = named_leaves(empty.arrays)
-        made = [_arrays.restored(arrays[name], leaf.dtype) for name, leaf in names.items()]
+        made = [_array_rows.restored(arrays[name], leaf.dtype) for name, leaf in names.items()]
         return dataclasses.replace(empty, arrays=jax.tree.unflatten(jax.tree.structure(empty.arrays), made))
 
     def _read(self, rows: KeptRows, read: Read, leaf: jax.ShapeDtypeStruct) -> jax.Array:

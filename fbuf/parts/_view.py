@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _ring
-from fbuf._anchors import END, START, has
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec, nested
-from fbuf._typing import Population, Read, Rule, Window
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec, nested
+from fbuf._indexing import ring
+from fbuf._indexing.anchors import END, START, has
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Rule, Window
 
 
 @component
@@ -113,6 +115,6 @@ def _moved(call: str, population: Population, slot: jax.Array, offset: int, bord
     safe = jnp.where(inside, slot, jnp.int32(0))
     sign = jnp.int32(-1 if offset < 0 else 1)
     passed = (sign * jnp.arange(abs(offset), dtype=jnp.int32)).reshape((1,) * slot.ndim + (-1,))
-    near = population.flags.at[_ring.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
+    near = population.flags.at[ring.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
     whole = ~jnp.any(has(near, border), axis=-1)
-    return jnp.where(inside & whole, _ring.shift(geometry, safe, jnp.int32(offset)), nowhere)
+    return jnp.where(inside & whole, ring.shift(geometry, safe, jnp.int32(offset)), nowhere)

@@ -15,8 +15,8 @@ Example:
 
 from fbuf.plot._evolution import Evolution
 from fbuf.plot._frames import frames
+from fbuf.plot._histograms import ages, episode_lengths, priorities
 from fbuf.plot._memory import memory
 from fbuf.plot._overview import overview
-from fbuf.plot._spreads import ages, episode_lengths, priorities
 
 __all__ = ["Evolution", "ages", "episode_lengths", "frames", "memory", "overview", "priorities"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fbuf._state import BufferState
-from fbuf._summary import Quantiles
+from fbuf._buffer.state import BufferState
+from fbuf._buffer.summary import Quantiles
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
+    from fbuf._buffer.buffer import Buffer
 
 OF = {"priorities": "|p|", "ages": "age", "drawn_ages": "age of what is drawn", "draws": "draws a row"}
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fbuf._sample import Sample
-from fbuf._state import BufferState
-from fbuf._tree import named_leaves
+from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import named_leaves
+from fbuf._core.sample import Sample
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
+    from fbuf._buffer.buffer import Buffer
 
 WIDTH = 10.0  # inches of a new figure
 LINE = 0.21  # inches of a line of text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fbuf._state import BufferState
-from fbuf._tables import human
-from fbuf._typing import Held
+from fbuf._buffer.state import BufferState
+from fbuf._core.text_table import human
+from fbuf._interfaces.storage import Held
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
+    from fbuf._buffer.buffer import Buffer
 
 
 def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fbuf._state import BufferState
+from fbuf._buffer.state import BufferState
 from fbuf.plot import _style
 from fbuf.plot._frames import _is_frames, frames
+from fbuf.plot._histograms import ages, episode_lengths, priorities
 from fbuf.plot._memory import memory
-from fbuf.plot._spreads import ages, episode_lengths, priorities
 
 if TYPE_CHECKING:
-    from fbuf._buffer import Buffer
+    from fbuf._buffer.buffer import Buffer
 
 
 def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fbuf._state import BufferState
+from fbuf._buffer.state import BufferState
 
 
 class Colors(NamedTuple):

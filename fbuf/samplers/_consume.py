@@ -1,8 +1,8 @@
 """`Consume`: every anchor is drawn so many times and no more; for data that is to be used once, or a few times.
 
-The anchors that may still be drawn are on a list (`fbuf._roster`). A batch is a random part of it, all different; who has been
-drawn often enough is struck out, and so is who closes. Counting draws and rejecting those that had their share was not taken:
-as the buffer is used up it takes ever longer, or is biased.
+The anchors that may still be drawn are on a list (`fbuf._algorithms.slot_pool`). A batch is a random part of it, all
+different; who has been drawn often enough is struck out, and so is who closes. Counting draws and rejecting those that had
+their share was not taken: as the buffer is used up it takes ever longer, or is biased.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _roster
-from fbuf._config import component, state
-from fbuf._pin import pin
-from fbuf._roster import Roster
-from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
+from fbuf._algorithms import slot_pool
+from fbuf._algorithms.slot_pool import Roster
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.ordering import pin
+from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
 
 
 @state
@@ -67,20 +68,20 @@ class Consume:
 
     def init(self, geometry: Geometry, dense: bool) -> ConsumeState:
         size = 0 if self.times == 1 else geometry.capacity
-        return ConsumeState(roster=_roster.init(geometry.capacity), left=jnp.zeros((size,), jnp.int32))
+        return ConsumeState(roster=slot_pool.init(geometry.capacity), left=jnp.zeros((size,), jnp.int32))
 
     def change(self, sampler: ConsumeState, change: Change, geometry: Geometry, token: jax.Array) -> ConsumeState:
         nowhere = jnp.int32(geometry.capacity)
         roster = sampler.roster
         if change.close_slot.size:
             closed = jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1)
-            place, token = _roster.places(roster, closed, token)
-            roster = _roster.strike(roster, place, place >= jnp.int32(0), token)
+            place, token = slot_pool.places(roster, closed, token)
+            roster = slot_pool.strike(roster, place, place >= jnp.int32(0), token)
         opened = jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1)
         # Where every row is an anchor, a new row may take the place of one that is still on the list.
         mask = change.open_mask.reshape(-1)
-        place, token = _roster.places(roster, opened, token)
-        roster = _roster.add(roster, opened, mask & (place < jnp.int32(0)), token)
+        place, token = slot_pool.places(roster, opened, token)
+        roster = slot_pool.add(roster, opened, mask & (place < jnp.int32(0)), token)
         return ConsumeState(
             roster, self._set_left(sampler.left, opened, mask, jnp.full_like(opened, self.times), token)
         )
@@ -109,12 +110,12 @@ class Consume:
         del options
         roster, capacity = sampler.roster, jnp.int32(population.geometry.capacity)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
-        place = jnp.where(mask, _roster.draw(roster, key, batch_size), jnp.int32(0))
+        place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
         slot = roster.slot.at[place].get(mode="promise_in_bounds")
         left = jnp.ones_like(slot) if self.times == 1 else sampler.left.at[slot].get(mode="promise_in_bounds")
         token, (place, slot, left) = pin(token, (place, slot, left))
         after = ConsumeState(
-            roster=_roster.strike(roster, place, mask & (left <= jnp.int32(1)), token),
+            roster=slot_pool.strike(roster, place, mask & (left <= jnp.int32(1)), token),
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
@@ -128,7 +129,7 @@ class Consume:
     def _set_left(
         self, left: jax.Array, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
     ) -> jax.Array:
-        return left if self.times == 1 else _roster.put(left, slot, value, mask, token)
+        return left if self.times == 1 else slot_pool.put(left, slot, value, mask, token)
 
     def update(
         self, sampler: ConsumeState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array

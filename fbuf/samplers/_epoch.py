@@ -1,7 +1,7 @@
 """`Epoch`: every anchor once, then all again in another order; sampling without replacement.
 
 An epoch is a random order of the n anchors there were when it began, and a place in it. The order is a keyed permutation
-(`fbuf._permutation`): two words of state name it, and any part of it is worked out when it is drawn; of up to 1024
+(`fbuf._algorithms.permutation`): two words of state name it, and any part of it is worked out when it is drawn; of up to 1024
 anchors it is a true shuffle, made when the epoch begins. The i-th anchor of an epoch is the `rank`-th of a lane, and as
 the anchors of a lane close in the order in which they opened, the oldest first, one count a lane says which are gone: so
 a write adds up to E numbers, whatever it closes. Closed anchors are found when their turn comes, and passed over.
@@ -22,12 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _permutation, _population
-from fbuf._config import component, state
-from fbuf._pin import any_of
-from fbuf._population import Log
-from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
-from fbuf._words import anew
+from fbuf._algorithms import permutation
+from fbuf._algorithms.random_bits import anew
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.ordering import any_of
+from fbuf._indexing import anchor_log
+from fbuf._indexing.anchor_log import Log
+from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
 
 
 @state
@@ -127,16 +129,16 @@ class Epoch:
             taken=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.uint32),
             key=jnp.zeros((2 if self.shuffle else 0,), jnp.uint32),
-            order=jnp.zeros((min(geometry.capacity, _permutation.SHUFFLED) if self.shuffle else 0,), jnp.int32),
+            order=jnp.zeros((min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0,), jnp.int32),
         )
-        return EpochState(log=_population.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
+        return EpochState(log=anchor_log.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
 
     def change(self, sampler: EpochState, change: Change, geometry: Geometry, token: jax.Array) -> EpochState:
-        held, closed = _population.closed(sampler.held, change, geometry)
+        held, closed = anchor_log.closed(sampler.held, change, geometry)
         turn = sampler.turn
         lost = jnp.minimum(closed, turn.start - turn.closed)
         return EpochState(
-            log=_population.follow(sampler.log, change, geometry, token),
+            log=anchor_log.follow(sampler.log, change, geometry, token),
             held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
             turn=dataclasses.replace(turn, closed=turn.closed + lost),
         )
@@ -187,9 +189,9 @@ class Epoch:
         nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), jnp.zeros((), jnp.int32))
         turn, chosen, found = lax.while_loop(lambda batch: any_of(wanting(batch)), fill, nothing)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
-        lane, number = _population.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
+        lane, number = anchor_log.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
-        slot = _population.at(sampler.log, population, lane, rank)
+        slot = anchor_log.at(sampler.log, population, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         return dataclasses.replace(sampler, turn=turn), Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -209,7 +211,7 @@ class Epoch:
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         none = jnp.zeros_like(sampler.held)
         turn = dataclasses.replace(sampler.turn, start=none, closed=none, taken=jnp.zeros((), jnp.int32))
-        return EpochState(log=_population.clear(sampler.log), held=none, turn=turn)
+        return EpochState(log=anchor_log.clear(sampler.log), held=none, turn=turn)
 
     def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
         return count
@@ -220,10 +222,10 @@ class Epoch:
     def inspect(self, sampler: EpochState, population: Population, fetched: None) -> Inspected:
         geometry, turn = population.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
-        lane, number = _population.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
+        lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
         rank = number - turn.closed[lane]
         live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still one
-        slot = _population.at(sampler.log, population, lane, jnp.maximum(rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, population, lane, jnp.maximum(rank, jnp.int32(0)))
         slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
         waits = live & (place >= turn.taken)
         number = jnp.sum(waits, dtype=jnp.int32)
@@ -247,10 +249,10 @@ class Epoch:
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
                 name, total = bits[:2], jnp.sum(held, dtype=jnp.int32)
-                few = begins & (total <= jnp.int32(_permutation.SHUFFLED))
+                few = begins & (total <= jnp.int32(permutation.SHUFFLED))
 
                 def shuffled(order: jax.Array) -> jax.Array:
-                    return jnp.where(few, _permutation.shuffled(bits[2:], total), order)
+                    return jnp.where(few, permutation.shuffled(bits[2:], total), order)
 
                 order = lax.cond(any_of(few), shuffled, lambda order: order, order)
             fresh = Turn(
@@ -274,7 +276,7 @@ class Epoch:
         size, ahead = _size(turn), jnp.arange(lot, dtype=jnp.int32)
         there = wants & (ahead < size - turn.taken)
         number = self._at(turn, turn.taken + ahead, size, geometry)
-        lane, rank = _population.lane_and_rank(turn.start, number)
+        lane, rank = anchor_log.lane_and_rank(turn.start, number)
         live = there & (rank >= turn.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
         place = upto - jnp.int32(1)
@@ -291,10 +293,10 @@ class Epoch:
         if not self.shuffle:
             return place
         few = turn.order.at[jnp.clip(place, 0, turn.order.shape[0] - 1)].get(mode="promise_in_bounds")
-        if geometry.capacity <= _permutation.SHUFFLED:
+        if geometry.capacity <= permutation.SHUFFLED:
             return few
-        many = _permutation.permute(turn.key, place, size)
-        return jnp.where(size <= jnp.int32(_permutation.SHUFFLED), few, many)
+        many = permutation.permute(turn.key, place, size)
+        return jnp.where(size <= jnp.int32(permutation.SHUFFLED), few, many)
 
 
 def _size(turn: Turn) -> jax.Array:

@@ -1,11 +1,11 @@
 r"""`Prioritized`: anchors in proportion to their priority, with importance weights.
 
 A leaf is :math:`(|p| + \epsilon)^\alpha`, an anchor's chance :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
-:math:`(n P(i))^{-\beta}` with n the anchors there are. Leaves live in a sum tree (`fbuf._sumtree`) whose parents are
-recomputed from their children, so nothing drifts; a row that is no anchor has leaf 0 and cannot be drawn. Values that
-would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in `fbuf.samplers._leaves`, how
-a batch is chosen by them in `fbuf.samplers._chosen`, weights in `fbuf._weights`; ranks are a sampler of their own
-(`Ranked`), as they share none of this.
+:math:`(n P(i))^{-\beta}` with n the anchors there are. Leaves live in a sum tree (`fbuf._algorithms.sum_tree`) whose parents
+are recomputed from their children, so nothing drifts; a row that is no anchor has leaf 0 and cannot be drawn. Values that
+would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in
+`fbuf.samplers._priority_leaves`, how a batch is chosen by them in `fbuf.samplers._prioritized_draw`, weights in
+`fbuf._indexing.importance`; ranks are a sampler of their own (`Ranked`), as they share none of this.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -21,18 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _population, _sumtree
-from fbuf._config import component
-from fbuf._later import Later
-from fbuf._typing import Change, Draw, Geometry, Inspected, Population
-from fbuf._weights import importance
-from fbuf.samplers import _by_priority, _chosen, _leaves
-from fbuf.samplers._leaves import PrioritizedState
+from fbuf._algorithms import sum_tree
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._core.lazy_import import Later
+from fbuf._indexing import anchor_log
+from fbuf._indexing.importance import importance
+from fbuf._interfaces.sampler import Change, Draw, Inspected, Population
+from fbuf.samplers import _prioritized_draw, _priority_common, _priority_leaves
+from fbuf.samplers._priority_leaves import PrioritizedState
 
 if TYPE_CHECKING:
-    from fbuf.samplers import _hosttree
+    from fbuf.samplers import _host_priorities
 else:
-    _hosttree = Later("fbuf.samplers._hosttree")
+    _host_priorities = Later("fbuf.samplers._host_priorities")
 
 _NUMBERS = ("alpha", "beta", "eps", "uniform")
 
@@ -54,7 +56,7 @@ class Prioritized:
         that are left (`stratified` then means nothing); where fewer than B leaves are above 0 it is short, `mask` False at
         its end. `probability` is then that of being in this batch, given when the others came, over B, so that
         weights mean the same: with beta=1 and normalize=None the mean over B of weight times f is an unbiased estimate
-        of the mean of f (see `fbuf._race`).
+        of the mean of f (see `fbuf._algorithms.draw_without_replacement`).
       uniform: Share of the batch, 0 to 1, that is drawn from all anchors alike, whatever their priorities:
         P = (1 - uniform) leaf / sum + uniform / n. None: nothing, and it cannot be annealed; `sample(..., uniform=...)`
         overrides it for one call.
@@ -108,7 +110,7 @@ class Prioritized:
     most = {"uniform": 1.0}
 
     def __post_init__(self) -> None:
-        _by_priority.check(self, _NUMBERS)
+        _priority_common.check(self, _NUMBERS)
         if self.on not in ("device", "host"):
             raise ValueError(
                 f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
@@ -129,11 +131,11 @@ class Prioritized:
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        return _by_priority.numbers(self, _NUMBERS)
+        return _priority_common.numbers(self, _NUMBERS)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return _by_priority.options(self)
+        return _priority_common.options(self)
 
     @property
     def rebuilds(self) -> str:
@@ -150,30 +152,30 @@ class Prioritized:
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity
-        tree, low = _leaves.init(capacity, self._least, self.on_host)
+        tree, low = _priority_leaves.init(capacity, self._least, self.on_host)
         return PrioritizedState(
             tree=tree,
             low=low,
-            top=_sumtree.init(capacity, -jnp.inf) if self.largest == "held" else None,
+            top=sum_tree.init(capacity, -jnp.inf) if self.largest == "held" else None,
             max_priority=jnp.ones((), jnp.float32),
-            log=None if self.uniform is None or dense else _population.init(geometry, dense),
-            **_by_priority.initial(self, _NUMBERS),
+            log=None if self.uniform is None or dense else anchor_log.init(geometry, dense),
+            **_priority_common.initial(self, _NUMBERS),
         )
 
     def change(
         self, sampler: PrioritizedState, change: Change, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        token = _leaves.after(sampler, token)
-        slot, given, largest = _by_priority.written(change, geometry.capacity)
+        token = _priority_leaves.after(sampler, token)
+        slot, given, largest = _priority_common.written(change, geometry.capacity)
         priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
-        leaf = jnp.concatenate([closed, _leaves.leaf_of(sampler, priority)])
+        leaf = jnp.concatenate([closed, _priority_leaves.leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
-        sampler = _leaves.write(sampler, slot, leaf, stored, geometry, token)
+        sampler = _priority_leaves.write(sampler, slot, leaf, stored, geometry, token)
         if sampler.log is not None:
-            log = _population.follow(sampler.log, change, geometry, token)
+            log = anchor_log.follow(sampler.log, change, geometry, token)
             sampler = dataclasses.replace(sampler, log=log)
-        return _leaves.seen(sampler, largest, token)
+        return _priority_leaves.seen(sampler, largest, token)
 
     def draw(
         self,
@@ -200,10 +202,12 @@ class Prioritized:
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
-            chosen = _chosen.with_replacement(sampler, key, batch_size, population, number, share, self.stratified)
+            chosen = _prioritized_draw.with_replacement(
+                sampler, key, batch_size, population, number, share, self.stratified
+            )
             mask = chosen.mask & (lax.iota(np.int32, batch_size) < wanted)
         else:
-            chosen = _chosen.without_replacement(sampler, key, batch_size, wanted, population, number)
+            chosen = _prioritized_draw.without_replacement(sampler, key, batch_size, wanted, population, number)
             mask = chosen.mask
         slot, _, chance, least = chosen
         beta = options.get("beta", sampler.beta)
@@ -217,10 +221,10 @@ class Prioritized:
     def update(
         self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        return _leaves.update(sampler, slot, error, geometry, token)
+        return _priority_leaves.update(sampler, slot, error, geometry, token)
 
     def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
-        return _leaves.rebuild(sampler, geometry, token)
+        return _priority_leaves.rebuild(sampler, geometry, token)
 
     def set(self, sampler: PrioritizedState, **numbers: Any) -> PrioritizedState:
         return dataclasses.replace(sampler, **numbers)
@@ -228,35 +232,39 @@ class Prioritized:
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
         annealed = {name: getattr(sampler, name) for name in self.numbers}
         empty = dataclasses.replace(self.init(geometry, dense), **annealed)
-        return dataclasses.replace(empty, tree=_hosttree.cleared(sampler.tree)) if self.on_host else empty
+        return dataclasses.replace(empty, tree=_host_priorities.cleared(sampler.tree)) if self.on_host else empty
 
     def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
-        return dataclasses.replace(sampler, tree=_hosttree.open(call, geometry.capacity, self._least))
+        return dataclasses.replace(sampler, tree=_host_priorities.open(call, geometry.capacity, self._least))
 
     def deepen(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
-        leaves = _hosttree.leaves(sampler.tree)
-        return dataclasses.replace(sampler, tree=_hosttree.open("Buffer.grow", geometry.capacity, self._least, leaves))
+        leaves = _host_priorities.leaves(sampler.tree)
+        return dataclasses.replace(
+            sampler, tree=_host_priorities.open("Buffer.grow", geometry.capacity, self._least, leaves)
+        )
 
     def plan_host(self, geometry: Geometry) -> int:
-        return _hosttree.most_bytes(geometry.capacity, self._least)
+        return _host_priorities.most_bytes(geometry.capacity, self._least)
 
     def host_bytes(self, sampler: PrioritizedState) -> int:
-        return _hosttree.store_of(sampler.tree).nbytes
+        return _host_priorities.store_of(sampler.tree).nbytes
 
     def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
         return count
 
     def fetch(self, sampler: PrioritizedState) -> Any:
-        return _hosttree.leaves(sampler.tree) if self.on_host else None
+        return _host_priorities.leaves(sampler.tree) if self.on_host else None
 
     def inspect(self, sampler: PrioritizedState, population: Population, fetched: Any) -> Inspected:
         capacity = population.geometry.capacity
         leaf = sampler.tree[:capacity] if fetched is None else fetched
         number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
-        mass = jnp.sum(leaf) if self.on_host else _sumtree.root(sampler.tree)
+        mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
-        return Inspected(_by_priority.shared(chance, sampler.uniform, population), _leaves.priority_of(sampler, leaf))
+        return Inspected(
+            _priority_common.shared(chance, sampler.uniform, population), _priority_leaves.priority_of(sampler, leaf)
+        )
 
     def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:
         # scalars of the state only: reading the tree here would make a later write in the same step copy it

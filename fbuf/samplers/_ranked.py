@@ -1,7 +1,7 @@
 r"""`Ranked`: anchors by the rank of their priority, not by its size; what outliers cannot spoil.
 
 An anchor's chance is :math:`rank(i)^{-\alpha} / \sum_k rank(k)^{-\alpha}`, rank 1 being the largest |p|. How rows are kept in
-order, and what counts as tied, stands in `fbuf._ranks`.
+order, and what counts as tied, stands in `fbuf._algorithms.rank_buckets`.
 
 It is not an option of `Prioritized`: it stores no leaves, so an annealed alpha applies at once, without eps or `rebuild`.
 
@@ -17,14 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _permutation, _population, _ranks
-from fbuf._config import component, state
-from fbuf._pin import pin
-from fbuf._population import Log
-from fbuf._ranks import Ranks
-from fbuf._typing import Change, Draw, Geometry, Inspected, Population
-from fbuf._weights import exponent, importance, unit
-from fbuf.samplers import _by_priority
+from fbuf._algorithms import permutation, rank_buckets
+from fbuf._algorithms.rank_buckets import Ranks
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.ordering import pin
+from fbuf._indexing import anchor_log
+from fbuf._indexing.anchor_log import Log
+from fbuf._indexing.importance import exponent, importance, unit
+from fbuf._interfaces.sampler import Change, Draw, Inspected, Population
+from fbuf.samplers import _priority_common
 
 _NUMBERS = ("alpha", "beta", "uniform")
 
@@ -91,36 +93,36 @@ class Ranked:
     rebuilds = ""
 
     def __post_init__(self) -> None:
-        _by_priority.check(self, _NUMBERS)
+        _priority_common.check(self, _NUMBERS)
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        return _by_priority.numbers(self, _NUMBERS)
+        return _priority_common.numbers(self, _NUMBERS)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return _by_priority.options(self)
+        return _priority_common.options(self)
 
     def init(self, geometry: Geometry, dense: bool) -> RankedState:
         return RankedState(
-            ranks=_ranks.init(geometry.capacity),
-            log=None if self.uniform is None or dense else _population.init(geometry, dense),
+            ranks=rank_buckets.init(geometry.capacity),
+            log=None if self.uniform is None or dense else anchor_log.init(geometry, dense),
             max_priority=jnp.ones((), jnp.float32),
-            **_by_priority.initial(self, _NUMBERS),
+            **_priority_common.initial(self, _NUMBERS),
         )
 
     def change(self, sampler: RankedState, change: Change, geometry: Geometry, token: jax.Array) -> RankedState:
-        slot, given, largest = _by_priority.written(change, geometry.capacity)
-        first = _ranks.bucket_of(sampler.max_priority)
+        slot, given, largest = _priority_common.written(change, geometry.capacity)
+        first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
-            token, held = pin(token, _ranks.highest(sampler.ranks))
-            first = jnp.where(held > jnp.int32(0), held, _ranks.bucket_of(jnp.ones((), jnp.float32)))
-        bucket = jnp.where(given, _ranks.bucket_of(change.priority.reshape(-1)), first)
+            token, held = pin(token, rank_buckets.highest(sampler.ranks))
+            first = jnp.where(held > jnp.int32(0), held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
+        bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         return dataclasses.replace(
             sampler,
-            ranks=_ranks.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
-            log=None if sampler.log is None else _population.follow(sampler.log, change, geometry, token),
+            ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
+            log=None if sampler.log is None else anchor_log.follow(sampler.log, change, geometry, token),
             max_priority=jnp.maximum(sampler.max_priority, largest),
         )
 
@@ -137,16 +139,16 @@ class Ranked:
         ranks, capacity = sampler.ranks, population.geometry.capacity
         number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        now = _ranks.table(ranks, exponent(sampler.alpha))
-        slot, chance = _ranks.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
+        now = rank_buckets.table(ranks, exponent(sampler.alpha))
+        slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
-            order = _permutation.mixed(jax.random.fold_in(key, 2), batch_size)
+            order = permutation.mixed(jax.random.fold_in(key, 2), batch_size)
             slot, chance = slot[order], chance[order]
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:
             share = unit(options.get("uniform", sampler.uniform))
-            slot = _by_priority.sharing(slot, key, share, population, sampler.log, some, stratified=self.stratified)
-            index = jnp.maximum(_ranks.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
+            slot = _priority_common.sharing(slot, key, share, population, sampler.log, some, stratified=self.stratified)
+            index = jnp.maximum(rank_buckets.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
             each = share / jnp.maximum(number, jnp.float32(1))
             chance = (jnp.float32(1) - share) * now.each[index] + each
             least = (jnp.float32(1) - share) * least + each
@@ -162,7 +164,7 @@ class Ranked:
         self, sampler: RankedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
     ) -> RankedState:
         capacity, priority = geometry.capacity, jnp.abs(error)
-        ranks = _ranks.set(sampler.ranks, slot, _ranks.bucket_of(priority), capacity, token)
+        ranks = rank_buckets.set(sampler.ranks, slot, rank_buckets.bucket_of(priority), capacity, token)
         real = slot < jnp.int32(capacity)
         largest = jnp.max(jnp.where(real, priority, jnp.float32(0)), initial=0.0)
         return dataclasses.replace(sampler, ranks=ranks, max_priority=jnp.maximum(sampler.max_priority, largest))
@@ -186,10 +188,10 @@ class Ranked:
     def inspect(self, sampler: RankedState, population: Population, fetched: None) -> Inspected:
         ranks = sampler.ranks
         bucket = ranks.bucket[: population.geometry.capacity].astype(jnp.int32)
-        each = _ranks.table(ranks, exponent(sampler.alpha)).each[jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))]
+        each = rank_buckets.table(ranks, exponent(sampler.alpha)).each[jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
-        known = jnp.where(bucket > jnp.int32(1), _ranks.lower_edge(bucket), jnp.float32(0))
-        return Inspected(_by_priority.shared(chance, sampler.uniform, population), known)
+        known = jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
+        return Inspected(_priority_common.shared(chance, sampler.uniform, population), known)
 
     def stats(self, sampler: RankedState) -> dict[str, jax.Array]:
         return {"max_priority": sampler.max_priority, "alpha": sampler.alpha, "beta": sampler.beta}

@@ -3,7 +3,7 @@ r"""`Staleness`: anchors by how old they are, or how old the policy was that mad
 Staleness is a whole number: versions of the policy since the one that acted, or (without versions) how many lots of so many
 anchors have come to the lane since. Anchors of a lane that came one after another with the same number are a *run*; the newest
 K runs of each lane are remembered as a number and a count. A draw weighs the K E runs, chooses one, and any anchor in it: the
-anchors of a lane lie in order of arrival (`fbuf._population`), so the n-th of a run is found by counting.
+anchors of a lane lie in order of arrival (`fbuf._indexing.anchor_log`), so the n-th of a run is found by counting.
 
 A weight for each row in a sum tree was rejected: with every new version all of them change (O(C)), but for weights that fall
 exponentially, which then run out of a float's range. Weighing all rows at each draw, as torchrl does, is O(C) as well.
@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _population, _words
-from fbuf._config import component, state
-from fbuf._population import Log
-from fbuf._tree import name_of
-from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
+from fbuf._algorithms import random_bits
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import name_of
+from fbuf._indexing import anchor_log
+from fbuf._indexing.anchor_log import Log
+from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
 
 _MOST = 2**16  # runs of a lane; all are weighed at each draw
 _RUNS = 64
@@ -151,7 +153,7 @@ class Staleness:
         lanes = geometry.lanes
         runs = self.runs or (self.maximum + 1 if self.version is None else max(_RUNS, self.maximum + 1))
         return StalenessState(
-            log=_population.init(geometry, dense),
+            log=anchor_log.init(geometry, dense),
             held=jnp.zeros((lanes,), jnp.int32),
             stamp=jnp.zeros((runs, lanes), jnp.int32),
             count=jnp.zeros((runs, lanes), jnp.int32),
@@ -160,7 +162,7 @@ class Staleness:
         )
 
     def change(self, sampler: StalenessState, change: Change, geometry: Geometry, token: jax.Array) -> StalenessState:
-        held, closed = _population.closed(sampler.held, change, geometry)
+        held, closed = anchor_log.closed(sampler.held, change, geometry)
         count = _without_oldest(sampler.count, sampler.held, closed)
         opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
         arrived = self._arrived(sampler, change)
@@ -179,7 +181,7 @@ class Staleness:
         if self.version is not None:
             version = jnp.maximum(version, version if change.newest_stamp is None else change.newest_stamp)
         return StalenessState(
-            log=_population.follow(sampler.log, change, geometry, token),
+            log=anchor_log.follow(sampler.log, change, geometry, token),
             held=held + opened,
             stamp=stamp.at[place, lane].set(arrived.stamp, mode="drop"),
             count=count.at[place, lane].add(jnp.int32(1), mode="drop"),
@@ -198,7 +200,7 @@ class Staleness:
         if change.open_stamp is None:  # nothing opens where only old rows are given up
             none = jnp.zeros(mask.shape, jnp.int32)
             return _Arrived(none, none, sampler.lot)
-        first, _ = _population.differs(change.open_stamp, mask, newest)
+        first, _ = anchor_log.differs(change.open_stamp, mask, newest)
         return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.lot)
 
     def _staleness(self, sampler: StalenessState) -> tuple[jax.Array, jax.Array]:
@@ -246,9 +248,9 @@ class Staleness:
         lane, run = cell // jnp.int32(count.shape[0]), cell % jnp.int32(count.shape[0])
         mine = count[run, lane]
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
-        rank = sampler.held[lane] - newer[run, lane] + _words.randint_below(within, (batch_size,), mine)
+        rank = sampler.held[lane] - newer[run, lane] + random_bits.randint_below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
-        slot = _population.at(sampler.log, population, lane, jnp.where(mask, rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, population, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -288,9 +290,7 @@ class Staleness:
         run = jax.vmap(lambda of, at: jnp.searchsorted(of, at, side="right"), 1, 1)(upto, rank).astype(jnp.int32)
         run = jnp.minimum(run, jnp.int32(count.shape[0] - 1))
         here = (rank >= (upto[0] - count[0])[None, :]) & (rank < sampler.held[None, :])
-        slot = _population.at(
-            sampler.log, population, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1)
-        )
+        slot = anchor_log.at(sampler.log, population, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))
         slot = jnp.where(here.reshape(-1), slot, jnp.int32(geometry.capacity))
         nothing = jnp.zeros((geometry.capacity,), jnp.float32)
         return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))

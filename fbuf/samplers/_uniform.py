@@ -1,8 +1,8 @@
 """`Uniform`: every anchor alike, or every episode, with replacement; O(1) a draw.
 
 Where every row is an anchor nothing is stored. Otherwise a log of 4 bytes a row, kept as rows arrive (see
-`fbuf._population`), and 8 more where episodes are drawn. Rejection from all rows was not taken: its time is unbounded, and a
-fixed number of tries is biased.
+`fbuf._indexing.anchor_log`), and 8 more where episodes are drawn. Rejection from all rows was not taken: its time is
+unbounded, and a fixed number of tries is biased.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _population, _words
-from fbuf._config import component
-from fbuf._population import EpisodeLog, Log
-from fbuf._typing import NO_NUMBERS, Change, Draw, Geometry, Inspected, Population
+from fbuf._algorithms import random_bits
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._indexing import anchor_log
+from fbuf._indexing.anchor_log import EpisodeLog, Log
+from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
 
 
 @component
@@ -55,14 +57,14 @@ class Uniform:
         return self.over == "episodes"
 
     def init(self, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
-        return _population.init_episodes(geometry) if self.by_episode else _population.init(geometry, dense)
+        return anchor_log.init_episodes(geometry) if self.by_episode else anchor_log.init(geometry, dense)
 
     def change(
         self, sampler: Log | EpisodeLog, change: Change, geometry: Geometry, token: jax.Array
     ) -> Log | EpisodeLog:
         if isinstance(sampler, EpisodeLog):
-            return _population.follow_episodes(sampler, change, geometry, token)
-        return _population.follow(sampler, change, geometry, token)
+            return anchor_log.follow_episodes(sampler, change, geometry, token)
+        return anchor_log.follow(sampler, change, geometry, token)
 
     def draw(
         self,
@@ -77,10 +79,10 @@ class Uniform:
         geometry = population.geometry
         total = jnp.sum(population.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeLog):
-            slot, chance = _population.draw_episodes(sampler, key, batch_size, population)
+            slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, population)
         else:
-            nth = _words.randint_below(key, (batch_size,), total)
-            slot = _population.nth(sampler, population, nth)
+            nth = random_bits.randint_below(key, (batch_size,), total)
+            slot = anchor_log.nth(sampler, population, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, Draw(
@@ -104,7 +106,7 @@ class Uniform:
         return sampler
 
     def clear(self, sampler: Log | EpisodeLog, geometry: Geometry, dense: bool) -> Log | EpisodeLog:
-        return _population.clear_episodes(sampler) if isinstance(sampler, EpisodeLog) else _population.clear(sampler)
+        return anchor_log.clear_episodes(sampler) if isinstance(sampler, EpisodeLog) else anchor_log.clear(sampler)
 
     def available(self, sampler: Log | EpisodeLog, count: jax.Array) -> jax.Array:
         return count
@@ -114,7 +116,7 @@ class Uniform:
 
     def inspect(self, sampler: Log | EpisodeLog, population: Population, fetched: None) -> Inspected:
         if isinstance(sampler, EpisodeLog):
-            return Inspected(_population.chances_by_episode(sampler, population.geometry))
+            return Inspected(anchor_log.chances_by_episode(sampler, population.geometry))
         return Inspected(None)
 
     def stats(self, sampler: Log | EpisodeLog) -> dict[str, jax.Array]:

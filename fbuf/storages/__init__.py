@@ -8,7 +8,7 @@ no place for is masked and counted. Leaves that a storage does not name are arra
 
 from typing import TYPE_CHECKING
 
-from fbuf._later import later
+from fbuf._core.lazy_import import later
 from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fbuf.storages._dataset import DataSet
     from fbuf.storages._host import Host
     from fbuf.storages._memmap import Memmap
-    from fbuf.storages._ragged import Ragged
+    from fbuf.storages._ragged.storage import Ragged
 
 __all__ = [
     "BitPack",
@@ -42,7 +42,7 @@ __getattr__, __dir__ = later(
         "fbuf.storages._dataset": ["DataSet"],
         "fbuf.storages._host": ["Host"],
         "fbuf.storages._memmap": ["Memmap"],
-        "fbuf.storages._ragged": ["Ragged"],
+        "fbuf.storages._ragged.storage": ["Ragged"],
     },
     __all__,
 )

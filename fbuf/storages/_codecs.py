@@ -1,8 +1,8 @@
 """Codecs under the names that users write and files hold: `storages.Zstd(3)`."""
 
-from fbuf._config import allow
-from fbuf._host.bits import BitPack
-from fbuf._host.codec import Codec, Raw, Zstd
+from fbuf._core.component import allow
+from fbuf._host.codecs.base import Codec, Raw, Zstd
+from fbuf._host.codecs.bitpack import BitPack
 
 __all__ = ["BitPack", "Codec", "Raw", "Zstd"]
 

@@ -14,11 +14,11 @@ from typing import cast
 
 import jax
 
-from fbuf._config import component
-from fbuf._host.column import Column
-from fbuf._tree import Spec, item_bytes, name_of
+from fbuf._core.component import component
+from fbuf._core.pytree import Spec, item_bytes, name_of
+from fbuf._host.columns.spec import Column
 from fbuf.storages._codecs import Codec, Zstd
-from fbuf.storages._hosted import Hosted
+from fbuf.storages._host_storage import Hosted
 
 _LARGE = 1024  # bytes a row
 

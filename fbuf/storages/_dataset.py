@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _pieces
-from fbuf._config import component
-from fbuf._files import SchemaError
-from fbuf._host import owner
-from fbuf._tree import Spec, tree_bytes
-from fbuf._typing import Geometry, Held, Read
-from fbuf.storages import _side, _sideread
-from fbuf.storages._side import Layout, SideRows
-from fbuf.storages._sideread import SideHeld
+from fbuf._bridge import lifetime
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Spec, tree_bytes
+from fbuf._formats import dataset as _dataset
+from fbuf._formats.checkpoint import SchemaError
+from fbuf._interfaces.storage import Held, Read
+from fbuf.storages import _host_reads, _host_rows
+from fbuf.storages._host_reads import SideHeld
+from fbuf.storages._host_rows import Layout, SideRows
 
 
 @component
@@ -75,11 +76,11 @@ class DataSet:
         return tuple(spec)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        _side.refuse_tracing("DataSet")
+        _host_rows.refuse_tracing("DataSet")
         return self._rows(self._open(geometry, spec), geometry, spec, structure)
 
-    def _open(self, geometry: Geometry, spec: Spec) -> _pieces.DataSet:
-        dataset = _pieces.DataSet.open(self.path, memory=self.memory, cache=self.cache)
+    def _open(self, geometry: Geometry, spec: Spec) -> _dataset.DataSet:
+        dataset = _dataset.DataSet.open(self.path, memory=self.memory, cache=self.cache)
         try:
             if (geometry.lanes, geometry.length) != (1, dataset.rows):
                 raise ValueError(
@@ -98,10 +99,10 @@ class DataSet:
             raise
         return dataset
 
-    def _rows(self, dataset: _pieces.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        owned = owner.open_store(dataset.store)
+    def _rows(self, dataset: _dataset.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        owned = lifetime.open_store(dataset.store)
         rows = SideRows(
-            id=jnp.asarray(owner.split_id(owned.id)),
+            id=jnp.asarray(lifetime.split_id(owned.id)),
             ticket=None,
             device={},
             last=None,
@@ -149,7 +150,7 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_sideread.collect(rows, self.hold(rows, reads), strict=True, ahead=False))
+        return _there(_host_reads.collect(rows, self.hold(rows, reads), strict=True, ahead=False))
 
     def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -166,24 +167,24 @@ class DataSet:
         return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), (), tuple(sources))
 
     def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _sideread.request(rows, held)
+        return _host_reads.request(rows, held)
 
     def collect(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_sideread.collect(rows, held, strict=True))
+        return _there(_host_reads.collect(rows, held, strict=True))
 
     def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
-        return _sideread.host_bytes(rows, held)
+        return _host_reads.host_bytes(rows, held)
 
     def nbytes(self, rows: SideRows) -> dict[str, int]:
-        store = _side.store_of(rows)
+        store = _host_rows.store_of(rows)
         return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
     def weigh(self, rows: SideRows) -> dict[str, Held]:
-        return _side.weigh(rows)
+        return _host_rows.weigh(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Where the rows lie and which they are, as JSON: they stay where they are."""
-        store: Any = _side.store_of(rows)
+        store: Any = _host_rows.store_of(rows)
         text = json.dumps({"path": store.path, "identity": store.identity, "rows": store.rows})
         return {"dataset": np.frombuffer(text.encode(), np.uint8)}
 
@@ -214,7 +215,7 @@ class DataSet:
 
 
 def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
-    return _side.layout_of(geometry, spec, structure, columns)._replace(rows=geometry.capacity)
+    return _host_rows.layout_of(geometry, spec, structure, columns)._replace(rows=geometry.capacity)
 
 
 def _there(read: tuple[list[jax.Array], jax.Array | None]) -> tuple[list[jax.Array], None]:

@@ -5,7 +5,7 @@ was there before, so a row of 7,056 bytes becomes some hundreds. Reading is two 
 scan, vmap, grad, shard_map and `jax.export`, and its checkpoints are plain arrays.
 
 A block of a row is first compared with the block in the same place of the row before (of the lane), which settles most of
-them without looking anything up; the others go to the table (`fbuf._blocktable`).
+them without looking anything up; the others go to the table (`fbuf._algorithms.block_table`).
 
 The table has a fixed number of places. When it fills, `on_full` says what gives way. `stats` shows the load, `fit` chooses
 block and places from real rows, `Buffer.grow` makes the table larger.
@@ -22,14 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _blocks, _blocktable
-from fbuf._blockprobe import UNIT
-from fbuf._blocktable import Table
-from fbuf._config import component, to_config
-from fbuf._tree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
-from fbuf._typing import Forecast, Geometry, Held, Read
-from fbuf.storages import _arrays, _blockfit, _coded
-from fbuf.storages._coded import Cut, DeduplicatedRows
+from fbuf._algorithms import block_grid, block_table
+from fbuf._algorithms.block_stats import UNIT
+from fbuf._algorithms.block_table import Table
+from fbuf._core.component import component, to_config
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
+from fbuf._interfaces.storage import Forecast, Held, Read
+from fbuf.storages import _array_rows, _block_fit, _block_rows
+from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
 LEAST_BYTES = 1024
 """Leaves of this many bytes a row or more are deduplicated when no keys are given."""
@@ -93,18 +94,18 @@ class Deduplicated:
         """How rows of `spec` are cut."""
         cuts: list[Cut] = []
         sizes: list[int] = []
-        for name in _arrays.choose("Deduplicated", self.keys, spec, LEAST_BYTES):
+        for name in _array_rows.choose("Deduplicated", self.keys, spec, LEAST_BYTES):
             leaf = spec[name]
             if jnp.issubdtype(leaf.dtype, jnp.complexfloating) or not leaf.size:
                 raise TypeError(
                     f"Deduplicated: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected integers, booleans or "
                     f"floats, and at least one. Name the leaves to deduplicate with keys=(...)."
                 )
-            grid = _blocks.grid(leaf, _of_leaf(self.block, name))
-            if grid.blocks > _blocktable.CHUNK_ITEMS:
+            grid = block_grid.grid(leaf, _of_leaf(self.block, name))
+            if grid.blocks > block_table.CHUNK_ITEMS:
                 raise ValueError(
                     f"Deduplicated: leaf '{name}' of {leaf.dtype}{list(leaf.shape)} has {grid.blocks} blocks a row; expected "
-                    f"{_blocktable.CHUNK_ITEMS} at most. Use larger blocks: block=(h, w)."
+                    f"{block_table.CHUNK_ITEMS} at most. Use larger blocks: block=(h, w)."
                 )
             if grid.block_words not in sizes:
                 sizes.append(grid.block_words)
@@ -125,9 +126,9 @@ class Deduplicated:
             leaves[cut.name], last[cut.name] = ids, jnp.zeros((geometry.lanes, *ids.shape), ids.dtype)
         words = {cut.table: cut.grid.block_words for cut in cuts}
         return DeduplicatedRows(
-            tree=structure.unflatten(_arrays.allocate(geometry.capacity, leaves).values()),
+            tree=structure.unflatten(_array_rows.allocate(geometry.capacity, leaves).values()),
             last=last,
-            tables=tuple(_blocktable.init(number, words[i]) for i, number in enumerate(places)),
+            tables=tuple(block_table.init(number, words[i]) for i, number in enumerate(places)),
             growth=jnp.zeros((len(places),), jnp.uint32),
             cuts=cuts,
         )
@@ -184,14 +185,14 @@ class Deduplicated:
           >>> fbuf.storages.Deduplicated(keys=("obs",)).fit({"obs": frames}, capacity=10_000)
           Deduplicated(keys=('obs',), block=(12, 28), blocks=128)
         """
-        spec, leaves = _blockfit.sample(rows, capacity, lanes)
+        spec, leaves = _block_fit.sample(rows, capacity, lanes)
         names = [cut.name for cut in self._cuts(spec)]
         block = {name: _of_leaf(self.block, name) for name in names}
         whole = self.blocks if not _is_by_leaf(self.blocks) else None
         places = {name: _of_leaf(self.blocks, name) if whole is None else None for name in names}
         if all(block.values()) and (whole or all(places.values())):
             return self
-        choice = _blockfit.choose(leaves, spec, block, places, whole, capacity, lanes or 1)
+        choice = _block_fit.choose(leaves, spec, block, places, whole, capacity, lanes or 1)
         one = len(names) == 1
         return dataclasses.replace(
             self,
@@ -203,7 +204,7 @@ class Deduplicated:
         cuts = self._cuts(spec)
         places = self._places(cuts, geometry.capacity)
         members = {cut.name: (cut.grid, cut.table) for cut in cuts}
-        return _blockfit.forecast(trial, spec, members, places, geometry, FULL, self.on_full)
+        return _block_fit.forecast(trial, spec, members, places, geometry, FULL, self.on_full)
 
     def plan_host(
         self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
@@ -224,11 +225,11 @@ class Deduplicated:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
-        growth = rows.growth.astype(jnp.float32) * (more.astype(jnp.float32) / jnp.float32(_coded.PER_ROWS))
+        growth = rows.growth.astype(jnp.float32) * (more.astype(jnp.float32) / jnp.float32(_block_rows.PER_ROWS))
         return jnp.any(rows.live.astype(jnp.float32) + growth > jnp.float32(FULL) * places)
 
     def drop(self, rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
-        return _coded.drop(rows, slot, token)
+        return _block_rows.drop(rows, slot, token)
 
     def write(
         self,
@@ -238,20 +239,20 @@ class Deduplicated:
         keep: jax.Array | None,
         token: jax.Array,
     ) -> tuple[DeduplicatedRows, jax.Array]:
-        return _coded.write(rows, slot, leaves, keep, token)
+        return _block_rows.write(rows, slot, leaves, keep, token)
 
     def update(
         self, rows: DeduplicatedRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
     ) -> tuple[DeduplicatedRows, jax.Array | None]:
-        return _coded.update(rows, slot, leaves, token)
+        return _block_rows.update(rows, slot, leaves, token)
 
     # ----------------------------------------------------------------------------------------------- reading
 
     def read(self, rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _coded.read(rows, reads)
+        return _block_rows.read(rows, reads)
 
     def clear(self, rows: DeduplicatedRows) -> DeduplicatedRows:
-        return _coded.clear(rows)
+        return _block_rows.clear(rows)
 
     def grow(self, rows: DeduplicatedRows, blocks: Any = None) -> tuple[Deduplicated, DeduplicatedRows]:
         """The same rows in larger tables, and the storage that says so; see `Buffer.grow`."""
@@ -282,7 +283,7 @@ class Deduplicated:
             if wanted == places:
                 made, moved, lost = table, jnp.arange(places, dtype=jnp.int32), 0
             else:
-                made, moved, lost = _blocktable.rebuild(table, wanted)
+                made, moved, lost = block_table.rebuild(table, wanted)
             if int(lost):
                 raise ValueError(
                     f"Deduplicated.grow: {int(lost)} blocks found no place among {wanted}. Write blocks={2 * wanted}."
@@ -296,7 +297,7 @@ class Deduplicated:
                 last[cut.name] = moved[last[cut.name].astype(jnp.int32)].astype(_id_dtype(wanted))
         one = len(rows.cuts) == 1
         storage = dataclasses.replace(self, blocks=next(iter(sizes.values())) if one else tuple(sizes.items()))
-        grown = dataclasses.replace(_coded.with_leaves(rows, arrays), last=last, tables=tuple(tables))
+        grown = dataclasses.replace(_block_rows.with_leaves(rows, arrays), last=last, tables=tuple(tables))
         return storage, grown
 
     # ------------------------------------------------------------------------------------------------- about
@@ -359,7 +360,7 @@ class Deduplicated:
 
 
 def _restored(arrays: Mapping[str, Any], name: str) -> jax.Array:
-    return _arrays.restored(arrays[name], arrays[name].dtype)
+    return _array_rows.restored(arrays[name], arrays[name].dtype)
 
 
 def _as_bytes(cuts: tuple[Cut, ...]) -> np.ndarray:

@@ -11,11 +11,12 @@ from typing import Any
 
 import jax
 
-from fbuf._config import component
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._host import OnHost
-from fbuf._tree import PyTree, Spec, named_leaves, tree_bytes
-from fbuf._typing import Geometry, Held, Read
-from fbuf.storages import _arrays
+from fbuf._interfaces.storage import Held, Read
+from fbuf.storages import _array_rows
 
 
 @component
@@ -38,7 +39,7 @@ class Device:
         return ()
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
-        return structure.unflatten(_arrays.allocate(geometry.capacity, spec).values())
+        return structure.unflatten(_array_rows.allocate(geometry.capacity, spec).values())
 
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         leaves = [jax.ShapeDtypeStruct((geometry.capacity, *s.shape), s.dtype) for s in spec.values()]
@@ -74,13 +75,13 @@ class Device:
 
     def _map(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
         arrays = named_leaves(rows)
-        new = {n: _arrays.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
+        new = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
         structure: Any = jax.tree.structure(rows)
         return structure.unflatten(new.values())
 
     def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         arrays = named_leaves(rows)
-        return [_arrays.read(arrays[read.name], read.slot) for read in reads], None
+        return [_array_rows.read(arrays[read.name], read.slot) for read in reads], None
 
     def clear(self, rows: PyTree) -> PyTree:
         return rows  # what no ring holds is never read
@@ -96,4 +97,4 @@ class Device:
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         del geometry
-        return structure.unflatten([_arrays.restored(arrays[name], spec[name].dtype) for name in spec])
+        return structure.unflatten([_array_rows.restored(arrays[name], spec[name].dtype) for name in spec])

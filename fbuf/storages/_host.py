@@ -5,8 +5,8 @@ The same path as `Compressed` without a codec: for leaves that do not compress b
 
 from __future__ import annotations
 
-from fbuf._config import component
-from fbuf.storages._hosted import Hosted
+from fbuf._core.component import component
+from fbuf.storages._host_storage import Hosted
 
 
 @component

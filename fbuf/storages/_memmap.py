@@ -6,8 +6,8 @@ mapping, so that a full disk is an error with words and not a signal that ends t
 
 from __future__ import annotations
 
-from fbuf._config import component
-from fbuf.storages._hosted import Hosted
+from fbuf._core.component import component
+from fbuf.storages._host_storage import Hosted
 
 
 @component

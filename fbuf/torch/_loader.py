@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._sample import Sample
-from fbuf._state import BufferState
-from fbuf._stop import Stop
-from fbuf.torch._batches import Batches, Drawn, mark
-from fbuf.torch._crossing import import_torch
+from fbuf._buffer.state import BufferState
+from fbuf._concurrency.wakeup import Stop
+from fbuf._core.sample import Sample
+from fbuf.torch._dtypes import import_torch
+from fbuf.torch._iterator import Batches, Drawn, mark
 from fbuf.torch._tensordict import to_tensordict
-from fbuf.torch._to import sample_to_torch
+from fbuf.torch._to_torch import sample_to_torch
 
 _FORMS = ("torch", "tensordict")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fbuf._lazy import length_name
-from fbuf._sample import Rows, Sample
-from fbuf._tree import name_of, named_leaves
-from fbuf.torch._crossing import import_torch
-from fbuf.torch._to import as_tensors
+from fbuf._bridge.lazy_rows import length_name
+from fbuf._core.pytree import name_of, named_leaves
+from fbuf._core.sample import Rows, Sample
+from fbuf.torch._dtypes import import_torch
+from fbuf.torch._to_torch import as_tensors
 
 
 def nested(batch: Sample | Rows, name: str | tuple[str, ...]) -> Any:

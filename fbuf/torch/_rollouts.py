@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from fbuf._tree import PyTree, name_of, nested
-from fbuf.torch._crossing import NARROW, import_torch
-from fbuf.torch._from import from_torch
+from fbuf._core.pytree import PyTree, name_of, nested
+from fbuf.torch._dtypes import NARROW, import_torch
+from fbuf.torch._from_torch import from_torch
 
 _TED = {
     "observation": "obs",

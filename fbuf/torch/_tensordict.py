@@ -16,11 +16,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fbuf._sample import Index, Rows, Sample
-from fbuf._tree import name_of, named_leaves, nested
-from fbuf.torch._crossing import import_torch
-from fbuf.torch._from import from_torch
-from fbuf.torch._to import as_tensors
+from fbuf._core.pytree import name_of, named_leaves, nested
+from fbuf._core.sample import Index, Rows, Sample
+from fbuf.torch._dtypes import import_torch
+from fbuf.torch._from_torch import from_torch
+from fbuf.torch._to_torch import as_tensors
 
 _HERE = {"is_first": "is_init", "obs": "observation"}
 _NEXT = {"next_obs": "observation", "reward": "reward", "done": "done"}

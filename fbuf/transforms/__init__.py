@@ -13,16 +13,16 @@ A transform of one's own is a frozen dataclass of values with one method:
 
 from typing import TYPE_CHECKING
 
-from fbuf._later import later
-from fbuf.transforms import _moments as _moments  # statistics, which exported programs may hold
+from fbuf._core.lazy_import import later
+from fbuf.transforms import _running_stats as _running_stats  # statistics, which exported programs may hold
 from fbuf.transforms._chain import Chain
 from fbuf.transforms._map import Map
 
 if TYPE_CHECKING:
     from fbuf.transforms._apply import apply
     from fbuf.transforms._augment import Augment
-    from fbuf.transforms._join import Concatenate, Split, Stack, Unstack
     from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
+    from fbuf.transforms._reshape import Concatenate, Split, Stack, Unstack
     from fbuf.transforms._reward_to_go import RewardToGo
     from fbuf.transforms._scale import Cast, Scale
     from fbuf.transforms._select import Drop, Rename, Select
@@ -52,7 +52,7 @@ __getattr__, __dir__ = later(
     {
         "fbuf.transforms._apply": ["apply"],
         "fbuf.transforms._augment": ["Augment"],
-        "fbuf.transforms._join": ["Concatenate", "Split", "Stack", "Unstack"],
+        "fbuf.transforms._reshape": ["Concatenate", "Split", "Stack", "Unstack"],
         "fbuf.transforms._normalize": ["Denormalize", "Normalize", "NormalizeReward"],
         "fbuf.transforms._reward_to_go": ["RewardToGo"],
         "fbuf.transforms._scale": ["Cast", "Scale"],

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._tree import PyTree, named_leaves
-from fbuf._typing import Context, Keyed, Transform
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._interfaces.transform import Context, Keyed, Transform
 
 
 def apply(

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._config import component
-from fbuf._tree import PyTree, named_leaves
-from fbuf._typing import Context
-from fbuf.transforms._leaves import checked_keys, chosen, lead_of, replaced
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._interfaces.transform import Context
+from fbuf.transforms._fields import checked_keys, chosen, lead_of, replaced
 
 
 @component

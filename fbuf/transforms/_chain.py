@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec, named_leaves, spec_of
-from fbuf._typing import Context, Invertible, Keyed, Remembering, Transform
-from fbuf.transforms import _collapsed
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of
+from fbuf._interfaces.transform import Context, Invertible, Keyed, Remembering, Transform
+from fbuf.transforms import _per_window
 from fbuf.transforms._map import Map
 
 _ROWS = (3, 2)  # leading axes of rows that shapes are tried with
@@ -134,12 +134,12 @@ class Chain:
             inner = self._inner(context, name, transform, number)
             if windows and place < len(self):
                 if more is None and (context.collapsed or _may_collapse(transform)):
-                    more = _collapsed.longer(data, inner)
+                    more = _per_window.longer(data, inner)
                 if more is not None:
-                    more = _collapsed.after(transform, more, inner)
+                    more = _per_window.after(transform, more, inner)
             data = transform.apply(data, inner)
             if windows and place < len(self):
-                context = context._replace(collapsed=_collapsed.names(data, more, context))
+                context = context._replace(collapsed=_per_window.names(data, more, context))
             number += _wants_key(transform)
         return data
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from fbuf._config import component
-from fbuf._tree import PyTree
-from fbuf._typing import Context, Transform
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree
+from fbuf._interfaces.transform import Context, Transform
 
 
 @component

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec, named_leaves
-from fbuf._typing import Context
-from fbuf.transforms import _moments
-from fbuf.transforms._leaves import blanked, checked_keys, checked_name, chosen, replaced
-from fbuf.transforms._moments import Moments
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec, named_leaves
+from fbuf._interfaces.transform import Context
+from fbuf.transforms import _running_stats
+from fbuf.transforms._fields import blanked, checked_keys, checked_name, chosen, replaced
+from fbuf.transforms._running_stats import Moments
 
 
 @component
@@ -86,18 +86,18 @@ class Normalize:
         return _watched("Normalize", self.sources.values(), spec)
 
     def init(self, spec: Spec) -> dict[str, Moments]:
-        return {name: _moments.init(tuple(spec[name].shape)) for name in self.watches(spec)}
+        return {name: _running_stats.init(tuple(spec[name].shape)) for name in self.watches(spec)}
 
     def observe(
         self, memory: Mapping[str, Moments], leaves: Mapping[str, jax.Array], mask: jax.Array
     ) -> dict[str, Moments]:
-        return {name: _moments.merge(moments, leaves[name], mask) for name, moments in memory.items()}
+        return {name: _running_stats.merge(moments, leaves[name], mask) for name, moments in memory.items()}
 
     def stats(self, memory: Mapping[str, Moments]) -> dict[str, jax.Array]:
         out = {}
         for name, moments in memory.items():
-            out[f"{name}_mean"] = jnp.mean(_moments.mean(moments))
-            out[f"{name}_std"] = jnp.mean(jnp.sqrt(_moments.variance(moments)))
+            out[f"{name}_mean"] = jnp.mean(_running_stats.mean(moments))
+            out[f"{name}_std"] = jnp.mean(jnp.sqrt(_running_stats.variance(moments)))
             out[f"{name}_skipped"] = moments.skipped
         return out
 
@@ -129,9 +129,9 @@ class Normalize:
 
     def _element(self, name: str, leaf: jax.Array, moments: Moments, context: Context, undo: bool) -> jax.Array:
         dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.dtype(jnp.float32)
-        std = jnp.sqrt(_moments.variance(moments))
+        std = jnp.sqrt(_running_stats.variance(moments))
         std = jnp.where(std > jnp.float32(self.eps), std, jnp.float32(1))
-        mean = _moments.mean(moments)
+        mean = _running_stats.mean(moments)
         shape = (1,) * (leaf.ndim - std.ndim) + std.shape
         x, std, mean = leaf.astype(jnp.float32), std.reshape(shape), mean.reshape(shape)
         if undo:

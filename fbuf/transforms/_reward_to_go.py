@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from fbuf._config import component
-from fbuf._tree import PyTree, expand
-from fbuf._typing import Context
-from fbuf.transforms._leaves import as_dict, checked_keys, checked_name, rebuilt
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, expand
+from fbuf._interfaces.transform import Context
+from fbuf.transforms._fields import as_dict, checked_keys, checked_name, rebuilt
 
 
 @component

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._config import component
-from fbuf._tree import PyTree, named_leaves
-from fbuf._typing import Context
-from fbuf.transforms._leaves import blanked, checked_keys, chosen, dtype_name, replaced
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._interfaces.transform import Context
+from fbuf.transforms._fields import blanked, checked_keys, chosen, dtype_name, replaced
 
 
 def _sources(call: str, keys: str | tuple[str, ...], source: str | None, data: PyTree) -> dict[str, jax.Array]:

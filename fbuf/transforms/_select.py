@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fbuf._config import component
-from fbuf._tree import PyTree
-from fbuf._typing import Context
-from fbuf.transforms._leaves import as_dict, checked_keys, checked_name, chosen, rebuilt
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree
+from fbuf._interfaces.transform import Context
+from fbuf.transforms._fields import as_dict, checked_keys, checked_name, chosen, rebuilt
 
 
 @component

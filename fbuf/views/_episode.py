@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
-from fbuf._anchors import RESET, has
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec
-from fbuf._typing import Population, Read, Rule, Window
-from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec
+from fbuf._indexing import ring
+from fbuf._indexing.anchors import RESET, has
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Rule, Window
+from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
 @component
@@ -92,7 +94,7 @@ class Episode:
         geometry, flags = population.geometry, population.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
-        slots = _ring.shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
+        slots = ring.shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
         near = flags.at[slots].get(mode="promise_in_bounds")
         ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
         there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]

@@ -1,7 +1,7 @@
 """`Hindsight`: transitions relabelled with goals that were reached later in the same episode (HER), drawn anew in each batch.
 
-Which rows belong to an episode is kept as rows arrive (`fbuf._anchors.episode_around`: 4 bytes a row, found by halving),
-so a goal is never of another episode, wherever the ring's end lies.
+Which rows belong to an episode is kept as rows arrive (`fbuf._indexing.anchors.episode_around`: 4 bytes a row, found by
+halving), so a goal is never of another episode, wherever the ring's end lies.
 
 A view rather than a function of batches: what it reads goes out with the rows' own reads, in one request where they lie on the
 host, and is ordered before later writes like these; and with each draw come other goals. Relabelling rows as they are written
@@ -20,12 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _words
-from fbuf._anchors import END, episode_around, has
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec, expand, name_of
-from fbuf._typing import Deciding, Population, Read, Rule, View, Window
-from fbuf.views._leaves import check_free, under
+from fbuf._algorithms import random_bits
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec, expand, name_of
+from fbuf._indexing.anchors import END, episode_around, has
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Deciding, Rule, View, Window
+from fbuf.views._fields import check_free, under
 
 
 @component
@@ -203,7 +205,7 @@ class Hindsight:
         share, which = jax.random.split(key)
         wanted = jax.random.uniform(share, slot.shape, jnp.float32) < jnp.float32(self.fraction)
         relabelled = mask & wanted & stored & (number > jnp.int32(0))
-        goal = after + _words.randint_below(which, slot.shape, number)
+        goal = after + random_bits.randint_below(which, slot.shape, number)
 
         ages = jnp.concatenate([goal[:, None], seen], axis=1)
         asked = jnp.concatenate([relabelled[:, None], there & relabelled[:, None]], axis=1)

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec
-from fbuf._typing import Population, Read, Rule, Window
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Rule, Window
 
 
 @component

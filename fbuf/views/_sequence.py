@@ -1,7 +1,8 @@
 """`Sequence`: windows of successive rows of one lane, for recurrent learners and world models.
 
-Rows are stored once; a window is read from wherever it begins. Whether it may is decided as rows arrive (`fbuf._anchors`),
-so that a draw costs O(B T) whatever the capacity, and every window that can be drawn is as likely as every other.
+Rows are stored once; a window is read from wherever it begins. Whether it may is decided as rows arrive
+(`fbuf._indexing.anchors`), so that a draw costs O(B T) whatever the capacity, and every window that can be drawn is as likely
+as every other.
 
 Cutting the stream into fixed pieces before storing was rejected: it stores overlapping windows several times, and fixes
 length and stride for the life of the data. Drawing any window and throwing away those that cross an end was, too: it takes
@@ -17,12 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
-from fbuf._anchors import RESET, START, has
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec
-from fbuf._typing import Population, Read, Rule, Window
-from fbuf.views._leaves import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec
+from fbuf._indexing import ring
+from fbuf._indexing.anchors import RESET, START, has
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Rule, Window
+from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
 @component
@@ -153,7 +156,7 @@ class Sequence:
         number, apart = self.length, self.dilation
         safe = jnp.where(mask, slot, jnp.int32(0))
         offset = jnp.arange(number, dtype=jnp.int32)[None, :] * jnp.int32(apart) - jnp.int32(self.back)
-        slots = _ring.shift(geometry, safe[:, None], offset)
+        slots = ring.shift(geometry, safe[:, None], offset)
         if self.boundary == "stop":
             # Nothing but the first row can begin an episode, nothing but the last be a reset row.
             near = flags.at[slots[:, jnp.array([0, -1])]].get(mode="promise_in_bounds")
@@ -162,7 +165,7 @@ class Sequence:
             reset = jnp.zeros(slots.shape, bool).at[:, -1].set(has(near[:, 1], RESET))
         else:
             every = jnp.arange(-self.back, self.ahead + 1, dtype=jnp.int32)[None, :]
-            near = flags.at[_ring.shift(geometry, safe[:, None], every)].get(mode="promise_in_bounds")
+            near = flags.at[ring.shift(geometry, safe[:, None], every)].get(mode="promise_in_bounds")
             within = jnp.ones(near.shape, bool)
             if self.boundary == "mask":
                 behind = has(near[:, 1 : self.back + 1], START)

@@ -31,12 +31,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
-from fbuf._anchors import END, RESET, START, TERMINATED, has
-from fbuf._config import component
-from fbuf._tree import PyTree, Spec, expand, name_of
-from fbuf._typing import Population, Read, Rule, Window
-from fbuf.views._leaves import check_flag, check_free, place, subtree, under
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, Spec, expand, name_of
+from fbuf._indexing import ring
+from fbuf._indexing.anchors import END, RESET, START, TERMINATED, has
+from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import Rule, Window
+from fbuf.views._fields import check_flag, check_free, place, subtree, under
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 
@@ -191,7 +193,7 @@ class Transition:
         steps, back, nowhere = self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))
         offset = jnp.arange(-back, steps, dtype=jnp.int32)[None, :]
-        around = _ring.shift(geometry, safe[:, None], offset)
+        around = ring.shift(geometry, safe[:, None], offset)
         near = flags.at[around].get(mode="promise_in_bounds")  # [B, back + n]
 
         # where the episode ends ahead (n: not within n steps), and begins behind (-back - 1 and less: further away)
@@ -218,7 +220,7 @@ class Transition:
             reach = jnp.where(terminated, end_at, reach)
 
         def slots_of(frames: jax.Array) -> jax.Array:
-            slots = _ring.shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))
+            slots = ring.shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))
             keep = mask[:, None]
             if self.pad == "zero":
                 keep = keep & (frames >= began[:, None])
@@ -235,7 +237,7 @@ class Transition:
             next_slot = stack_at(jnp.where(ended, end_at + jnp.int32(1), reach))
             newest = jnp.where(ended & mask, nowhere, next_slot[:, -1] if self.stack is not None else next_slot)
             next_slot = next_slot.at[:, -1].set(newest) if self.stack is not None else newest
-            end_slot = _ring.shift(geometry, safe, jnp.where(ended, end_at, jnp.int32(0)))
+            end_slot = ring.shift(geometry, safe, jnp.where(ended, end_at, jnp.int32(0)))
             final = jnp.where(ended & mask, end_slot, nowhere)
         else:
             next_slot = stack_at(reach)
@@ -252,7 +254,7 @@ class Transition:
         if final is not None and self.final_observation is not None:
             reads += [Read(n, final) for n in under(self.final_observation, spec)]
         counted = mask[:, None] & (ahead < rewards[:, None])
-        reward_slot = jnp.where(counted, _ring.shift(geometry, safe[:, None], ahead), nowhere)
+        reward_slot = jnp.where(counted, ring.shift(geometry, safe[:, None], ahead), nowhere)
         reads.append(Read(self.reward, reward_slot))
         here = jnp.where(mask, slot, nowhere)
         if self.action is not None:

@@ -1,7 +1,7 @@
 """`Frozen`: no new rows; those of a data set are there from the beginning, and stay as they are.
 
 So no row ever takes another's place: a row's generation is 1, and neither tickets nor a log of anchors are kept. What draws
-need is counted once, when the state is made (`fbuf._filled`).
+need is counted once, when the state is made (`fbuf._buffer.convert`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NoReturn
 import jax
 import numpy as np
 
-from fbuf import _ring
-from fbuf._config import component
-from fbuf._typing import Geometry, Placement
-from fbuf._typing import Ring as RingState
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry, Placement
+from fbuf._core.geometry import Ring as RingState
+from fbuf._indexing import ring as _ring
 
 
 @component

@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _wide, _words
-from fbuf._config import component, state
-from fbuf._errors import check_key
-from fbuf._tree import Spec
-from fbuf._typing import Geometry
-from fbuf._wide import Wide
+from fbuf._algorithms import random_bits, uint64
+from fbuf._algorithms.uint64 import Wide
+from fbuf._core.arguments import check_key
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Spec
 
 S = TypeVar("S")
 
@@ -88,9 +88,9 @@ class Reservoir:
         there = keep.reshape(-1)
         rank = jnp.cumsum(there, dtype=jnp.uint32)
         seen = Wide(own.seen[0], own.seen[1])
-        number = _wide.add(seen, Wide(jnp.zeros_like(rank), rank))  # of each row, from 1
-        random = Wide(*_words.at(own.key, number.high, number.low))
-        place = _wide.product_high(random, number)
+        number = uint64.add(seen, Wide(jnp.zeros_like(rank), rank))  # of each row, from 1
+        random = Wide(*random_bits.at(own.key, number.high, number.low))
+        place = uint64.product_high(random, number)
         capacity, early = jnp.uint32(geometry.capacity), number.high == jnp.uint32(0)
         slot = jnp.where((place.high == jnp.uint32(0)) & (place.low < capacity), place.low, capacity)
         slot = jnp.where(early & (number.low <= capacity), number.low - jnp.uint32(1), slot)
@@ -131,4 +131,4 @@ class Reservoir:
 def _started(secret: jax.Array) -> ReservoirState:
     """Before the first row, with a key made of `secret` uint32[2] by a counter that neither rows get nor `jax.random` uses."""
     last = jnp.full((1,), 0xFFFFFFFF, jnp.uint32)
-    return ReservoirState(key=jnp.concatenate(_words.at(secret, last, last)), seen=jnp.zeros((2,), jnp.uint32))
+    return ReservoirState(key=jnp.concatenate(random_bits.at(secret, last, last)), seen=jnp.zeros((2,), jnp.uint32))

@@ -1,6 +1,6 @@
 """`Ring`: new rows replace the oldest of their lane, so neighbours in time are neighbours in the buffer.
 
-The arithmetic is in `fbuf._ring`; this is the value a user puts into a `Buffer`.
+The arithmetic is in `fbuf._indexing.ring`; this is the value a user puts into a `Buffer`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from fbuf import _ring
-from fbuf._config import component
-from fbuf._typing import Geometry, Placement
-from fbuf._typing import Ring as RingState
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry, Placement
+from fbuf._core.geometry import Ring as RingState
+from fbuf._indexing import ring as _ring
 
 
 @component

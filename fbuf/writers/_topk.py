@@ -1,7 +1,7 @@
 """`TopK`: of all rows the C with the highest ranks stay.
 
-The arithmetic is in `fbuf._tournament`. torchrl's writer of this kind is a Python heap beside the rows, in which one NaN that
-came while there was room keeps out every better row for ever; here ranks have one order that includes NaN.
+The arithmetic is in `fbuf._algorithms.top_k_tree`. torchrl's writer of this kind is a Python heap beside the rows, in which
+one NaN that came while there was room keeps out every better row for ever; here ranks have one order that includes NaN.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _tournament, _wide
-from fbuf._config import component, state
-from fbuf._tree import Spec, name_of, nested
-from fbuf._typing import Geometry
-from fbuf._wide import Wide
+from fbuf._algorithms import top_k_tree, uint64
+from fbuf._algorithms.uint64 import Wide
+from fbuf._core.component import component, state
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Spec, name_of, nested
 
 
 @state
 class TopKState:
     """What it remembers of the rows held."""
 
-    tree: jax.Array  # uint32[nodes, W], the rows' ranks and arrivals (`fbuf._tournament`)
+    tree: jax.Array  # uint32[nodes, W], the rows' ranks and arrivals (`fbuf._algorithms.top_k_tree`)
     arrived: jax.Array  # uint32[2], rows that came, kept or not, high word first
     lowest: jax.Array  # [], of the ranks' dtype: the lowest held once the buffer is full, until then the least there is
     nan_ranks: jax.Array  # uint32[], ranks that were NaN; wraps
@@ -84,7 +84,7 @@ class TopK:
     def init(self, geometry: Geometry, spec: Spec) -> TopKState:
         dtype = self._dtype(spec)
         return TopKState(
-            tree=_tournament.init(geometry.capacity, _tournament.number_of_words(dtype)),
+            tree=top_k_tree.init(geometry.capacity, top_k_tree.number_of_words(dtype)),
             arrived=jnp.zeros((2,), jnp.uint32),
             lowest=jnp.asarray(_least(dtype), dtype),
             nan_ranks=jnp.zeros((), jnp.uint32),
@@ -98,13 +98,13 @@ class TopK:
         rank = flat[self.rank] if isinstance(self.rank, str) else jax.vmap(self._of_row)(flat)
         there = keep.reshape(-1)
         before = Wide(own.arrived[0], own.arrived[1])
-        arrival = _wide.add(before, Wide(jnp.zeros((number,), jnp.uint32), jnp.arange(number, dtype=jnp.uint32)))
-        tree, slot = _tournament.insert(own.tree, geometry.capacity, _tournament.encode(rank), arrival, there, held)
+        arrival = uint64.add(before, Wide(jnp.zeros((number,), jnp.uint32), jnp.arange(number, dtype=jnp.uint32)))
+        tree, slot = top_k_tree.insert(own.tree, geometry.capacity, top_k_tree.encode(rank), arrival, there, held)
         nan = jnp.isnan(rank) if jnp.issubdtype(rank.dtype, jnp.floating) else jnp.zeros((number,), bool)
         full = jnp.sum(slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + held >= jnp.int32(geometry.capacity)
         least = jnp.asarray(_least(rank.dtype), rank.dtype)
-        lowest = _tournament.decode(_tournament.root(tree)[:-3], rank.dtype, least)
-        after = _wide.add(before, _wide.of(number))
+        lowest = top_k_tree.decode(top_k_tree.root(tree)[:-3], rank.dtype, least)
+        after = uint64.add(before, uint64.of(number))
         return slot.reshape(keep.shape), TopKState(
             tree=tree,
             arrived=jnp.stack(after),

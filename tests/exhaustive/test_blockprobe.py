@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fbuf import _blockprobe, _blocks
+from fbuf._algorithms import block_grid, block_stats
 from fbuf.storages import Deduplicated
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
@@ -22,13 +22,13 @@ def test_ten_games_from_their_first_2000_frames() -> None:
     for name in GAMES:
         frames, _ = atari.frames(name, 20_000)
         storage = Deduplicated(keys=("obs",)).fit({"obs": frames[:2000]}, 20_000)
-        grid = _blocks.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), storage.block)
-        found = _blockprobe.count([(frames, grid)], [(grid.rows, grid.words)])[0].distinct[-1]
+        grid = block_grid.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), storage.block)
+        found = block_stats.count([(frames, grid)], [(grid.rows, grid.words)])[0].distinct[-1]
         places, grown = storage.blocks, 0
         while found > 0.9 * places:
             places, grown = math.ceil(1.5 * places / 32) * 32, grown + 1
         assert grown <= 1 and found > 0.3 * places, name
-        size = _blockprobe.table_bytes(20_000 * grid.blocks, places, grid.block_words)
+        size = block_stats.table_bytes(20_000 * grid.blocks, places, grid.block_words)
         ratios[name] = 20_000 * 8 * 7056 / size
     means = [math.exp(sum(math.log(ratios[name]) for name in names) / len(names)) for names in (GAMES, GAMES[:6])]
     assert means[0] >= 100 and means[1] >= 120 and min(ratios.values()) >= 25, ratios

@@ -1,4 +1,4 @@
-"""`fbuf._blocktable`: every hash, large tables, and loops in place."""
+"""`fbuf._algorithms.block_table`: every hash, large tables, and loops in place."""
 
 from __future__ import annotations
 

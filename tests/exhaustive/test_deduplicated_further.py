@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._state import COUNTERS
+from fbuf._buffer.state import COUNTERS
 from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated
 from fbuf.views import Row, Transition

@@ -10,7 +10,7 @@ import pytest
 
 import fbuf
 from fbuf.__main__ import main
-from fbuf.demo import _dqn, _report, _run, _storages
+from fbuf.demo import _compare_storages, _dqn, _report, _run
 from tests.more import test_demo as _more
 from tests.more.test_demo import (  # noqa: F401
     test_every_storage_trains_alike,
@@ -31,7 +31,7 @@ def names():
 
 def test_a_crowded_table_grows_and_training_stays_the_same(runs, monkeypatch):
     shrink(monkeypatch)
-    monkeypatch.setattr(_storages, "CROWDED", 0.6)
+    monkeypatch.setattr(_compare_storages, "CROWDED", 0.6)
     grown = _run.run("deduplicated", _run.Settings("blocks", seed=3, steps=8), Blocks)
     before = runs["deduplicated"]
     assert grown.blocks.grown > 0 and grown.blocks.places > before.blocks.places and grown.blocks.gone == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _sumtree
+from fbuf._algorithms import sum_tree
 from fbuf.samplers import Prioritized, Ranked
 from tests.more.test_priorities import test_a_share_of_a_buffer_with_lanes_ignores_priorities  # noqa: F401
 from tests.support.priorities import KEY, filled, index_of, races
@@ -52,7 +52,7 @@ def test_chances_make_sums_unbiased(size: int, batch_size: int, trials: int) -> 
     """The sum of f / chance over the batch is that of f over all, whatever f: here of who holds much and who little."""
     leaf = np.random.default_rng(1).pareto(1.2, size).astype(np.float32)
     leaf[::10] = 0
-    tree = _sumtree.rebuild(leaf)
+    tree = sum_tree.rebuild(leaf)
     got = jax.device_get(races(tree, jax.random.split(jax.random.key(1), trials), batch_size, size))
     assert got.mask.all() and (leaf[got.slot] > 0).all()
     assert all(len(set(s)) == batch_size for s in got.slot.tolist())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fbuf._host import filearena
+from fbuf._host.memory import file_arena
 from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
 
 
@@ -21,7 +21,7 @@ def test_processes_killed_at_any_instant_lose_no_row(kind: str, seed: int, tmp_p
 def test_after_a_failure_of_power_what_was_flushed_is_there(
     kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filearena, "_SMALL", 8192)
+    monkeypatch.setattr(file_arena, "_SMALL", 8192)
     for seed in range(first, first + 16):
         check_power_failed(kind, seed, tmp_path / str(seed))
 
@@ -31,5 +31,5 @@ def test_after_a_failure_of_power_what_was_flushed_is_there(
 def test_no_cut_and_no_flipped_bit_shows_another_row(
     kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filearena, "_SMALL", 1024)
+    monkeypatch.setattr(file_arena, "_SMALL", 1024)
     check_damages(kind, verify, True, tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fbuf._host.codec import Zstd
+from fbuf._host.codecs.base import Zstd
 from tests.support import places
 from tests.support.store import fetch, frames, make
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fbuf import _files
-from fbuf._files._dtypes import NAMES, dtype_named
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
 from tests.support.files import Blocks, Keyed
 
 DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5
@@ -62,12 +62,12 @@ def make_plain(path: str) -> None:
         arrays: dict = plain_arrays(k)
         arrays["rows"] = Blocks(arrays["rows"], 4, [f"{k if b <= k // 2 else 0}" for b in range(5)] if k else None)
         arrays["log"] = Keyed({f"piece-{i}": np.full(5 + i, i, np.uint8) for i in range(k, k + 6)})
-        _files.write(path, arrays, plain_meta(k), keep=2)
+        checkpoint.write(path, arrays, plain_meta(k), keep=2)
 
 
 def check_plain(path: str) -> None:
     """The third save."""
-    with _files.read(path) as saved:
+    with checkpoint.read(path) as saved:
         assert saved.meta == plain_meta(2) and saved.generation == 3
         wanted = plain_arrays(2)
         assert list(saved.arrays) == list(wanted)

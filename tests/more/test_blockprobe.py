@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from fbuf import _blockprobe, _blocks
+from fbuf._algorithms import block_grid, block_stats
 from fbuf.storages import Deduplicated
 from tests.support.blockprobe import blocks_of, device_bytes, distinct, game, held
 
@@ -17,10 +17,10 @@ def test_the_choice_is_the_smallest_of_all_candidates() -> None:
 
     sizes = [
         device_bytes(Deduplicated(block=block).fit({"obs": frames}, capacity), {"obs": frames}, capacity)
-        for block in _blockprobe.candidates(84, 84, 1)
+        for block in block_stats.candidates(84, 84, 1)
     ]
     # Up to the ids of each lane's newest row, which are not weighed, and to what faster reading is worth.
-    assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) / _blockprobe.WORTH + 500
+    assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) / block_stats.WORTH + 500
     assert max(sizes) > 1.3 * min(sizes)
 
 
@@ -48,7 +48,7 @@ def test_leaves_of_other_frames_get_their_own() -> None:
     storage = Deduplicated(on_full="refuse").fit(rows, 100)
     block, places = dict(storage.block), dict(storage.blocks)
     assert set(block) == set(places) == {"obs", "depth"}
-    grids = {name: _blocks.grid(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block[name]) for name, x in rows.items()}
+    grids = {name: block_grid.grid(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block[name]) for name, x in rows.items()}
     found = sum(distinct(blocks_of(x, grids[name]), 100) for name, x in rows.items())
     assert 0.7 * sum(places.values()) < found < 0.96 * sum(places.values())
     assert held(storage, rows, 100, step=20)["refused_rows"] == 0

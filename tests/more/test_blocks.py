@@ -1,4 +1,4 @@
-"""`fbuf._blocks`: any shape and block, 64 bits, `vmap` and strict flags."""
+"""`fbuf._algorithms.block_grid`: any shape and block, 64 bits, `vmap` and strict flags."""
 
 from __future__ import annotations
 

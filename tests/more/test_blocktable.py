@@ -1,4 +1,4 @@
-"""`fbuf._blocktable`: bad hashes, load, loops and rebuilding."""
+"""`fbuf._algorithms.block_table`: bad hashes, load, loops and rebuilding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from fbuf import _blocktable
-from fbuf._blocktable import WAYS
+from fbuf._algorithms import block_table
+from fbuf._algorithms.block_table import WAYS
 from tests.support.blocktable import (
     CONTENTS,
     WORDS,
@@ -47,7 +47,7 @@ def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing() -> None:
     blocks = some_blocks(1023, 2**32, 0)
     model.table, placed, _ = model.calls.insert(model.table, blocks, np.arange(1023, dtype=np.int32), 1023)
     assert np.asarray(placed.place).all()
-    made, moved, lost = _blocktable.rebuild(model.table, 1056)
+    made, moved, lost = block_table.rebuild(model.table, 1056)
     assert int(lost) == 0 and int(made.live) == 1023
     np.testing.assert_array_equal(np.asarray(made.words)[np.asarray(moved)[1:]], np.asarray(model.table.words)[1:])
 

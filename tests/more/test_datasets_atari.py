@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces
-from fbuf.datasets import _atari_workers
-from fbuf.datasets._atari_piece import schema
-from fbuf.datasets._source import FileCorrupted, list_files
+from fbuf._formats import dataset
+from fbuf.datasets._atari import workers as _workers
+from fbuf.datasets._atari.segment import schema
+from fbuf.datasets._remote import FileCorrupted, list_files
 from fbuf.views import Episode, Row, Sequence
 from tests.support import atari_pieces as made
 from tests.support.atari_pieces import FRAMES, RUN, get, same
@@ -73,7 +73,7 @@ def test_a_damaged_segment_is_named(run: made.Run, tmp_path: Path, harm: str) ->
     HARMS[harm](made.file_of(folder, "$store$_observation", 1))
     with pytest.raises(FileCorrupted, match=r"get: piece 1 of Pong/1 is damaged: .*ckpt.1.gz.*on_corrupt='skip'"):
         get(tmp_path, tmp_path)
-    assert list(_pieces.committed(tmp_path / "Pong" / "1")) == [0]
+    assert list(dataset.committed(tmp_path / "Pong" / "1")) == [0]
     with pytest.warns(UserWarning, match="piece 1 of Pong/1 is left out"):
         rows = get(tmp_path, tmp_path, on_corrupt="skip")
     same(rows, run, [0, 2, 3, 4])
@@ -140,7 +140,7 @@ def test_kill_and_resume(server: FaultServer, run: made.Run, tmp_path: Path, sen
         process.send_signal(sent)
         said = process.communicate(timeout=300)[0]  # after the end of all that have its output open
         assert "ends" not in said and ("KeyboardInterrupt" in said) == (sent == signal.SIGINT)
-    done = sorted(_pieces.committed(tmp_path / "Pong" / "1"))
+    done = sorted(dataset.committed(tmp_path / "Pong" / "1"))
     assert done == [0]
     asked = len(server.asked)
     same(get(tmp_path, server.base), run)
@@ -182,8 +182,8 @@ def test_memory_does_not_grow_with_the_piece(tmp_path: Path) -> None:
     del said
     tracemalloc.start()
     try:
-        _atari_workers.run(_atari_workers.Job(tmp_path, 0, files, schema()), lambda nbytes: None)
+        _workers.run(_workers.Job(tmp_path, 0, files, schema()), lambda nbytes: None)
         assert tracemalloc.get_traced_memory()[1] < 60 << 20
     finally:
         tracemalloc.stop()
-    assert _pieces.committed(tmp_path)[0].rows > 30_000
+    assert dataset.committed(tmp_path)[0].rows > 30_000

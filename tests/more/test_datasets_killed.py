@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _pieces
+from fbuf._formats import dataset as _dataset
 from tests.support.paths import ROOT
 
 N = 3000
@@ -65,10 +65,10 @@ def test_killed_work_is_resumed(write: Callable[..., None], tmp_path: Path) -> N
             os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(FileNotFoundError, match="not finished"):
             fbuf.datasets.open(path)
-    done = sum(piece.rows for piece in _pieces.committed(path).values())
+    done = sum(piece.rows for piece in _dataset.committed(path).values())
     assert done >= 1000
     seen: list[int] = []
     write(tmp_path, path, lambda now, total: seen.append(now))
     assert seen[0] == done
-    with _pieces.DataSet.open(path) as dataset:
+    with _dataset.DataSet.open(path) as dataset:
         assert np.array_equal(dataset.read_rows(0, N)["obs"], ROWS)

@@ -20,7 +20,7 @@ from minari.dataset.minari_storage import MinariStorage
 from PIL import Image
 
 import fbuf
-from fbuf import _pieces
+from fbuf._formats import dataset
 from tests.support import datasets_oracle as oracle
 
 LEAVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -109,7 +109,7 @@ def test_every_view_sees_the_episodes(tmp_path: Path) -> None:
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
     buffer, state = fbuf.datasets.minari("test/plain-v0", piece_rows=6, **where)
     assert buffer.view == fbuf.views.Transition(final_observation="final_obs")
-    assert len(_pieces.committed(tmp_path / "ours/minari/test/plain-v0")) == 3  # whole episodes of 6 rows or more
+    assert len(dataset.committed(tmp_path / "ours/minari/test/plain-v0")) == 3  # whole episodes of 6 rows or more
     oracle.check_rows(buffer, state, oracle.rows_of(episodes))
     for final in (True, False):
         oracle.check_transitions(buffer, state, episodes, n=3, final=final)
@@ -350,7 +350,7 @@ def test_interrupted_conversion_is_resumed(tmp_path: Path, monkeypatch: pytest.M
 
     with pytest.raises(KeyboardInterrupt):
         fbuf.datasets.minari(folder, root=tmp_path / "ours", piece_rows=6, progress=stop)
-    assert sorted(_pieces.committed(path)) == [0, 1]
+    assert sorted(dataset.committed(path)) == [0, 1]
     with pytest.raises(FileNotFoundError):
         fbuf.datasets.open(path)
     with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _blocktable
-from fbuf.storages import Deduplicated, _coded
+from fbuf._algorithms import block_table
+from fbuf.storages import Deduplicated, _block_rows
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support.deduplicated import (
@@ -47,7 +47,7 @@ def test_after_retirement_the_buffer_is_one_of_only_the_newest_rows() -> None:
 
 
 def test_more_lanes_than_a_chunk_holds() -> None:
-    lanes = _coded._CHUNK // 4 + 3
+    lanes = _block_rows._CHUNK // 4 + 3
     buffer = fbuf.Buffer(3 * lanes, lanes=lanes, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=2**13))
     trial, rng = Trial(buffer, {"obs": ((8, 8), np.uint8)}), np.random.default_rng(0)
     pool = rng.integers(0, 256, (400, 8, 8), np.uint8)
@@ -59,7 +59,7 @@ def test_more_lanes_than_a_chunk_holds() -> None:
 
 def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:
     """More blocks a row than `release` may take at once."""
-    blocks = 4 * _blocktable.CHUNK_ITEMS
+    blocks = 4 * block_table.CHUNK_ITEMS
     try:
         buffer = fbuf.Buffer(1, storage=Deduplicated(keys=("obs",), block=(1, 1), blocks=2 * blocks))
         state = buffer.init({"obs": np.zeros((4, blocks // 4), np.uint32)})
@@ -97,7 +97,7 @@ def _constant(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def test_equal_fingerprints_of_different_blocks_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_blocktable, "digest", _constant)
+    monkeypatch.setattr(block_table, "digest", _constant)
     storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=512, on_full="refuse")
     trial = Trial(fbuf.Buffer(37, storage=storage), {"obs": ((8, 8), np.uint8)})  # a capacity of this test alone
     rng = np.random.default_rng(0)

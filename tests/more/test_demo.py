@@ -14,7 +14,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _command, _dqn, _plot, _report, _run, _storages
+from fbuf.demo import _actor, _command, _compare_storages, _dqn, _plot, _report, _run
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -35,10 +35,10 @@ def runs(names):
 def columns(names):
     """The comparison of the storages on the same rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_storages, "READS", 3)
-        patch.setattr(_storages, "_GROUP", 2)
+        patch.setattr(_compare_storages, "READS", 3)
+        patch.setattr(_compare_storages, "_GROUP", 2)
         patch.setattr(_dqn, "STORAGES", {name: _dqn.STORAGES[name] for name in names})
-        return _storages.compare(some_rows(28))
+        return _compare_storages.compare(some_rows(28))
 
 
 def test_every_storage_trains_alike(runs):
@@ -99,11 +99,11 @@ def test_the_comparison_reports_a_single_bit(monkeypatch):
             flipped = [x.at[(0,) * x.ndim].add(jnp.uint8(1)) if x.dtype == jnp.uint8 else x for x in leaves]
             return flipped, ok
 
-    monkeypatch.setattr(_storages, "READS", 1)
+    monkeypatch.setattr(_compare_storages, "READS", 1)
     monkeypatch.setattr(
         _dqn, "STORAGES", {"device": fbuf.storages.Device, "wrong": Wrong, "again": fbuf.storages.Device}
     )
-    columns = _storages.compare(some_rows(8))
+    columns = _compare_storages.compare(some_rows(8))
     assert [c.identical for c in columns] == [True, False, True]
     assert "DIFFERENT" in _report.storages(columns)
 
@@ -193,11 +193,11 @@ def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys,
         return runs["device"]
 
     monkeypatch.setattr(_run, "run", run)
-    monkeypatch.setattr(_storages, "compare", lambda rows, progress: columns)
+    monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress: columns)
     out = tmp_path / "compare.png"
     assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
     settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
-    kept = [_storages.ROWS, 0, 0, 0]
+    kept = [_compare_storages.ROWS, 0, 0, 0]
     assert asked == [(name, settings, rows) for name, rows in zip(_command.STORAGES, kept, strict=True)]
     captured = capsys.readouterr()
     assert "identical" in captured.out and "every storage on the newest" in captured.out and str(out) in captured.out
@@ -209,7 +209,7 @@ def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys,
         assert "DIFFERENT" in capsys.readouterr().out
     wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
     for found, status in ((columns, 0), (wrong, 1)):
-        monkeypatch.setattr(_storages, "compare", lambda rows, progress, found=found: found)
+        monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress, found=found: found)
         assert main(["demo", "--storage", "device", "--out", str(out)]) == status
         assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import _permutation
+from fbuf._algorithms import permutation
 from fbuf.samplers import Epoch
 from tests.support.epoch import (
     LARGE,
@@ -38,7 +38,7 @@ def test_more_programs(sampler, view, lanes):
 @pytest.mark.parametrize(("sampler", "view", "lanes"), [(Epoch(drop_last=True), "row", None), (Epoch(), "steps", 3)])
 def test_programs_with_keyed_orders(monkeypatch, sampler, view, lanes):
     """As if true shuffles ended at 5 anchors: small buffers then cross over again and again."""
-    monkeypatch.setattr(_permutation, "SHUFFLED", 5)
+    monkeypatch.setattr(permutation, "SHUFFLED", 5)
     for seed in range(3):
         # A length that no other test has: verbs compiled for it know the other line.
         Trial(buffer_of(sampler, view, lanes, length=12), seed).run(80, (5, 13))

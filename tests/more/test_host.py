@@ -15,9 +15,9 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf import _verbs
+from fbuf._buffer import verbs as _verbs
 from fbuf.samplers import Prioritized
-from fbuf.storages import _side
+from fbuf.storages import _host_rows
 from fbuf.testing import assert_inplace
 from tests.support import ownership as _support
 from tests.support.flags import flags
@@ -73,7 +73,7 @@ def test_changes_and_writes_of_one_jit_keep_their_order(
 
 def test_without_the_ticket_table_writes_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the store expires rows of the newest state."""
-    monkeypatch.setattr(_side, "_after", lambda rows: jnp.zeros((1, 2), jnp.uint32))
+    monkeypatch.setattr(_host_rows, "_after", lambda rows: jnp.zeros((1, 2), jnp.uint32))
     calls, _ = order_of_writes("host", monkeypatch, "ee", 18)
     assert calls == ["write", "2000", "write", "1000"]
 

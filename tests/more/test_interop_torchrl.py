@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._tree import named_leaves
+from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, from_torchrl
 from tests.support.interop import run
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._host.store import Store
+from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition

@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import fbuf
-from fbuf import _files
 from fbuf import orbax as replay
+from fbuf._formats import checkpoint
 from tests.support.interop import run
 from tests.support.threads import PATIENCE
 
@@ -101,13 +101,13 @@ def test_an_asynchronous_save_excludes_later_writes(manager, monkeypatch):
     extend = jax.jit(buffer.extend, donate_argnums=0)
     state = extend(extend(buffer.init(ROW), rows(0)), rows(1))
     wanted = np.asarray(buffer.last(state, 30).data["obs"])
-    overwritten, write = threading.Event(), _files.write
+    overwritten, write = threading.Event(), checkpoint.write
 
     def late(*args, **kwargs):
         assert overwritten.wait(PATIENCE)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(_files, "write", late)
+    monkeypatch.setattr(checkpoint, "write", late)
     save(manager, 0, buffer, state)
     for step in range(2, 20):
         state = extend(state, rows(step))
@@ -130,7 +130,7 @@ def test_an_error_of_the_saving_thread_is_raised(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_files, "write", full)
+        patch.setattr(checkpoint, "write", full)
         with pytest.raises(OSError, match="No space left"):
             save(manager, 1, buffer, state)
             manager.wait_until_finished()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host import owner
+from fbuf._bridge import lifetime
 from tests.support import ownership as _support
 from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of, run_script
 
@@ -56,7 +56,7 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
     """It runs finalizers in any thread, here in one that holds the very locks of the store."""
     buffer = make("host")
     state = filled(buffer)
-    store = owner.find(id_of(state))
+    store = lifetime.find(id_of(state))
     box = [state]
     box.append(box)  # only the collector can free it
     del state

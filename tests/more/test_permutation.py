@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._permutation import permute
+from fbuf._algorithms.permutation import permute
 from tests.support.uniformity import chi_square_z
 from tests.test_permutation import LARGEST, is_permutation, key_of, order, permute_jit
 

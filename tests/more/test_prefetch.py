@@ -80,7 +80,7 @@ def test_a_forked_child_reads_for_itself() -> None:
     script = """
 import os, sys, warnings
 import numpy as np
-from fbuf._host.store import Column, Store
+from fbuf._host.store.store import Column, Store
 warnings.simplefilter("ignore")
 s = Store((Column("a", (), np.dtype(np.int32), None),), lanes=1, length=8, slack=0)
 tickets = s.write([np.arange(8, dtype=np.int32)[:, None]], None)[:, 0]

@@ -7,7 +7,7 @@ import contextlib
 import jax
 import pytest
 
-from fbuf import _verbs
+from fbuf._buffer import verbs
 from tests.test_scopes import lowered, make
 
 
@@ -15,7 +15,7 @@ def test_scopes_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with_scopes = lowered(make())
     jax.clear_caches()  # else the second would find the traces of the first
     monkeypatch.setattr(jax, "named_scope", lambda name: _Nothing())
-    for verb in (_verbs.extend, _verbs.sample, _verbs.update_priority, _verbs.update_rows, _verbs.stats):
+    for verb in (verbs.extend, verbs.sample, verbs.update_priority, verbs.update_rows, verbs.stats):
         monkeypatch.setattr(verb, "core", verb.core.__wrapped__)
     without = lowered(make())
     jax.clear_caches()

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.framestream import FrameStream
-from fbuf._host.stacks import Stacks
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.frame_stream import FrameStream
+from fbuf._host.columns.stacked import Stacks
+from fbuf._host.store.store import Column, Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.stacks import (
     DTYPES,
     check_frames,
@@ -139,9 +139,9 @@ def test_running_out_of_memory_leaves_the_store_as_it_was(place: str) -> None:
     rows = game(400)
     order = rng.permutation(400)
     kind = {
-        "append": "fbuf._host.arena.Arena.append",
+        "append": "fbuf._host.memory.arena.Arena.append",
         "widen": "numpy.zeros",
-        "encode": "fbuf._host.coder.ZstdCoder.encode",
+        "encode": "fbuf._host.codecs.encoder.ZstdCoder.encode",
     }
     for new in (rows[:10], rows[10:50], rows[order[:50]], rows[order[:70]], rows[50:150]):
         for call in range(4):
@@ -226,7 +226,7 @@ def test_a_buffer_gives_the_same_batches_as_on_the_device() -> None:
         batches.append([batch.data, buffer.sample(state, jax.random.key(4), 32)[1].data])
         if storage != storages[0]:
             (handle,) = fbuf.stores()
-            (held,) = fbuf._host.owner.find(handle.id)._parts
+            (held,) = fbuf._bridge.lifetime.find(handle.id)._parts
             assert (isinstance(held, Stacks) and isinstance(held.inner, FrameStream)) == storage.stacks
         del state
     for other in batches[1:]:

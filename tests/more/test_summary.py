@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._summary import _hash, _look
+from fbuf._buffer.summary import collect, row_hash
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
 
@@ -24,11 +24,11 @@ def test_rows_in_no_order() -> None:
 
 
 def test_comparing_goes_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_look, "BLOCK_BYTES", 300)  # three rows at a time
-    _look.look._jitted.clear_cache()
+    monkeypatch.setattr(collect, "BLOCK_BYTES", 300)  # three rows at a time
+    collect.look._jitted.clear_cache()
     told = history("Device", "Prioritized", "Transition")
     check(told, told.buffer.summary(told.state))
-    _look.look._jitted.clear_cache()
+    collect.look._jitted.clear_cache()
 
 
 def test_priorities_of_ranks_and_of_zero() -> None:
@@ -63,7 +63,7 @@ def test_a_reset_row_is_not_a_step_of_an_episode() -> None:
 def test_rows_of_eight_bytes_are_hashed_whole() -> None:
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         rows = jnp.asarray([[1], [1 + 2**32], [1], [2**40]], jnp.int64)
-        assert _hash.distinct(np.asarray(_hash.hashed(rows))) == 3
+        assert row_hash.distinct(np.asarray(row_hash.hashed(rows))) == 3
 
 
 def test_ragged_leaves_have_bytes_but_no_raw_size() -> None:

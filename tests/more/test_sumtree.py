@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import _descent, _words
-from fbuf import _sumtree as st
+from fbuf._algorithms import random_bits, sum_tree_draw
+from fbuf._algorithms import sum_tree as st
 from tests.support.sumtree import (
     check_frequencies,
     check_inplace,
@@ -83,9 +83,9 @@ def test_gradients_pass_by(path: str) -> None:
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
     def loss(x: jax.Array) -> jax.Array:
-        index, _ = _descent.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
+        index, _ = sum_tree_draw.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
         new = st.set(tree, index, jnp.full((8,), x), 100)
-        _, leaf = _descent.draw(new, jax.random.key(1), 8, 100, stratified=False)
+        _, leaf = sum_tree_draw.draw(new, jax.random.key(1), 8, 100, stratified=False)
         return jnp.sum(leaf) + x
 
     value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
@@ -101,7 +101,7 @@ def test_clean_under_strict_jax(path: str) -> None:
         fresh = jax.jit(lambda t, k: step(t, k))
         with jax.transfer_guard("disallow"):
             strict = fresh(tree, key)
-        empty = jax.jit(lambda k: _descent.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
+        empty = jax.jit(lambda k: sum_tree_draw.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
     assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])
@@ -112,11 +112,11 @@ def test_clean_under_strict_jax(path: str) -> None:
 def test_words_of_any_key(kind: str) -> None:
     """The same however long the batch, other for every key."""
     keys = jax.random.split(jax.random.key(0, impl=kind), 3)
-    first, second = map(jnp.stack, zip(*(_words.pairs(key, 9) for key in keys), strict=True))
+    first, second = map(jnp.stack, zip(*(random_bits.pairs(key, 9) for key in keys), strict=True))
     words = np.concatenate([first, second]).ravel()
     assert words.dtype == np.uint32 and len(np.unique(words)) == 54
     for key, one, other in zip(keys, first, second, strict=True):
-        short = jax.jit(lambda key: _words.pairs(key, 4))(key)
+        short = jax.jit(lambda key: random_bits.pairs(key, 4))(key)
         np.testing.assert_array_equal(short[0], one[:4])
         np.testing.assert_array_equal(short[1], other[:4])
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from jax import lax
 
 import fbuf
-from fbuf import _tournament
+from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from tests.test_topk import (
     CAPACITY,
@@ -90,9 +90,9 @@ def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
     """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
 
     def insert(tree: Any, rows: Any) -> Any:
-        return _tournament._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
+        return top_k_tree._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
 
-    tree = jax.eval_shape(lambda: _tournament.init(70, words))
+    tree = jax.eval_shape(lambda: top_k_tree.init(70, words))
     compiled = jax.jit(insert).lower(tree, jax.ShapeDtypeStruct((100, words + 2), jnp.uint32)).compile()
     assert compiled.as_text().count("xla_cpu_small_call") == 2
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf import _pieces
-from fbuf.datasets import _atari_download, _atari_plan
+from fbuf._formats import dataset as _dataset
+from fbuf.datasets._atari import download, plan
 
 RUN = "dqn/Pong/1/replay_logs/"
 FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
@@ -267,9 +267,9 @@ def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
 def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
     """All rows of Pong/1, as numpy, without a buffer."""
     path = root / "Pong" / "1"
-    options["pieces"] = _atari_plan.selected("get", options.get("pieces"))
-    ask = _atari_download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
-    with _atari_download.get(ask, lambda: _pieces.DataSet.open(path)) as dataset:
+    options["pieces"] = plan.selected("get", options.get("pieces"))
+    ask = download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
+    with download.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf import _blockprobe, _blocks
+from fbuf._algorithms import block_grid, block_stats
 from fbuf.storages import Deduplicated
 
 
-def blocks_of(array: Any, grid: _blocks.Grid) -> list[set[bytes]]:
+def blocks_of(array: Any, grid: block_grid.Grid) -> list[set[bytes]]:
     """The distinct blocks of each row, its bytes cut by slices."""
     array = np.asarray(array)
     if grid.last:
@@ -70,12 +70,12 @@ def check_counts(dtype: str, shape: tuple[int, ...]) -> None:
 
     rows = sparse(shape, 40, jnp.dtype(dtype))
     leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    wide = _blocks.element_bytes(leaf.dtype) * _blocks.frame_shape(shape)[3]
+    wide = block_grid.element_bytes(leaf.dtype) * block_grid.frame_shape(shape)[3]
     unit = 4 // math.gcd(4, wide)
-    grids = [_blocks.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
+    grids = [block_grid.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
     cuts = [(grid.rows, grid.words) for grid in grids]
-    curves = _blockprobe.count([(rows, grids[0])], cuts)
-    assert curves == _blockprobe.count([(rows, grids[0])], cuts, lanes=4)
+    curves = block_stats.count([(rows, grids[0])], cuts)
+    assert curves == block_stats.count([(rows, grids[0])], cuts, lanes=4)
     for grid, curve in zip(grids, curves, strict=True):
         assert curve.rows == (5, 10, 20, 40)
         sets = blocks_of(rows, grid)

@@ -1,4 +1,4 @@
-"""`fbuf._blocks` against numpy: frames cut into blocks of words and put together again, to the bit.
+"""`fbuf._algorithms.block_grid` against numpy: frames cut into blocks of words and put together again, to the bit.
 
 The oracle cuts the bytes of one frame after the other with slices, as the module's docstring says it is done.
 """
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as some
 
-from fbuf import _blocks
-from fbuf._blocks import Grid
+from fbuf._algorithms import block_grid
+from fbuf._algorithms.block_grid import Grid
 
 
 def x64() -> contextlib.AbstractContextManager[Any]:
@@ -82,15 +82,15 @@ def cut_by_hand(rows: np.ndarray, high: int, wide: int) -> list[list[bytes]]:
 def use_all(values: jax.Array, other: jax.Array, grid: Grid, leaf: jax.ShapeDtypeStruct) -> dict[str, jax.Array]:
     """Everything the module computes of two lots of rows."""
     number = values.shape[0]
-    a, b = _blocks.to_words(values, grid), _blocks.to_words(other, grid)
+    a, b = block_grid.to_words(values, grid), block_grid.to_words(other, grid)
     items = jnp.arange(number * grid.blocks, dtype=jnp.int32)
-    taken = _blocks.take(a, grid, items).reshape(number, grid.blocks, grid.block_words)
-    theirs = _blocks.take(b, grid, items[::-1]).reshape(taken.shape)[::-1, ::-1]
+    taken = block_grid.take(a, grid, items).reshape(number, grid.blocks, grid.block_words)
+    theirs = block_grid.take(b, grid, items[::-1]).reshape(taken.shape)[::-1, ::-1]
     return {
         "blocks": taken,
-        "back": _blocks.from_blocks(taken, grid, leaf),
-        "differ": _blocks.differ(a, b, grid),
-        "differ_from_blocks": _blocks.differ_from_blocks(a, theirs, grid),
+        "back": block_grid.from_blocks(taken, grid, leaf),
+        "differ": block_grid.differ(a, b, grid),
+        "differ_from_blocks": block_grid.differ_from_blocks(a, theirs, grid),
     }
 
 
@@ -122,7 +122,7 @@ def check(
     values: np.ndarray | None = None,
 ) -> None:
     leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    grid = _blocks.grid(leaf, block)
+    grid = block_grid.grid(leaf, block)
     values = noise((rows, *shape), dtype, seed) if values is None else values
     other = changed(values, seed)
     ours, theirs = (cut_by_hand(x, grid.rows, 4 * grid.words) for x in (values, other))

@@ -1,4 +1,5 @@
-"""`fbuf._blocktable` beside a dict: what it holds, who refers to it, when it refuses; with good hashes and with bad ones."""
+"""`fbuf._algorithms.block_table` beside a dict: what it holds, who refers to it, when it refuses; with good hashes and with
+bad ones."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from fbuf import _blocktable
-from fbuf._blocktable import WAYS, Placed, Table
+from fbuf._algorithms import block_table
+from fbuf._algorithms.block_table import WAYS, Placed, Table
 
 WORDS, SIZE = 3, 24
-GOOD = _blocktable.digest
+GOOD = block_table.digest
 Digest = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -43,13 +44,13 @@ DIGESTS: dict[str, Digest] = {"good": GOOD, "constant": constant, "equal": one_f
 @contextlib.contextmanager
 def hashing(name: str) -> Iterator[None]:
     """Another digest; programs traced with one are not left to the next."""
-    _blocktable.rebuild.clear_cache()
-    _blocktable.digest = DIGESTS[name]
+    block_table.rebuild.clear_cache()
+    block_table.digest = DIGESTS[name]
     try:
         yield
     finally:
-        _blocktable.digest = GOOD
-        _blocktable.rebuild.clear_cache()
+        block_table.digest = GOOD
+        block_table.rebuild.clear_cache()
 
 
 def put(
@@ -61,7 +62,7 @@ def put(
     def fetch(item: jax.Array) -> jax.Array:
         return blocks.at[item].get(mode="promise_in_bounds")
 
-    return _blocktable.insert(table, fetch, items, number, lot, token)
+    return block_table.insert(table, fetch, items, number, lot, token)
 
 
 class Calls(NamedTuple):
@@ -78,14 +79,14 @@ def _calls(digest: Digest, lot: int) -> Calls:
         jax.jit(lambda table, blocks, items, number: put(table, blocks, items, number, lot)),
         REFER,
         RELEASE,
-        jax.jit(lambda blocks, number: _blocktable._buckets(*digest(blocks), number), static_argnums=1),
+        jax.jit(lambda blocks, number: block_table._buckets(*digest(blocks), number), static_argnums=1),
     )
 
 
-REFER = jax.jit(lambda table, ids, refers, won: _blocktable.refer(table, ids, refers, won, jnp.int32(0)))
+REFER = jax.jit(lambda table, ids, refers, won: block_table.refer(table, ids, refers, won, jnp.int32(0)))
 
 
-RELEASE = jax.jit(lambda table, ids: _blocktable.release(table, ids, jnp.int32(0)))
+RELEASE = jax.jit(lambda table, ids: block_table.release(table, ids, jnp.int32(0)))
 
 
 def some_blocks(number: int, alphabet: int, seed: int, words: int = WORDS) -> np.ndarray:
@@ -108,8 +109,8 @@ class Model:
     """A table beside a dict of blocks and references. Every call checks all that is promised of the table."""
 
     def __init__(self, places: int, lot: int, words: int = WORDS) -> None:
-        self.table = _blocktable.init(places, words)
-        self.calls = _calls(_blocktable.digest, lot)
+        self.table = block_table.init(places, words)
+        self.calls = _calls(block_table.digest, lot)
         self.lot = lot
         self.references: Counter[bytes] = Counter()
         self.ids: list[int] = []  # one for each reference
@@ -259,7 +260,7 @@ def check_sequences(digest: str, places: int, lot: int) -> None:
 def check_rebuild(digest: str, places: int) -> None:
     """Content and counts are kept, blocks of no references are not, and those that find no place are counted."""
     with hashing(digest):
-        _check_rebuild(_blocktable.digest, places)
+        _check_rebuild(block_table.digest, places)
 
 
 def _check_rebuild(digest: Digest, places: int) -> None:
@@ -270,7 +271,7 @@ def _check_rebuild(digest: Digest, places: int) -> None:
     for seed in range(2):
         model.release(0.2, seed, 2 * SIZE)
     assert 0 < model.live < len(model.contents())
-    made, moved, lost = _blocktable.rebuild(model.table, places)
+    made, moved, lost = block_table.rebuild(model.table, places)
     old, new, moved = jax.tree.map(np.asarray, (model.table, made, moved))
     live = np.flatnonzero(old.count[1:]) + 1
     assert new.count.shape == (places,) and new.count[0] == 1 and not new.words[0].any()
@@ -298,7 +299,7 @@ def _check_rebuild(digest: Digest, places: int) -> None:
 def load_at_first_refusal(places: int, blocks: np.ndarray, batch: int) -> float:
     """Share of the places taken by distinct blocks before the batch of which the table refuses one first."""
     add = jax.jit(lambda table, blocks, items: put(table, blocks, items, jnp.int32(batch), batch), donate_argnums=0)
-    table, items = _blocktable.init(places, blocks.shape[1]), np.arange(batch, dtype=np.int32)
+    table, items = block_table.init(places, blocks.shape[1]), np.arange(batch, dtype=np.int32)
     for begin in range(0, len(blocks), batch):
         table, placed, _ = add(table, blocks[begin : begin + batch], items)
         if not np.asarray(placed.place).all():
@@ -336,12 +337,12 @@ def check_turnover(places: int, lot: int) -> None:
 
     @functools.partial(jax.jit, donate_argnums=0)
     def turn(table: Table, blocks: jax.Array, old: jax.Array) -> Any:
-        table, token = _blocktable.release(table, old, jnp.int32(0))
+        table, token = block_table.release(table, old, jnp.int32(0))
         table, placed, token = put(table, blocks, jnp.arange(lot, dtype=jnp.int32), jnp.int32(lot), lot, token)
-        table, _ = _blocktable.refer(table, placed.place, jnp.ones((lot,), bool), placed.won, token)
+        table, _ = block_table.refer(table, placed.place, jnp.ones((lot,), bool), placed.won, token)
         return table, placed.place
 
-    table, draw = _blocktable.init(places, 1), np.random.default_rng(0)
+    table, draw = block_table.init(places, 1), np.random.default_rng(0)
     held: list[np.ndarray] = [np.zeros((lot,), np.int32)] * ((places - 1) // lot)
     for number in range(40 * places // lot):
         blocks = np.arange(number * lot, (number + 1) * lot, dtype=np.uint32)[:, None]
@@ -362,17 +363,17 @@ class Cycle(NamedTuple):
 def cycle(now: Cycle, blocks: jax.Array, number: jax.Array, lot: int) -> tuple[Cycle, tuple[jax.Array, ...]]:
     """What a write into a ring of two rows does with the table."""
     size = blocks.shape[0]
-    table, token = _blocktable.release(now.table, now.old[0], now.token)
+    table, token = block_table.release(now.table, now.old[0], now.token)
     items = jnp.arange(size, dtype=jnp.int32)
     table, placed, token = put(table, blocks, items[::-1], number, lot, token)
     refers = (placed.place != jnp.int32(0)) & (items % jnp.int32(5) != jnp.int32(0))
-    table, token = _blocktable.refer(table, placed.place, refers, placed.won, token)
+    table, token = block_table.refer(table, placed.place, refers, placed.won, token)
     ids = jnp.where(refers, placed.place, jnp.int32(0))
     return Cycle(table, jnp.stack([now.old[1], ids]), token), (table.live, placed.place, placed.won)
 
 
 def start(places: int, size: int, words: int) -> Cycle:
-    return Cycle(_blocktable.init(places, words), jnp.zeros((2, size), jnp.int32), jnp.zeros((), jnp.int32))
+    return Cycle(block_table.init(places, words), jnp.zeros((2, size), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def check_in_place(loop: bool, tables: int | None) -> None:

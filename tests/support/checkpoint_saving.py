@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import _files
-from fbuf._checkpoint import _leaves
+from fbuf._checkpoint import device_arrays
+from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from tests.support.checkpoint import GOLDEN, same
 from tests.support.threads import PATIENCE
@@ -38,13 +38,13 @@ def filled(buffer: fbuf.Buffer, count: int) -> Any:
 
 def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let saves in the background wait for the event before they write."""
-    go, write = threading.Event(), _files.write
+    go, write = threading.Event(), checkpoint.write
 
     def late(*args: Any, **settings: Any) -> Any:
         assert go.wait(PATIENCE)
         return write(*args, **settings)
 
-    monkeypatch.setattr(_files, "write", late)
+    monkeypatch.setattr(checkpoint, "write", late)
     return go
 
 
@@ -81,15 +81,15 @@ def check_store_in_use(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed bit changes the mark of its block alone; trailing zero rows have none."""
-    monkeypatch.setattr(_leaves, "SMALL", 0)
-    monkeypatch.setattr(_leaves, "_platform", lambda array: "gpu")
+    monkeypatch.setattr(device_arrays, "SMALL", 0)
+    monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     rng = np.random.default_rng(0)
     kind = jnp.dtype(getattr(jnp, "bool_" if dtype == "bool" else dtype))
     values = rng.integers(0, 2, (40, 3, 5)).astype(kind)
     values[33:] = np.zeros((), kind)
 
     def leaf(values: np.ndarray) -> Any:
-        made = _leaves.DeviceLeaf(jnp.asarray(values))
+        made = device_arrays.DeviceLeaf(jnp.asarray(values))
         made.block = 8
         return made
 
@@ -111,7 +111,7 @@ VALUES = (None, True, 0, -1, 3, 17, 0.5, "", "uint8", "int64", "object", "os:sys
 
 def golden_parts(name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the arrays and the metadata of a golden checkpoint."""
-    with _files.read(str(GOLDEN / name)) as saved:
+    with checkpoint.read(str(GOLDEN / name)) as saved:
         return {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
 
 
@@ -142,7 +142,7 @@ def check_mangled_meta(name: str, seed: int, tmp_path: Path) -> None:
     rng, refused = random.Random(f"{name}{seed}"), 0
     for i in range(40):
         path = str(tmp_path / str(i))
-        _files.write(path, arrays, mangled(meta, rng), sync=False)
+        checkpoint.write(path, arrays, mangled(meta, rng), sync=False)
         try:
             fbuf.load(path, extra=True)
         except ERRORS as error:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf import _pieces
+from fbuf._formats import dataset as _dataset
 
 
 @dataclasses.dataclass
@@ -110,7 +110,7 @@ def check_rows(buffer: fbuf.Buffer, state: Any, expected: dict[str, np.ndarray])
 
 def check_files(path: Any, expected: dict[str, np.ndarray]) -> None:
     """The same, read without JAX and without compiling anything."""
-    with _pieces.DataSet.open(path) as dataset:
+    with _dataset.DataSet.open(path) as dataset:
         found = dataset.read_rows(0, dataset.rows)
     assert found.keys() == expected.keys()
     for name, leaf in expected.items():

@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._state import COUNTERS
-from fbuf._tree import named_leaves
-from fbuf.storages import Deduplicated, _coded
+from fbuf._buffer.state import COUNTERS
+from fbuf._core.pytree import named_leaves
+from fbuf.storages import Deduplicated, _block_rows
 
 KEY = jax.random.key(11)
 Fields = dict[str, np.ndarray]
@@ -374,7 +374,7 @@ def run_program(trial: Trial, program: list[tuple[str, int]]) -> dict[str, int]:
 
 def check_programs(on_full: str, chunk: int, capacity: int) -> None:
     """Calls in any order, writes in chunks of so many blocks; no other buffer has this capacity, as chunks are traced."""
-    buffer, chunk_before = small(on_full, capacity=capacity), _coded._CHUNK
+    buffer, chunk_before = small(on_full, capacity=capacity), _block_rows._CHUNK
     met = {"refused": 0, "retired": 0, "stale": 0}
     full = [("all", seed) for seed in range(1, 9)]
 
@@ -388,11 +388,11 @@ def check_programs(on_full: str, chunk: int, capacity: int) -> None:
         for name, count in run_program(Trial(buffer, SMALL), program).items():
             met[name] += count
 
-    _coded._CHUNK = chunk
+    _block_rows._CHUNK = chunk
     try:
         run()
     finally:
-        _coded._CHUNK = chunk_before
+        _block_rows._CHUNK = chunk_before
     assert met["stale"] and met["refused"] and (met["retired"] or on_full == "refuse"), (
         f"the table was never full: {met}"
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.folder import Folder
-from fbuf._host.store import Column, Store
+from fbuf._host.io.directory import Folder
+from fbuf._host.store.store import Column, Store
 from tests.support.paths import ROOT
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf._host import filearena
-from fbuf._host.codec import Zstd
-from fbuf._host.filechunks import FileChunks
-from fbuf._host.filering import FileRing
-from fbuf._host.store import Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns.chunked_file import FileChunks
+from fbuf._host.columns.raw_file import FileRing
+from fbuf._host.memory import file_arena
+from fbuf._host.store.store import Store
 from tests.support.disk import make
 from tests.support.store import columns_of
 from tests.support.store_model import Model
@@ -83,7 +83,7 @@ def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypat
 
     Noise does not compress, so a column with a codec becomes a ring, in the very write that may fail.
     """
-    monkeypatch.setattr(filearena, "_SMALL", 8192)  # several segments
+    monkeypatch.setattr(file_arena, "_SMALL", 8192)  # several segments
     faults = Faults(monkeypatch)
     source = {"noise": NOISE, "still": STILL}[kind]
     columns = columns_of(None, Zstd(chunk=4), shape=(400,))

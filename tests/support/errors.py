@@ -11,8 +11,12 @@ import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import Compressed, Deduplicated, Host  # noqa: F401
-from fbuf.views import Sequence, Transition  # noqa: F401
+from fbuf.storages import (
+    Host,  # noqa: F401
+)
+from fbuf.views import (
+    Transition,  # noqa: F401
+)
 
 CAPACITY, BATCH = 12, 4
 EXAMPLE = {"obs": np.zeros(2, np.uint8), "reward": np.float32(0), "next": {"done": np.bool_(False)}}

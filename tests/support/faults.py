@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf._host import owner
-from fbuf._host.store import Store
+from fbuf._bridge import lifetime
+from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Host
 from tests.support.disk import environment
@@ -94,7 +94,7 @@ def check_raising(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> 
     for failing in range(4):
         state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5)))
         old = jax.tree.map(jnp.copy, state)
-        store = owner.find(owner.join_id(np.asarray(state.rows.id)))
+        store = lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
         calls = []
 
         def raising(self: Store, *args: Any, calls: list[int] = calls, failing: int = failing, **kwargs: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf import _files
-from fbuf._files import Disk
-from fbuf._files._disk import DISK
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import Disk
+from fbuf._formats.checkpoint.filesystem import DISK
 
 CALLS = ("open", "pwrite", "pread", "size", "fsync", "rename", "unlink", "mkdir", "listdir")
 PATH = "/checkpoint"  # in memory
@@ -26,7 +26,7 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
 
 
-def same(saved: _files.Saved, arrays: Mapping[str, np.ndarray]) -> None:
+def same(saved: checkpoint.Saved, arrays: Mapping[str, np.ndarray]) -> None:
     """Compare every array of a checkpoint bit for bit."""
     assert list(saved.arrays) == list(arrays)
     for name, array in arrays.items():
@@ -295,14 +295,14 @@ def sources(k: int, rows: int = 40) -> dict[str, Any]:
     }
 
 
-def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> _files.Written:
+def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> checkpoint.Written:
     """Write save number `k`."""
-    return _files.write(path, sources(k), {"k": k}, disk=disk, **how)
+    return checkpoint.write(path, sources(k), {"k": k}, disk=disk, **how)
 
 
 def load(path: str, disk: Disk = DISK, **how: Any) -> int:
     """Return the number of the save found, after comparing all of its arrays."""
-    with _files.read(path, disk=disk, **how) as saved:
+    with checkpoint.read(path, disk=disk, **how) as saved:
         k = saved.meta["k"]
         same(saved, state(k))
     return k

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.support.files import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def power_failures(each: int, seed: int) -> int:
                 tried += 1
                 try:
                     now = load(PATH, left)
-                except _files.CheckpointNotFound:
+                except checkpoint.CheckpointNotFound:
                     now = -1
                 assert now in ((before - 1, before) if faulty.failed else (before,)), f"seed {seed}, cut {tried}"
             if not faulty.failed:
@@ -70,17 +70,17 @@ def power_failures(each: int, seed: int) -> int:
 def small(disk: Memory, k: int) -> None:
     """Write save `k`, of about one kilobyte."""
     arrays = {"a": Blocks(np.arange(12, dtype=np.uint8) + k // 2, 8), "b": np.array([k], np.int16)}
-    _files.write(PATH, arrays, {"k": k}, disk=disk)
+    checkpoint.write(PATH, arrays, {"k": k}, disk=disk)
 
 
 def outcome(disk: Memory, **how: Any) -> int | None:
     """Return the number of the save that loads whole; None for an error that reports the damage."""
     try:
-        with _files.read(PATH, disk=disk, **how) as saved:
+        with checkpoint.read(PATH, disk=disk, **how) as saved:
             k = saved.meta["k"]
             same(saved, {"a": np.arange(12, dtype=np.uint8) + k // 2, "b": np.array([k], np.int16)})
             return k
-    except (_files.StoreCorrupted, _files.CheckpointNotFound):
+    except (checkpoint.StoreCorrupted, checkpoint.CheckpointNotFound):
         return None
 
 
@@ -118,7 +118,7 @@ def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: 
     """Flip random bits of a checkpoint of `size` bytes on a real disk: each is found."""
     rng = np.random.default_rng(seed)
     array = rng.integers(0, 256, size, np.uint8)
-    _files.write(str(path), {"a": array, "b": array[: 1 << 16].view(np.float32)}, {}, sync=False)
+    checkpoint.write(str(path), {"a": array, "b": array[: 1 << 16].view(np.float32)}, {}, sync=False)
     (name,) = (n for n in os.listdir(path) if n.startswith("data"))
     length = (path / name).stat().st_size
     with open(path / name, "r+b", buffering=0) as file:
@@ -126,11 +126,11 @@ def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: 
             at, bit = int(rng.integers(length)), 1 << int(rng.integers(8))
             (old,) = os.pread(file.fileno(), 1, at)
             os.pwrite(file.fileno(), bytes([old ^ bit]), at)
-            with pytest.raises(_files.StoreCorrupted), _files.read(str(path), verify=verify) as saved:
+            with pytest.raises(checkpoint.StoreCorrupted), checkpoint.read(str(path), verify=verify) as saved:
                 for found in saved.arrays.values():
                     np.asarray(found)
             os.pwrite(file.fileno(), bytes([old]), at)
-    _files.read(str(path)).close()
+    checkpoint.read(str(path)).close()
 
 
 # ------------------------------------------------------------------------------------------------------------- a model
@@ -180,16 +180,16 @@ class Machine(RuleBasedStateMachine):
         arrays = dict(self.arrays)
         faulty = Faulty(self.disk, kill, None, dead=True)
         try:
-            _files.write(PATH, {n: self.source(n) for n in arrays}, {"k": self.number}, keep=keep, disk=faulty)
+            checkpoint.write(PATH, {n: self.source(n) for n in arrays}, {"k": self.number}, keep=keep, disk=faulty)
             self.saved.append((self.number, arrays))
         except Killed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    with _files.read(PATH, disk=self.disk) as found:
+                    with checkpoint.read(PATH, disk=self.disk) as found:
                         if found.meta["k"] == self.number:
                             self.saved.append((self.number, arrays))
-                except _files.CheckpointNotFound:
+                except checkpoint.CheckpointNotFound:
                     pass
 
     @rule(at=st.integers(0, 10**6))
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
             data[at % len(data)] ^= 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with _files.read(PATH, disk=self.disk) as found:
+                with checkpoint.read(PATH, disk=self.disk) as found:
                     k = found.meta["k"]
             while self.saved[-1][0] != k:
                 self.saved.pop()
@@ -211,10 +211,10 @@ class Machine(RuleBasedStateMachine):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not self.saved:
-                with pytest.raises(_files.CheckpointNotFound):
-                    _files.read(PATH, disk=self.disk)
+                with pytest.raises(checkpoint.CheckpointNotFound):
+                    checkpoint.read(PATH, disk=self.disk)
                 return
-            with _files.read(PATH, disk=self.disk) as found:
+            with checkpoint.read(PATH, disk=self.disk) as found:
                 number, arrays = self.saved[-1]
                 assert found.meta["k"] == number
                 same(found, arrays)

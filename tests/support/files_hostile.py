@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.support.files import PATH, Memory, save
 
 NAME = "manifest-000000000002.json"
@@ -50,13 +50,13 @@ def attempt(disk: Memory, manifest: bytes) -> str:
     """Read everything; return "read" or the message of fbuf's error. Any other error fails the test."""
     disk.put(NAME, manifest)
     try:
-        with _files.read(PATH, disk=disk) as saved:
+        with checkpoint.read(PATH, disk=disk) as saved:
             total = sum(np.asarray(array).nbytes for array in saved.arrays.values())
             for array in saved.arrays.values():
                 assert sum(part.nbytes for _, part in array.blocks()) == array.nbytes
         assert total <= sum(map(len, disk.contents().values())), "more bytes than the files have"
         return "read"
-    except (_files.StoreCorrupted, _files.VersionError, _files.CheckpointNotFound) as error:
+    except (checkpoint.StoreCorrupted, checkpoint.VersionError, checkpoint.CheckpointNotFound) as error:
         return str(error)
 
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":  # without JAX, which `fbuf` imports: forks are light
     sys.modules["fbuf"] = types.ModuleType("fbuf")
     sys.modules["fbuf"].__path__ = [str(Path(__file__).resolve().parents[2] / "fbuf")]
 
-from fbuf import _files
+from fbuf._formats import checkpoint
 from tests.support.files import Faulty, load, save
 
 
@@ -37,7 +37,7 @@ def forked(work: object) -> int:
 def found(path: str) -> int | None:
     try:
         return load(path)
-    except _files.CheckpointNotFound:
+    except checkpoint.CheckpointNotFound:
         return None
 
 
@@ -67,7 +67,7 @@ def at_calls(path: str) -> dict[str, int]:
             seen["kills"] += 1
             seen["none" if now is None else "old" if now == before else "new"] += 1
             save(path, 7, keep=1, sync=False)
-            with _files.read(path) as saved:
+            with checkpoint.read(path) as saved:
                 named = {"lock", f"manifest-{saved.generation:012d}.json", *(f.name for f in saved.manifest.files)}
             assert load(path) == 7 and set(os.listdir(path)) == named
     return seen

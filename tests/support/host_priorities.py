@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.samplers import Prioritized, _hosttree
+from fbuf.samplers import Prioritized, _host_priorities
 
 EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 CAPACITY, LANES, BATCH = 60, 3, 16
@@ -64,7 +64,7 @@ def same(one: Any, two: Any) -> None:
 def leaves_of(state: Any) -> np.ndarray:
     """Of a buffer without lanes that are cut: float32[C]."""
     tree = state.sampler.tree
-    return _hosttree.leaves(tree) if isinstance(tree, _hosttree.HostTree) else np.asarray(tree)[:CAPACITY]
+    return _host_priorities.leaves(tree) if isinstance(tree, _host_priorities.HostTree) else np.asarray(tree)[:CAPACITY]
 
 
 def compare(device: Any, host: Any) -> None:

@@ -33,7 +33,7 @@ def held(buffer: fbuf.Buffer, state: fbuf.BufferState) -> dict[str, np.ndarray]:
     """Return the rows in a buffer by leaf, oldest first, lane after lane: `[N, ...]`."""
     rows = buffer.rows(state)
     mask = np.asarray(rows.mask).reshape(len(rows.mask), -1).T
-    leaves = fbuf._tree.named_leaves(rows.data)
+    leaves = fbuf._core.pytree.named_leaves(rows.data)
     lead = 1 if buffer.lanes is None else 2
     flat = {n: np.asarray(x).reshape(*mask.T.shape, *x.shape[lead:]).swapaxes(0, 1) for n, x in leaves.items()}
     return {name: leaf[mask] for name, leaf in flat.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fbuf import _pieces
+from fbuf._formats import dataset
 from tests.support import pieces
 from tests.support.paths import ROOT
 
@@ -43,12 +43,12 @@ def check_killed_at(path: Path, call: int) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", PROGRAM, str(path), str(call)]
     assert subprocess.run(command, env=environment, cwd=ROOT).returncode == -9
-    there = _pieces.committed(path)
+    there = dataset.committed(path)
     with pytest.raises(FileNotFoundError):
-        _pieces.DataSet.open(path)
+        dataset.DataSet.open(path)
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
     for number in rows.keys() - there.keys():
         pieces.write(path, number, pieces.SCHEMA, rows[number])
-    _pieces.finish(path, pieces.USED)
+    dataset.finish(path, pieces.USED)
     pieces.check(path, pieces.used_of(rows, pieces.USED), verify="full")

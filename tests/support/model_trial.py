@@ -20,8 +20,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import _anchors, _ranks, _sumtree
-from fbuf.samplers import _hosttree
+from fbuf._algorithms import rank_buckets, sum_tree
+from fbuf._indexing import anchors as _anchors
+from fbuf.samplers import _host_priorities
 from tests.support.disk import fresh, somewhere
 from tests.support.model import Fields, Model, Row
 
@@ -415,8 +416,8 @@ class Trial:
 
 def host_tree(tree: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Leaves of a version, all its nodes, and the least below each parent."""
-    leaves = _hosttree.leaves(tree)
-    held = _hosttree.store_of(tree)._tree
+    leaves = _host_priorities.leaves(tree)
+    held = _host_priorities.store_of(tree)._tree
     return leaves, held._nodes, held._least
 
 
@@ -442,12 +443,12 @@ def compare_fields(got: Fields, expected: Fields) -> None:
 
 @functools.partial(jax.jit, static_argnums=1)
 def rebuilt(leaves: jax.Array, reduce: Any) -> jax.Array:
-    return _sumtree.rebuild(leaves, reduce=reduce)
+    return sum_tree.rebuild(leaves, reduce=reduce)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def leaves_of(tree: jax.Array, capacity: int) -> jax.Array:
-    return _sumtree.get(tree, jnp.arange(capacity, dtype=jnp.int32))
+    return sum_tree.get(tree, jnp.arange(capacity, dtype=jnp.int32))
 
 
 def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority: np.ndarray) -> None:
@@ -479,7 +480,7 @@ def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority:
 def ranks_of(bucket: jax.Array) -> Any:
     number = bucket.shape[0]
     slot, zero = jnp.arange(number, dtype=jnp.int32), jnp.zeros((), jnp.int32)
-    return _ranks.set(_ranks.init(number), slot, bucket, number, zero)
+    return rank_buckets.set(rank_buckets.init(number), slot, bucket, number, zero)
 
 
 def compare_ranks(buffer: fbuf.Buffer, sampler: Any, bucket: np.ndarray, priority: np.ndarray) -> None:

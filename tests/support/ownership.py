@@ -16,8 +16,8 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._host import owner
-from fbuf._host.codec import Zstd
+from fbuf._bridge import lifetime
+from fbuf._host.codecs.base import Zstd
 from tests.support.paths import ROOT
 
 STORAGES: dict[str, Callable[..., Any]] = {
@@ -53,7 +53,7 @@ def filled(buffer: fbuf.Buffer, first: int = 0, count: int | None = None) -> Any
 
 
 def id_of(state: Any) -> int:
-    return owner.join_id(np.asarray(state.rows.id))
+    return lifetime.join_id(np.asarray(state.rows.id))
 
 
 @pytest.fixture

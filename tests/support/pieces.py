@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import fbuf
-from fbuf import _pieces
+from fbuf._formats import dataset as _dataset
 
 CHUNK = 4
-SCHEMA = _pieces.Schema(
+SCHEMA = _dataset.Schema(
     {
         "obs": ((6, 6), "uint8"),
         "action": ((), "int32"),
@@ -24,10 +24,10 @@ SCHEMA = _pieces.Schema(
     codec={"obs": fbuf.storages.Zstd(chunk=CHUNK)},
 )
 USED = (
-    _pieces.Used(3, begin=2, stop=13, cut=True),  # neither end at a chunk's
-    _pieces.Used(0),  # shorter than a chunk
-    _pieces.Used(1, begin=5),
-    _pieces.Used(2, stop=8, cut=True),  # whole chunks
+    _dataset.Used(3, begin=2, stop=13, cut=True),  # neither end at a chunk's
+    _dataset.Used(0),  # shorter than a chunk
+    _dataset.Used(1, begin=5),
+    _dataset.Used(2, stop=8, cut=True),  # whole chunks
 )
 SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
 
@@ -47,15 +47,15 @@ def rows_of(rng: np.random.Generator, count: int) -> Rows:
     }
 
 
-def write(path: Path, number: int, schema: _pieces.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
+def write(path: Path, number: int, schema: _dataset.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
     """One piece."""
-    with _pieces.PieceWriter(path, number, schema, sync=False) as piece:
+    with _dataset.PieceWriter(path, number, schema, sync=False) as piece:
         for start in range(0, len(next(iter(rows.values()))), step):
             piece.append({name: array[start : start + step] for name, array in rows.items()})
         piece.commit(meta)
 
 
-def used_of(pieces: dict[int, Rows], used: tuple[_pieces.Used, ...]) -> Rows:
+def used_of(pieces: dict[int, Rows], used: tuple[_dataset.Used, ...]) -> Rows:
     """What a data set of these rows must read as."""
     parts = []
     for part in used:
@@ -66,13 +66,13 @@ def used_of(pieces: dict[int, Rows], used: tuple[_pieces.Used, ...]) -> Rows:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def make(path: Path, *, seed: int = 0, schema: _pieces.Schema = SCHEMA) -> Rows:
+def make(path: Path, *, seed: int = 0, schema: _dataset.Schema = SCHEMA) -> Rows:
     """A data set of four pieces; its rows."""
     rng = np.random.default_rng(seed)
     pieces = {number: rows_of(rng, size) for number, size in SIZES.items()}
     for number, rows in pieces.items():
         write(path, number, schema, rows)
-    _pieces.finish(path, USED, {"name": "made"}, sync=False)
+    _dataset.finish(path, USED, {"name": "made"}, sync=False)
     return used_of(pieces, USED)
 
 
@@ -85,7 +85,7 @@ def same(got: Rows, want: Rows) -> None:
 
 def check(path: Path, want: Rows, **settings: Any) -> None:
     """Every leaf of all rows in order, and of some in no order."""
-    with _pieces.DataSet.open(path, **settings) as dataset:
+    with _dataset.DataSet.open(path, **settings) as dataset:
         number = len(next(iter(want.values())))
         assert dataset.rows == number
         same(dataset.read_rows(0, number), want)

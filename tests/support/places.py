@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codec import Codec, Zstd
-from fbuf._host.store import Store
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.store.store import Store
 from tests.support import store as stores
 from tests.support.store import Deflate, load
 from tests.support.store_model import Model

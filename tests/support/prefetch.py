@@ -19,9 +19,9 @@ import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf import _ahead
-from fbuf._host import owner
-from fbuf._host.store import Store
+from fbuf._bridge import lifetime
+from fbuf._buffer import prefetch as _prefetch
+from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.testing import assert_inplace
@@ -121,7 +121,7 @@ def same(one: Any, two: Any) -> None:
 
 
 def store_of(state: Any) -> Store:
-    return owner.find(owner.join_id(np.asarray(state.rows.id)))
+    return lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
 
 
 def threads() -> list[threading.Thread]:
@@ -306,7 +306,7 @@ def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
     buffer = dataclasses.replace(make("device", sampler, view), capacity=400_000, storage=storages[storage])
     spec = buffer.checked_spec("test", LARGE)
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(LARGE))
-    state = jax.eval_shape(functools.partial(_ahead.empty_state, buffer), rows)
+    state = jax.eval_shape(functools.partial(_prefetch.empty_state, buffer), rows)
 
     def step(state: Any, given: Any) -> Any:
         rows, key, error = given

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import fbuf
-from fbuf._host import owner
+from fbuf._bridge import lifetime
 from fbuf.samplers import Consume, Epoch, Uniform
 from fbuf.storages import Ragged
 
@@ -26,7 +26,7 @@ class Thing:
 
 
 def store_of(state: Any) -> Any:
-    return owner.find(owner.join_id(np.asarray(state.rows.id)))
+    return lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
 
 
 def random_array(rng: np.random.Generator) -> np.ndarray:

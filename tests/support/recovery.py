@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.arrays import StoreCorrupted
-from fbuf._host.codec import Zstd
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.store.store import Column, Store
+from fbuf._host.types import StoreCorrupted
 from tests.support.disk import environment, make, numbered
 from tests.support.store import Deflate, columns_of, fetch
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codec import Zstd
-from fbuf._host.source import Lazy
-from fbuf._host.store import PATCH, Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.memory.lazy_array import Lazy
+from fbuf._host.store.store import PATCH, Column, Store
 from tests.support import disk
 from tests.support.store import Deflate
 

@@ -8,13 +8,13 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host import stacks
-from fbuf._host.chunks import Chunks
-from fbuf._host.codec import Zstd
-from fbuf._host.framestream import FrameStream
-from fbuf._host.stacking import Stacking
-from fbuf._host.stacks import Stacks
-from fbuf._host.store import Column, Store
+from fbuf._host.codecs.base import Zstd
+from fbuf._host.columns import stacked as _stacked
+from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.frame_stream import FrameStream
+from fbuf._host.columns.stack_detect import Stacking
+from fbuf._host.columns.stacked import Stacks
+from fbuf._host.store.store import Column, Store
 from tests.support.store import DTYPES, fetch, frames, same
 from tests.support.store_model import Model
 
@@ -134,7 +134,7 @@ def check_calls(data: st.DataObject) -> None:
     model = Model(store)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
     players = [Player(rng, shape, axis, channels, dtype) for _ in range(lanes)]
-    with mock.patch.object(stacks, "_AT_ONCE", data.draw(st.sampled_from([3, 64]), "converted at once")):
+    with mock.patch.object(_stacked, "_AT_ONCE", data.draw(st.sampled_from([3, 64]), "converted at once")):
         if data.draw(st.booleans(), "begins with episodes"):
             model.write([np.array([[p.next("next") for p in players] for _ in range(18)])], None)
         for _ in range(data.draw(st.integers(1, 8), "calls")):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host.codec import Codec
-from fbuf._host.store import PATCH, Store
+from fbuf._host.codecs.base import Codec
+from fbuf._host.store.store import PATCH, Store
 from tests.support.store import CODECS, DTYPES, columns_of
 
 

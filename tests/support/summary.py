@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf._summary import _look
-from fbuf._tree import item_bytes
+from fbuf._buffer.summary import collect
+from fbuf._core.pytree import item_bytes
 from fbuf.samplers import Consume, Epoch
 from tests.support import combinations as parts
 
@@ -96,7 +96,7 @@ def check(told: History, summary: fbuf.Summary, compare: int = MANY) -> None:
     assert summary.stats == stats and summary.buffer == repr(buffer)
     assert (summary.size, summary.drawable) == (stats["size"], stats["drawable"])
     assert summary.capacity == buffer.capacity and summary.fill == summary.size / 40
-    assert summary.refused == {n: stats[n] for n in fbuf._state.COUNTERS if stats[n]}
+    assert summary.refused == {n: stats[n] for n in fbuf._buffer.state.COUNTERS if stats[n]}
     assert summary.nbytes == buffer.nbytes(state)
     assert summary.to_dict() == json.loads(json.dumps(summary.to_dict()))
 
@@ -138,7 +138,7 @@ def close(found: Any, expected: dict[str, float] | None, rtol: float = 1e-5) -> 
 def check_chances(told: History) -> None:
     """Chances are those of the draws, and sum to 1."""
     buffer, state = told.buffer, told.state
-    seen, summary = _look.seen(buffer, state, MANY), buffer.summary(state)
+    seen, summary = collect.seen(buffer, state, MANY), buffer.summary(state)
     slot = slots_of(buffer, state)
     chance = np.zeros(buffer.capacity)
     anchor = seen.anchor
@@ -170,7 +170,7 @@ def slots_of(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
 
 def check_draws(told: History) -> None:
     """How often each anchor was drawn, from what was handed out."""
-    seen, summary = _look.seen(told.buffer, told.state, MANY), told.buffer.summary(told.state)
+    seen, summary = collect.seen(told.buffer, told.state, MANY), told.buffer.summary(told.state)
     if not isinstance(told.buffer.sampler, (Consume, Epoch)):
         assert summary.draws is None and seen.draws is None
         return

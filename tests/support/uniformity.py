@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf import _anchors
+from fbuf._indexing import anchors
 
 DRAWS = 2**18
 
@@ -60,7 +60,7 @@ def lanes_out_of_step(sampler: Any, length: int = 301) -> tuple[fbuf.Buffer, Any
 
 
 def drawable(state: Any) -> np.ndarray:
-    return (np.asarray(state.anchors.flags) & _anchors.OPEN) != 0
+    return (np.asarray(state.anchors.flags) & anchors.OPEN) != 0
 
 
 def check_retired(sampler: Any, view: Any) -> None:

@@ -1,0 +1,481 @@
+"""A set of blocks on the device: each distinct block once, found by content, counted by references; all of it in jit.
+
+The table has M places for blocks and an index that finds them. New blocks take places in order of arrival: a hand goes round
+and gives out the next place that nobody refers to. So blocks that came together lie together, as they will be read (blocks
+that lie where a hash puts them are looked up all over the memory), and a table can be filled to its last place. A block that
+nobody refers to keeps its place until the hand comes by: blocks that come back are found.
+Place 0 holds zeros for ever and belongs to no block: id 0 says "nothing here".
+
+The index is a hash table of slots in buckets of 32, a third more slots than places. A block's slot lies in one of the two
+buckets its hash names, the one with more room, and holds a fingerprint and the place. What a fingerprint promises is
+compared word for word before it is believed, so equal fingerprints cost time and never give a wrong block. Each place knows
+its slot, which is freed when the place is given to another block. Slot 0 stays free: slot 0 says "none".
+
+New blocks of one call compete for slots: each bids for one in a small hash map of bids (linear probing, nothing is ever
+taken out of it), the first wins, equal blocks share what one of them won, the others go on to their next free slot. Which
+slots a block tries depends on its content and the table alone, so equal blocks meet.
+
+The loop goes over fixed lots of blocks, as many as there are, and carries the table in place: its reads are pinned before its
+writes (`fbuf._core.ordering`), and whether it goes on is decided for all of a `vmap`'s tables at once. (A loop whose condition
+is batched selects between the old and the new table every turn: a copy.) Carrying only indices and writing afterwards, the
+first plan, needs the writes of all lots at their largest and cannot show a lot what the lot before it added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._core.component import state
+from fbuf._core.ordering import any_of, pin
+
+WAYS = 32
+"""Slots of a bucket: a bucket's free slots are the bits of one word."""
+
+
+@state
+class Table:
+    """Distinct blocks, who refers to them, and the index that finds them."""
+
+    words: jax.Array  # uint32[M, words of a block]; row 0 zeros
+    count: jax.Array  # uint32[M], references; place 0 always has one
+    home: jax.Array  # uint32[M], slot that names this place, or named it; 0: none
+    prints: jax.Array  # uint32[S], fingerprint of the block named; 0: none
+    names: jax.Array  # uint32[S], place of the block; 0: the slot is free
+    tally: jax.Array  # uint32[2]: places referred to, but place 0; where the hand is
+
+    @property
+    def live(self) -> jax.Array:
+        """uint32[], distinct blocks that somebody refers to."""
+        return self.tally[0]
+
+
+def init(places: int, block_words: int) -> Table:
+    """An empty table of M `places`, 2 or more."""
+    slots = slots_of(places)
+    return Table(
+        words=jnp.zeros((places, block_words), jnp.uint32),
+        count=jnp.zeros((places,), jnp.uint32).at[0].set(jnp.uint32(1)),
+        home=jnp.zeros((places,), jnp.uint32),
+        prints=jnp.zeros((slots,), jnp.uint32),
+        names=jnp.zeros((slots,), jnp.uint32),
+        tally=jnp.array([0, 1], jnp.uint32),
+    )
+
+
+def slots_of(places: int) -> int:
+    """S, slots of the index of so many places: at most 3 of 4 are ever taken.
+
+    Were it 5 of 6, a block would now and then find no slot free in its two buckets, as blocks come and go.
+    """
+    return max(2, -(-4 * places // (3 * WAYS))) * WAYS
+
+
+def _odd(seed: int, number: int) -> np.ndarray:
+    """Odd uint32 constants, the same everywhere."""
+    x = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A permutation of uint32 in which every bit of the result depends on every bit of `x` (lowbias32)."""
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))
+
+
+def digest(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two 32-bit hashes of each block uint32[A, words]. Tests replace it by worse ones.
+
+    Every word is mixed before it is summed: a plain multiply-and-sum collides on real frames.
+    """
+    number = blocks.shape[1]
+    x = blocks ^ (blocks >> jnp.uint32(15))
+    x = x * jnp.asarray(_odd(1, number))[None]
+    x = x ^ (x >> jnp.uint32(13))
+    first = jnp.sum(x * jnp.asarray(_odd(2, number))[None], axis=1, dtype=jnp.uint32)
+    second = jnp.sum(x * jnp.asarray(_odd(3, number))[None], axis=1, dtype=jnp.uint32)
+    return _mix(first ^ (second >> jnp.uint32(16))), _mix(second ^ (first << jnp.uint32(7)))
+
+
+def _buckets(first: jax.Array, second: jax.Array, number: int) -> jax.Array:
+    """int32[A, 2], two buckets of each block, different where there are two."""
+    one = first % jnp.uint32(number)
+    step = jnp.uint32(1) + _mix(second) % jnp.uint32(max(number - 1, 1))
+    return jnp.stack([one, (one + step) % jnp.uint32(number)], axis=1).astype(jnp.int32)
+
+
+def _bits(flags: jax.Array) -> jax.Array:
+    """uint32[...] of bool[..., 32]."""
+    bits = jnp.where(flags, jnp.uint32(1) << jnp.arange(WAYS, dtype=jnp.uint32), jnp.uint32(0))
+    while bits.shape[-1] > 1:  # halves at a time: XLA's sum over a short last axis is one word after another
+        half = bits.shape[-1] // 2
+        bits = bits[..., :half] | bits[..., half:]
+    return bits[..., 0]
+
+
+def _lowest(bits: jax.Array) -> jax.Array:
+    """int32, number of the lowest bit set; 32 where none is."""
+    return lax.population_count((bits & (~bits + jnp.uint32(1))) - jnp.uint32(1)).astype(jnp.int32)
+
+
+def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
+    """Slot of the first bit of uint32[A, 2] in buckets int32[A, 2]; 0 where none is set."""
+    which = (bits[:, 0] == jnp.uint32(0)).astype(jnp.int32)
+    chosen = jnp.where(which == jnp.int32(0), bits[:, 0], bits[:, 1])
+    base = jnp.where(which == jnp.int32(0), bucket[:, 0], bucket[:, 1]) * jnp.int32(WAYS)
+    return jnp.where(chosen == jnp.uint32(0), jnp.int32(0), base + _lowest(chosen))
+
+
+def _drop_first(bits: jax.Array) -> jax.Array:
+    """Clears the first bit set of uint32[A, 2]."""
+    one, two = bits[:, 0], bits[:, 1]
+    one_left, two_left = one & (one - jnp.uint32(1)), two & (two - jnp.uint32(1))
+    return jnp.stack([one_left, jnp.where(one == jnp.uint32(0), two_left, two)], axis=1)
+
+
+def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32[A] twice, slot and place of each block among the slots whose fingerprint matches; 0 where it is not known."""
+
+    def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        bits, slot, place = carry
+        way = _first_way(bits, bucket)
+        there = table.names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
+        same = jnp.all(table.words.at[there].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
+        left = jnp.where(same[:, None], jnp.uint32(0), _drop_first(bits))
+        return left, jnp.where(same, way, slot), jnp.where(same, there, place)
+
+    nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
+    start = look((matches, nowhere, nowhere))
+    _, slot, place = lax.while_loop(lambda carry: any_of(carry[0] != jnp.uint32(0)), look, start)
+    return slot, place
+
+
+class _Bid(NamedTuple):
+    """Where the competition for slots stands."""
+
+    active: jax.Array  # bool[A]
+    way: jax.Array  # int32[A], slot wanted or won; 0: none
+    free: jax.Array  # uint32[A, 2], slots not yet tried; the fuller bucket second
+    probe: jax.Array  # int32[A], steps taken in the map of bids
+    won: jax.Array  # bool[A]
+    map: jax.Array  # int32[P], item that won here; A: nobody
+
+
+def _compete(
+    blocks: jax.Array,
+    hashes: tuple[jax.Array, jax.Array],
+    found: jax.Array,
+    revived: jax.Array,
+    missing: jax.Array,
+    free: jax.Array,
+    bucket: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Gives every missing block a free slot, equal ones the same.
+
+    Args:
+      found: int32[A], slots of the blocks that are known.
+      revived: bool[A], those of them that nobody refers to. They are served first.
+    Returns:
+      Slot of each (0: none was free), and for each slot given out the one item that stands for it.
+    """
+    number = blocks.shape[0]
+    size = 1 << max(4 * number - 1, 1).bit_length()
+    item = jnp.arange(number, dtype=jnp.int32)
+    room = lax.population_count(free)
+    swap = room[:, 1] > room[:, 0]
+    free = jnp.where(swap[:, None], free[:, ::-1], free)
+    bucket = jnp.where(swap[:, None], bucket[:, ::-1], bucket)
+    turn = hashes[1] & jnp.uint32(WAYS - 1)  # where in its bucket a block begins, lest all begin at one slot
+
+    def rolled(bits: jax.Array, by: jax.Array) -> jax.Array:
+        return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
+
+    free = rolled(free, turn)
+
+    def wanted(bits: jax.Array) -> jax.Array:
+        one = bits[:, 0] != jnp.uint32(0)
+        place = (_lowest(jnp.where(one, bits[:, 0], bits[:, 1])).astype(jnp.uint32) + turn) & jnp.uint32(WAYS - 1)
+        base = jnp.where(one, bucket[:, 0], bucket[:, 1]) * jnp.int32(WAYS)
+        some = one | (bits[:, 1] != jnp.uint32(0))
+        return jnp.where(some, base + place.astype(jnp.int32), jnp.int32(0))
+
+    # A revived block wants one slot from the first round on and beats all others there, so nobody is ever before it.
+    order = jnp.where(revived, item - jnp.int32(number), item)
+
+    def bid(now: _Bid) -> _Bid:
+        at = ((_mix(now.way.astype(jnp.uint32)) & jnp.uint32(size - 1)).astype(jnp.int32) + now.probe) & jnp.int32(
+            size - 1
+        )
+        holder = now.map.at[at].get(mode="promise_in_bounds")
+        bids = now.active & (holder == jnp.int32(number))
+        map = now.map.at[jnp.where(bids, at, jnp.int32(size))].min(order, mode="drop")
+        won = bids & (map.at[at].get(mode="promise_in_bounds") == order)
+        held = now.active & (holder < jnp.int32(number))
+        rival = holder % jnp.int32(number)
+        clash = held & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
+        alike = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
+        alike = alike & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
+
+        def compared() -> jax.Array:
+            return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
+
+        equal = alike & lax.cond(any_of(alike), compared, lambda: jnp.zeros((number,), bool))
+        moves = clash & ~equal
+        left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
+        way = jnp.where(moves, wanted(left), now.way)
+        probe = jnp.where(moves, jnp.int32(0), now.probe + (held & ~clash).astype(jnp.int32))
+        still = now.active & ~won & ~equal & ~(moves & (way == jnp.int32(0)))
+        return _Bid(still, way, left, probe, now.won | won, map)
+
+    way = jnp.where(missing, wanted(free), found)
+    start = _Bid(
+        active=(missing & (way != jnp.int32(0))) | revived,
+        way=way,
+        free=free,
+        probe=jnp.zeros((number,), jnp.int32),
+        won=jnp.zeros((number,), bool),
+        map=jnp.full((size,), number, jnp.int32),
+    )
+    end = lax.while_loop(lambda now: any_of(now.active), bid, start)
+    return end.way, end.won
+
+
+def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """The next `wanted` <= `most` places of no references, going round from `hand`; there are so many.
+
+    Returns:
+      int32[most] places, and where the hand is then.
+    Cost: places passed, which are all of them at most; windows without a free one are only looked at.
+    """
+    places = count.shape[0]
+    window = min(places, max(2 * most, 1024))
+    offset = jnp.arange(window, dtype=jnp.int32)
+
+    def look(carry: Any) -> Any:
+        hand, got, seen, given = carry
+        first = jnp.minimum(hand, jnp.int32(places - window))
+        at = first + offset
+        # Not twice what was seen before this window, or when the hand set out.
+        new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
+        free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
+
+        def take() -> tuple[jax.Array, ...]:
+            rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
+            taken = free & (rank < wanted)
+            last = jnp.max(jnp.where(taken, at, hand))
+            now = given.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
+            total = jnp.minimum(rank[-1] + jnp.int32(1), wanted)
+            return now, total, jnp.where(total == wanted, last, first + jnp.int32(window - 1)) + jnp.int32(1)
+
+        def go_on() -> tuple[jax.Array, ...]:
+            return given, got, first + jnp.int32(window)
+
+        now, total, stop = lax.cond(any_of(free), take, go_on)
+        stop = jnp.where(got < wanted, stop, hand)  # else another table of a `vmap` is still looking
+        seen = seen + stop - hand
+        return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
+
+    none = jnp.zeros((), jnp.int32)
+    start = (hand, none, none, jnp.zeros((most,), jnp.int32))
+    hand, _, _, given = lax.while_loop(
+        lambda carry: any_of((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
+    )
+    return given, hand
+
+
+def lot_of(items: int, places: int) -> int:
+    """How many of so many blocks to look up at once: a lot sees the room there was before it, so fewer in small tables."""
+    return min(items, 1024, max(2 * WAYS, places // 16))
+
+
+class Placed(NamedTuple):
+    """Where blocks ended up."""
+
+    place: jax.Array  # int32[K], place of each; 0 where the table had none
+    won: jax.Array  # bool[K], the block took a place that nobody referred to, and holds it with a count of 1
+
+
+def insert(
+    table: Table,
+    fetch: Callable[[jax.Array], jax.Array],
+    items: jax.Array,
+    number: jax.Array,
+    lot: int,
+    token: jax.Array,
+) -> tuple[Table, Placed, jax.Array]:
+    """Finds or adds the first `number` <= K of `items` int32[K]; `fetch` gives the blocks of items.
+
+    Places taken are marked by a count of 1 until `refer` settles who refers to what.
+
+    Cost: O(number), in lots of `lot`, and the places that the hand passes; the table is written in place.
+    """
+    total = items.shape[0]
+    places, slots = table.count.shape[0], table.names.shape[0]
+    items = jnp.concatenate([items, jnp.zeros((lot,), jnp.int32)])
+    iota = jnp.arange(lot, dtype=jnp.int32)
+
+    def step(carry: tuple[jax.Array, Table, Placed, jax.Array]) -> tuple[jax.Array, Table, Placed, jax.Array]:
+        begin, table, placed, token = carry
+        valid = begin + iota < number
+        blocks = fetch(lax.dynamic_slice(items, (begin,), (lot,)))
+        hashes = digest(blocks)
+        prints = jnp.maximum(hashes[1], jnp.uint32(1))
+        bucket = _buckets(*hashes, slots // WAYS)
+        near = _rows(table.prints, bucket)
+        matches = _bits(near == prints[:, None, None])
+        matches = jnp.where(valid[:, None], matches, jnp.uint32(0))
+        found, place = _find(table, blocks, matches, bucket)
+        there = found != jnp.int32(0)
+        revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
+        missing = valid & ~there
+        free = _free_slots(table, near, bucket, missing)
+        token, (found, place, revived, free) = pin(token, (found, place, revived, free))
+        slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
+
+        back = won & revived
+        count = _set(table.count, jnp.where(back, place, jnp.int32(places) + iota) + token, jnp.uint32(1))
+        live = table.tally[0] + jnp.sum(back, dtype=jnp.uint32)
+        new = won & ~revived
+        rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
+        wanted = jnp.minimum(rank[-1] + jnp.int32(1), jnp.int32(places - 1) - live.astype(jnp.int32))
+        given, hand = _next_free(count, table.tally[1].astype(jnp.int32), wanted, lot)
+        taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+        taken = jnp.where(new & (rank < wanted), taken, jnp.int32(0))
+        got = taken != jnp.int32(0)
+        old = table.home.at[taken].get(mode="promise_in_bounds").astype(jnp.int32)
+        old_name = table.names.at[old].get(mode="promise_in_bounds").astype(jnp.int32)
+        token, (taken, old, old_name) = pin(token, (taken, old, old_name))
+
+        at = jnp.where(got, taken, jnp.int32(places) + iota) + token
+        # The slot of the block that lay here before, if it is still its own; then the winners', of no block where no place
+        # was left for it.
+        freed = jnp.where(got & (old_name == taken), old, jnp.int32(slots) + iota) + token
+        filled = jnp.where(new, slot, jnp.int32(slots) + iota) + token
+        table = Table(
+            words=_set(table.words, at, blocks),
+            count=_set(count, at, jnp.uint32(1)),
+            home=_set(table.home, at, slot.astype(jnp.uint32)),
+            prints=_set(_set(table.prints, freed, jnp.uint32(0)), filled, jnp.where(got, prints, jnp.uint32(0))),
+            names=_set(_set(table.names, freed, jnp.uint32(0)), filled, taken.astype(jnp.uint32)),
+            tally=jnp.stack([live + jnp.sum(got, dtype=jnp.uint32), hand.astype(jnp.uint32)]),
+        )
+        now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
+        place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
+        token, (place,) = pin(token, (place,))
+        placed = Placed(
+            lax.dynamic_update_slice(placed.place, place, (begin,)),
+            lax.dynamic_update_slice(placed.won, back | got, (begin,)),
+        )
+        return jnp.minimum(begin + jnp.int32(lot), jnp.int32(total)), table, placed, token
+
+    empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
+    begin = jnp.zeros((), jnp.int32)
+    _, table, placed, token = lax.while_loop(
+        lambda carry: any_of(carry[0] < number), step, (begin, table, empty, token)
+    )
+    return table, Placed(placed.place[:total], placed.won[:total]), token
+
+
+def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    """Writes at distinct indices; those past the end go nowhere."""
+    return array.at[at].set(values, mode="drop", unique_indices=True)
+
+
+def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax.Array) -> jax.Array:
+    """uint32[A, 2], free slots in buckets int32[A, 2]; where there are few, also those of blocks that nobody refers to.
+
+    Few: fewer than 4, or than three times as many as the blocks of this call that come to two buckets on average.
+    """
+    free = _bits(prints == jnp.uint32(0))
+    free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
+    few = max(4, 6 * bucket.shape[0] * WAYS // table.names.shape[0])
+    crowded = missing & (jnp.sum(lax.population_count(free), axis=1, dtype=jnp.uint32) < jnp.uint32(few))
+
+    def idle() -> jax.Array:
+        names = _rows(table.names, bucket).astype(jnp.int32)
+        unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
+        return jnp.where(crowded[:, None], free | _bits(unused), free)
+
+    return lax.cond(any_of(crowded), idle, lambda: free)
+
+
+def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
+    """[A, 2, 32] of the slots in buckets int32[A, 2]."""
+    return array.reshape(-1, WAYS).at[bucket].get(mode="promise_in_bounds")
+
+
+CHUNK_ITEMS = 2**15
+"""Most blocks `release` takes at once: what its exact sum in 32 bits allows."""
+
+
+def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+    """Takes one reference from each of `ids` int32[K] (0 is skipped)."""
+    before = table.count.at[ids].get(mode="promise_in_bounds")
+    token, (before,) = pin(token, (before,))
+    real = ids != jnp.int32(0)
+    at = jnp.where(real, ids, jnp.int32(table.count.shape[0])) + token
+    count = table.count.at[at].add(jnp.uint32(2**32 - 1), mode="drop")
+    after = count.at[ids].get(mode="promise_in_bounds")
+    token, (after,) = pin(token, (after,))
+    # All references of a block that died were among these, so it is met `before` times: each time adds 1 / before.
+    gone = real & (after == jnp.uint32(0))
+    part = jnp.where(gone, jnp.uint32(2 * CHUNK_ITEMS) // jnp.maximum(before, jnp.uint32(1)), jnp.uint32(0))
+    died = (jnp.sum(part, dtype=jnp.uint32) + jnp.uint32(2 * CHUNK_ITEMS - 1)) // jnp.uint32(2 * CHUNK_ITEMS)
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - died)), token
+
+
+def refer(table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+    """Adds a reference for each of `ids` int32[K] that `refers`, and takes back what `won` places held."""
+    weight = refers.astype(jnp.uint32) - won.astype(jnp.uint32)
+    at = jnp.where(weight != jnp.uint32(0), ids, jnp.int32(table.count.shape[0])) + token
+    count = table.count.at[at].add(weight, mode="drop")
+    after = count.at[ids].get(mode="promise_in_bounds")
+    token, (after,) = pin(token, (after,))
+    stillborn = jnp.sum(won & (after == jnp.uint32(0)), dtype=jnp.uint32)
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - stillborn)), token
+
+
+def forget(table: Table) -> Table:
+    """Nobody refers to anything any more; the blocks stay, to be found again or to give way."""
+    count = jnp.zeros_like(table.count).at[0].set(jnp.uint32(1))
+    return dataclasses.replace(table, count=count, tally=table.tally.at[0].set(jnp.uint32(0)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
+    """The blocks that somebody refers to in a table of another size, in the order in which they came.
+
+    Returns:
+      The table, where each place went (int32[M], 0 for those of no references), and how many blocks found no place.
+    Cost: O(M).
+    """
+    total = table.count.shape[0]
+    live = (table.count != jnp.uint32(0)).at[0].set(False)
+    iota = jnp.arange(total, dtype=jnp.int32)
+    oldest_first = (iota + table.tally[1].astype(jnp.int32)) % jnp.int32(total)
+    there = live.at[oldest_first].get(mode="promise_in_bounds")
+    rank = jnp.cumsum(there, dtype=jnp.int32) - jnp.int32(1)
+    items = jnp.zeros((total,), jnp.int32).at[jnp.where(there, rank, jnp.int32(total))].set(oldest_first, mode="drop")
+
+    def fetch(item: jax.Array) -> jax.Array:
+        return table.words.at[item].get(mode="promise_in_bounds")
+
+    number = rank[-1] + jnp.int32(1)
+    token = jnp.minimum(number, jnp.int32(0))  # 0, which XLA must not know (`fbuf._core.ordering`)
+    made, placed, _ = insert(init(places, table.words.shape[1]), fetch, items, number, lot_of(total, places), token)
+    inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
+    moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)
+    lost = jnp.sum(live & (moved == jnp.int32(0)), dtype=jnp.uint32)
+    at = jnp.where(moved == jnp.int32(0), jnp.int32(places) + iota, moved)
+    count = made.count.at[at].set(table.count, mode="drop", unique_indices=True)
+    return dataclasses.replace(made, count=count), moved, lost

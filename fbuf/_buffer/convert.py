@@ -1,0 +1,135 @@
+"""Anchors and sampler of rows that are there from the beginning (`writers.Frozen`): made in one pass over them, in blocks.
+
+The rows arrive once more, oldest first, a block at a time, and nothing but the leaves that end episodes (and the sampler's
+stamp) is read of them; so memory is bounded by a block, whatever the capacity. As no row ever goes, what a log would say is
+counted from the flags once (`fbuf._algorithms.rank_select`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._algorithms import rank_select
+from fbuf._buffer import state_ops
+from fbuf._buffer.config import BufferConfig
+from fbuf._buffer.state import BufferState
+from fbuf._buffer.state_ops import empty_state, ending, largest, stamp_of
+from fbuf._core.dispatch import Verb
+from fbuf._core.geometry import Ring
+from fbuf._core.pytree import tree_bytes
+from fbuf._indexing import anchors as _anchors
+from fbuf._indexing import ring as _ring
+from fbuf._interfaces.storage import Read
+
+BLOCK = 1 << 16
+"""Rows of a block."""
+
+
+def _index_rows_core(
+    buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
+) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
+    """The anchors and the sampler that all rows make; `sampler` is what `fresh_sampler(other)` gave."""
+    empty = state_ops.empty_state(other, state.rows)
+    sampler = empty.sampler if sampler is None else sampler
+    if other.dense and not tree_bytes(sampler):
+        return state, (None, sampler)
+    geometry = other.geometry
+    names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
+
+    block = min(BLOCK, geometry.capacity)
+
+    def arrive(number: jax.Array, carry: Any) -> Any:
+        anchors, sampler, token = carry
+        start = number.astype(jnp.int32) * jnp.int32(block)
+        slot = start + jnp.arange(block, dtype=jnp.int32)[:, None]
+        there = slot < jnp.int32(geometry.capacity)
+        values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
+        leaves = dict(zip(names, values, strict=True))
+        stamp = state_ops.stamp_of(other, leaves, slot.shape)
+        if anchors is None:
+            change = _anchors.dense(slot, there, None, stamp)
+        else:
+            end, terminated = state_ops.ending(other, leaves, slot.shape)
+            before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
+            count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
+            anchors, change, token = _anchors.extend(
+                anchors, other.view, geometry, before, end, terminated, None, stamp, None, token, arrive=count
+            )
+        change = dataclasses.replace(change, newest_stamp=state_ops.largest(stamp, there))
+        return anchors, other.sampler.change(sampler, change, geometry, token), token
+
+    blocks = -(-geometry.capacity // block)
+    anchors, sampler, _ = lax.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
+    if anchors is not None and anchors.before is not None:
+        anchors = dataclasses.replace(anchors, before=rank_select.counted(anchors.flags))
+    return state, (anchors, sampler)
+
+
+index_rows = Verb(_index_rows_core)
+
+
+def filled(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
+    """A state whose rows are there, with their anchors."""
+    fresh = state_ops.fresh_sampler(buffer, call)
+    anchors, sampler = index_rows(buffer, state, fresh, static=(buffer,))[1]
+    return dataclasses.replace(state, anchors=anchors, sampler=sampler)
+
+
+def _convert_core(
+    buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
+) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
+    """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
+
+    `sampler` is what `fresh_sampler(other)` gave.
+
+    Before a lane's oldest row there may have been another, long gone, unless the lane never filled up. Its episode
+    is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so
+    that it is left out, but for what it says of the row after it.
+    """
+    geometry = buffer.geometry
+    lanes, length, _ = geometry
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    keep = age < state.ring.size[None, :]
+    slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+    empty = empty_state(other, state.rows)
+    names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
+    values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
+    leaves = dict(zip(names, values, strict=True))
+    stamp = stamp_of(other, leaves, keep.shape)
+    if other.dense:
+        anchors, change = None, _anchors.dense(slot, keep, None, stamp)
+    else:
+        end, terminated = ending(other, leaves, keep.shape)
+        assert empty.anchors is not None
+        full = _may_have_lost_rows(buffer, state)
+        first = state.ring.cursor - state.ring.size
+        tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
+        if other.view.rule.reset_rows:
+            keep = keep.at[0].set(keep[0] & ~full)
+            first = first + full.astype(jnp.int32)
+            unknown = (end | terminated)[0].astype(jnp.uint8) * jnp.uint8(_anchors.END)
+        before = Ring(
+            cursor=first % jnp.int32(length),
+            size=jnp.zeros_like(state.ring.size),
+            lap=state.ring.lap,
+        )
+        nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
+        if nothing.step is not None:
+            nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
+        anchors, change, _ = _anchors.extend(
+            nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
+        )
+    change = dataclasses.replace(change, newest_stamp=largest(stamp, keep))
+    sampler = empty.sampler if sampler is None else sampler
+    return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
+
+
+def _may_have_lost_rows(buffer: BufferConfig, state: BufferState) -> jax.Array:
+    """bool[E]: lanes before whose oldest row there may have been another."""
+    ring = state.ring
+    return (ring.size == jnp.int32(buffer.geometry.length)) | (ring.cursor != ring.size)

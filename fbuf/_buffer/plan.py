@@ -1,0 +1,154 @@
+"""`buffer.plan(example)`: what a buffer will take, before anything is allocated.
+
+Device bytes come from shapes and from XLA's own memory analysis of the compiled verbs, so they are what is then measured.
+Host bytes of rows that are kept as they are follow from shapes too. How far rows will compress nobody can know: the
+answer comes from rows you give, from a ratio you give, or is the raw upper bound, and the plan says which. The same holds of
+how far a table of distinct blocks will fill, which only rows can tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+
+from fbuf._buffer import prefetch, transforms
+from fbuf._core import arguments
+from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._core.text_table import human
+from fbuf._interfaces.sampler import host_kept
+from fbuf._interfaces.storage import Forecast, Forecasting, Recording, Resumable
+from fbuf._interfaces.writer import ReadOnly
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes a buffer takes, by place; peaks are device bytes at the worst moment of a call, state included."""
+
+    device: int  # the state
+    host: int  # the side-store, what is read ahead, and priorities that are on the host
+    host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
+    host_raw: int  # the side-store if nothing compressed at all
+    disk: int
+    checkpoint: int  # the first `save` of a full buffer; with `wait=False` it copies `device` of that before it returns
+    peak_init: int
+    peak_extend: int  # 0 where no rows are added
+    peak_sample: int
+    donated: bool  # whether `peak_extend` is that of a donated state; else the rows exist twice
+    table: Forecast | None = None  # how far the table of distinct blocks will fill, where the storage has one
+
+    def __str__(self) -> str:
+        lines = [
+            ("state on device", self.device, ""),
+            ("side-store on host", self.host, self.host_from),
+            ("  if nothing compresses", self.host_raw, ""),
+            ("disk", self.disk, ""),
+            ("checkpoint, first save", self.checkpoint, ""),
+            ("peak on device, init", self.peak_init, ""),
+            ("peak on device, extend", self.peak_extend, "donated" if self.donated else "not donated"),
+            ("peak on device, sample", self.peak_sample, ""),
+        ]
+        shown = [(name, human(size), note) for name, size, note in lines]
+        if self.table is not None:
+            shown.append(_table_line(self.table))
+        return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in shown)
+
+
+def _table_line(table: Forecast) -> tuple[str, str, str]:
+    if table.blocks is None or table.load is None:
+        return "places for blocks", f"{table.places:,}", table.known
+    note = f"of {table.places:,} places ({table.load:.0%}), {table.known}"
+    if table.gives_way:
+        who = "oldest" if table.gives_way == "retired" else "others"
+        note += (
+            f"; only about {table.rows:,} rows fit, the {who} are {table.gives_way}: {table.wanted:,} places hold all"
+        )
+    return "distinct blocks", f"{table.blocks:,}", note
+
+
+def plan(
+    buffer: Any,
+    example: PyTree,
+    *,
+    batch_size: int | None = None,
+    num_rows: int = 1,
+    donated: bool = True,
+    rows: PyTree | None = None,
+    ratio: float | None = None,
+) -> Plan:
+    """What `buffer` takes for rows like `example`.
+
+    Args:
+      batch_size: B of the `sample` whose peak is wanted; None: the buffer's, or 32.
+      num_rows: N of the `extend` (a lane).
+      donated: Whether the state is donated to `extend`.
+      rows: Some real rows, as `extend` takes them, to compress on trial, or to count their distinct blocks; a thousand or
+        more make a good guess.
+      ratio: Or the ratio you expect, raw bytes over compressed.
+    Raises:
+      ValueError: both `rows` and `ratio` are given, or the ratio is not positive.
+    Cost: two compilations; nothing of the buffer's size is allocated.
+    """
+    if rows is not None and ratio is not None:
+        raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
+    if ratio is not None and not ratio > 0:
+        raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
+    if isinstance(buffer.storage, Recording):
+        if rows is not None:
+            raise ValueError(
+                f"Buffer.plan: rows are given, but {buffer.storage!r} cannot tell from them. Leave them out."
+            )
+        example, _ = buffer.storage.describe("Buffer.plan", example)
+    example, was = transforms.stored("Buffer.plan", buffer, example)
+    spec = buffer.checked_spec("Buffer.plan", example)
+    structure: Any = jax.tree.structure(example)
+    taken, form = (spec, structure) if was is None else (was.spec, was.structure)
+    geometry, storage = buffer.geometry, buffer.storage
+    if rows is not None:
+        axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
+        given = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
+        full = (next(iter(given.values())).shape[0], geometry.lanes)
+        trial = {n: x.reshape(full + taken[n].shape) for n, x in given.items()}
+        trial = transforms.trial(buffer, trial, was, full)
+    else:
+        trial = None
+    host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
+    sampler = host_kept(buffer.sampler)
+    if sampler is not None:
+        own = sampler.plan_host(geometry)
+        host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
+    table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
+
+    abstract = storage.abstract(geometry, spec, structure)
+    state = jax.eval_shape(partial(prefetch.empty_state, buffer, given=was), abstract)
+    ahead = prefetch.held_bytes(buffer, state)
+    disk = storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0
+    batch_size = batch_size or buffer.batch_size or 32
+    size = tree_bytes(state)
+    lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
+    incoming = form.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in taken.values()])
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    donate = (0,) if donated else ()
+    fixed = isinstance(buffer.writer, ReadOnly)
+    return Plan(
+        device=size,
+        host=host + ahead,
+        host_from=host_from,
+        host_raw=host_raw + ahead,
+        disk=disk,
+        checkpoint=size + host + disk,
+        peak_init=size,
+        peak_extend=0 if fixed else _peak(buffer.extend, (state, incoming), donate),
+        peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),
+        donated=donated,
+        table=table,
+    )
+
+
+def _peak(verb: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
+    """Arguments, results that are not arguments again, and scratch memory of one call."""
+    analysis: Any = jax.jit(verb, donate_argnums=donate).lower(*args).compile().memory_analysis()
+    made = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return int(analysis.argument_size_in_bytes + made + analysis.temp_size_in_bytes)

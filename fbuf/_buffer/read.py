@@ -1,0 +1,161 @@
+"""Pure cores of the methods that read: `(buffer, state, ...) -> (state, result)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf._buffer import transforms
+from fbuf._buffer.config import BufferConfig
+from fbuf._buffer.state import COUNTERS, BufferState
+from fbuf._buffer.state_ops import _VIEW, _count_up, _judge, _split, _zero_masked, count, index_of, population
+from fbuf._core.dispatch import scoped
+from fbuf._core.ordering import pin
+from fbuf._core.pytree import zero_unless
+from fbuf._core.sample import Index, Rows, Sample
+from fbuf._indexing import ring, scatter
+from fbuf._interfaces.sampler import Draw, Population
+from fbuf._interfaces.storage import Growable, Read
+from fbuf._interfaces.view import Window
+from fbuf._interfaces.writer import Reporting
+
+
+def draw(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[Any, Draw, Window]:
+    """The sampler's state after a draw, the draw, and what to read for it."""
+    held = population(buffer, state)
+    sampler, drawn = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    return sampler, drawn, window_of(buffer, state, key, drawn, held)
+
+
+def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: Population) -> Window:
+    """What to read for a draw with `key` from a population."""
+    spec, _ = buffer.storage.spec(state.rows)
+    return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
+
+
+def deliver(
+    buffer: BufferConfig,
+    state: BufferState,
+    drawn: Sample,
+    window: Window,
+    arrays: list[jax.Array],
+    ok: jax.Array | None,
+    reading: transforms.Reading | None,
+    partly: bool = False,
+) -> tuple[Sample, jax.Array]:
+    """A batch `drawn` without data, with it, and the counters: from what was read, where `ok` says that it was there.
+
+    `partly`: not all of it was asked for, so that to find nothing is no mistake.
+    """
+    spec, structure = buffer.storage.spec(state.rows)
+    data = scoped("assemble", buffer.view.assemble)(spec, structure, arrays, window)
+    index, probability, weight, mask = drawn.index, drawn.probability, drawn.weight, drawn.mask
+    counts = {} if partly else {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
+    if ok is not None:
+        why = "draws_refused" if isinstance(buffer.storage, Growable) else "expired_rows"
+        counts[why] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
+        mask = mask & ok
+        probability = jnp.where(mask, probability, jnp.float32(0))
+        weight = jnp.where(mask, weight, jnp.float32(0))
+        nowhere = jnp.int32(buffer.geometry.capacity)
+        index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
+        if buffer.storage.masks_expired:
+            data = _zero_masked(mask, data)
+    data, ragged = _split(buffer, state, data)
+    data = transforms.read(buffer, data, mask, reading)
+    sample = Sample(data, index, probability, weight, mask, ragged)
+    return sample, _count_up(state, **counts) if counts else state.counters
+
+
+def _sample_core(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, Sample]:
+    sampler, drawn, window = draw(buffer, state, key, options, batch_size)
+    arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
+    index = index_of(buffer, state, drawn.slot)
+    token, (arrays, ok, drawn, context, index) = pin(state.token, (arrays, ok, drawn, window.context, index))
+    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
+    reading = transforms.reading(buffer, state, key)
+    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
+    return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
+
+
+def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
+    index = index_of(buffer, state, slot)
+    mask = index.ticket != jnp.uint32(0)
+    at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
+    spec, structure = buffer.storage.spec(state.rows)
+    arrays, ok = scoped("read", buffer.storage.read)(state.rows, [Read(name, at.reshape(-1)) for name in spec])
+    if ok is not None:
+        mask = mask & ok.reshape(mask.shape)
+        at = jnp.where(mask, at, jnp.int32(buffer.geometry.capacity))
+    shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
+    data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
+    index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
+    data, ragged = _split(buffer, state, data)
+    return state, Rows(data, index, mask, ragged)
+
+
+def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
+    fresh = _judge(buffer, state, index)[3]
+    slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot)
+
+
+def _aged_rows(buffer: BufferConfig, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
+    """Rows by age int32[A, E], 0 the oldest."""
+    exists = (age >= jnp.int32(0)) & (age < state.ring.size[None, :])
+    slot = jnp.where(exists, ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
+
+
+def _scattered_rows(buffer: BufferConfig, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
+    """The oldest `number` rows in order of arrival, or the newest; `number` is a multiple of the lanes."""
+    assert state.scatter is not None
+    held, rank = scatter.held(state.ring), jnp.arange(number, dtype=jnp.int32)
+    rank = rank + held - jnp.int32(number) if newest else rank
+    order = scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+    there = (rank >= jnp.int32(0)) & (rank < held)
+    slot = jnp.where(there, order, jnp.int32(buffer.geometry.capacity))
+    return _rows_core(buffer, state, slot if buffer.lanes is None else slot.reshape(-1, buffer.geometry.lanes))
+
+
+def _all_rows_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
+    lanes, length, streams = buffer.geometry
+    if not streams:
+        return _scattered_rows(buffer, state, buffer.geometry.capacity, newest=False)
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    return _aged_rows(buffer, state, age)
+
+
+def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+    if state.scatter is not None:
+        return _scattered_rows(buffer, state, n * buffer.geometry.lanes, newest=True)
+    return _aged_rows(
+        buffer, state, (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
+    )
+
+
+def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+    anchors = jnp.sum(count(state), dtype=jnp.int32)
+    return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
+
+
+def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+    counts = {
+        "size": jnp.sum(state.ring.size, dtype=jnp.int32),
+        "drawable": jnp.sum(count(state), dtype=jnp.int32),
+    }
+    counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
+    if isinstance(buffer.storage, Growable):
+        counts |= buffer.storage.stats(state.rows, counts["size"])
+    if state.scatter is not None and isinstance(buffer.writer, Reporting):
+        counts |= buffer.writer.stats(state.scatter.own)
+    if state.ahead is not None:
+        counts["stale_draws"] = state.ahead.stale
+    return state, counts | buffer.sampler.stats(state.sampler) | transforms.stats(buffer, state)

@@ -1,0 +1,273 @@
+"""Pure cores of the methods that change rows or priorities: `(buffer, state, ...) -> (state, result)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._algorithms.sum_tree import keep_last
+from fbuf._buffer import transforms as _transforms
+from fbuf._buffer.config import BufferConfig
+from fbuf._buffer.state import BufferState
+from fbuf._buffer.state_ops import _count_up, _judge, _scattering, _streaming, ending, largest, stamp_of
+from fbuf._core.dispatch import scoped
+from fbuf._core.geometry import Ring
+from fbuf._core.ordering import any_of, pin
+from fbuf._core.sample import Index
+from fbuf._indexing import anchors as _anchors
+from fbuf._indexing import ring as _ring
+from fbuf._indexing import scatter as _scatter
+from fbuf._interfaces.sampler import Change, Rebuilding
+from fbuf._interfaces.storage import Growable
+
+
+def _extend_core(
+    buffer: BufferConfig,
+    state: BufferState,
+    leaves: dict[str, jax.Array],
+    priority: Any,
+    mask: Any,
+    shape: tuple[int, int],
+    axes: int,
+) -> tuple[BufferState, None]:
+    """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
+    num = shape[0]
+    state = scoped("retire", _retire)(buffer, state, shape, mask)
+    geometry, token = buffer.geometry, state.token
+    leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
+    priority = None if priority is None else priority.reshape(shape)
+    mask = None if mask is None else mask.reshape(shape)
+    leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
+    counts: dict[str, jax.Array] = {}
+    if priority is not None:
+        priority = jnp.abs(priority.astype(jnp.float32))
+        fine = jnp.isfinite(priority)
+        refused = ~fine if mask is None else ~fine & mask
+        priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
+        counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
+    end, terminated = ending(buffer, leaves, (num, geometry.lanes))
+    stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
+
+    # Of more rows than a lane holds only the newest are touched.
+    skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
+    kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
+    scatter = state.scatter
+    if scatter is None:
+        place = scoped("place", _streaming(buffer).place)(state.ring, geometry, num - skipped, mask, skipped)
+        slot, ring = place.slot, place.ring
+    else:
+        placed = scoped("place", _scatter.place)(
+            _scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
+        )
+        slot, ring, scatter = placed.slot, placed.ring, placed.scatter
+        counts["refused_rows"] = placed.refused
+    keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
+    if state.anchors is None:
+        anchors = None
+        all_kept = jnp.ones(slot.shape, bool) if keep is None else keep
+        given = None if priority is None else priority[skipped:]
+        change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
+    else:
+        anchors, change, token = scoped("anchors", _anchors.extend)(
+            state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
+        )
+    change = dataclasses.replace(change, newest_stamp=largest(stamp, mask))
+    rows, no_room = scoped("write", buffer.storage.write)(state.rows, slot, kept, keep, token)
+    if no_room is not None:
+        counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
+    return (
+        dataclasses.replace(
+            state,
+            rows=rows,
+            ring=ring,
+            anchors=anchors,
+            sampler=scoped("follow", buffer.sampler.change)(state.sampler, change, geometry, token),
+            counters=_count_up(state, **counts) if counts else state.counters,
+            token=token,
+            scatter=scatter,
+            transforms=transforms,
+        ),
+        None,
+    )
+
+
+def oldest(
+    buffer: BufferConfig, state: BufferState, count: jax.Array, most: int, token: jax.Array
+) -> tuple[jax.Array, jax.Array, Any, Change, jax.Array]:
+    """What becomes of anchors when the `count` int32[E] oldest rows of each lane go, at most `most`.
+
+    Returns:
+      slot: int32[most, E], of the rows that go; C elsewhere.
+      gone: bool[most, E], where there is one.
+      anchors, change, token: Anchors without them, what the sampler is to be told, and the token.
+    """
+    geometry = buffer.geometry
+    age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
+    gone = age < count[None, :]
+    slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+    if state.anchors is None:
+        change = _anchors.dense(slot[:0], gone[:0], None)
+        return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
+    none = jnp.zeros((0, geometry.lanes), bool)
+    anchors, change, token = _anchors.extend(
+        state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
+    )
+    return slot, gone, anchors, change, token
+
+
+def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
+    """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
+
+    What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
+    brings. Its oldest row never comes to lie at position 0 by this, where it would look like the first row that there ever
+    was (see `_may_have_lost_rows`). A writer that replaces any row keeps what it chose: then new rows are refused.
+    """
+    geometry = buffer.geometry
+    if not isinstance(buffer.storage, Growable) or not geometry.streams:
+        return state
+    storage: Growable = buffer.storage
+    skipped = max(shape[0] - geometry.length, 0) if mask is None else 0
+    num = shape[0] - skipped
+    most = min(2 * num, geometry.length)
+    brought = jnp.full((geometry.lanes,), num, jnp.int32)
+    if mask is not None:
+        mask = mask.reshape(shape)
+        brought = jnp.minimum(jnp.sum(mask, axis=0, dtype=jnp.int32), jnp.int32(geometry.length))
+    crowded = storage.crowded(state.rows, jnp.sum(brought, dtype=jnp.int32))
+    if crowded is None:
+        return state
+    overwritten = _streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
+
+    # The newest rows stay: some of them may not be decided yet.
+    rule = buffer.view.rule
+    stay = jnp.int32(1 if rule.prompt else rule.rows)
+
+    def given_up(crowded: jax.Array, ring: Ring) -> jax.Array:
+        """int32[E], oldest rows of each lane that go."""
+        spare = jnp.maximum(ring.size - stay, jnp.int32(0))
+        count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
+        count = jnp.where(crowded, count, jnp.int32(0))
+        first = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
+        return jnp.where((first == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
+
+    def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
+        _, state = carry
+        rows, token = storage.drop(state.rows, overwritten, state.token)
+        still = storage.crowded(rows, jnp.sum(brought, dtype=jnp.int32))
+        assert still is not None
+        count = given_up(still, state.ring)
+        slot, gone, anchors, change, token = oldest(buffer, state, count, most, token)
+        rows, token = storage.drop(rows, slot, token)
+        sampler = buffer.sampler.change(state.sampler, change, geometry, token)
+        ring = _ring.retire(state.ring, count)
+        counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
+        state = dataclasses.replace(
+            state, rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token
+        )
+        return jnp.zeros_like(count), state
+
+    # Once or not at all, as a loop: a branch would copy the counts of the blocks.
+    start = (given_up(crowded, state.ring), state)
+    return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, start)[1]
+
+
+def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where those are finite.
+
+    0 where none counts: a window with nothing to learn from, which would else keep the priority of a new one for ever.
+    """
+    finite = jnp.isfinite(error)
+    magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))
+    number = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    mean = jnp.sum(magnitude, axis=1) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    share = jnp.clip(eta, jnp.float32(0), jnp.float32(1))
+    mixed = share * jnp.max(magnitude, axis=1) + (jnp.float32(1) - share) * mean
+    return mixed, jnp.all(finite | ~mask, axis=1) & jnp.isfinite(mixed)
+
+
+def _update_priority_core(
+    buffer: BufferConfig,
+    state: BufferState,
+    index: Index,
+    td_error: jax.Array,
+    mask: jax.Array | None,
+    eta: jax.Array | None,
+) -> tuple[BufferState, None]:
+    geometry = buffer.geometry
+    error = td_error.astype(jnp.float32)
+    finite = jnp.isfinite(error)
+    if mask is not None and eta is not None:
+        error, finite = _mixture(error, mask, eta)
+    token, masked, inside, fresh = _judge(buffer, state, index)
+    drawable = fresh
+    if state.anchors is not None:
+        at = jnp.where(inside, index.slot, jnp.int32(0))
+        token, (flags,) = pin(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
+        drawable = fresh & _anchors.has(flags, _anchors.OPEN)
+    accepted = finite & drawable
+    slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
+    error = jnp.where(accepted, error, jnp.float32(0))
+    counters = _count_up(
+        state,
+        refused_nonfinite=jnp.sum(~masked & ~finite, dtype=jnp.uint32),
+        refused_out_of_range=jnp.sum(~masked & finite & ~inside, dtype=jnp.uint32),
+        refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
+        refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
+    )
+    sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
+    return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
+
+
+def _update_rows_core(
+    buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array]
+) -> tuple[BufferState, None]:
+    capacity = jnp.int32(buffer.geometry.capacity)
+    token, masked, inside, fresh = _judge(buffer, state, index)
+    wanted = jnp.where(fresh, index.slot, capacity)
+    order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
+    slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
+    rows, no_room = scoped("write", buffer.storage.update)(state.rows, slot, leaves, token)
+    counters = _count_up(
+        state,
+        refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
+        refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
+        **({} if no_room is None else {"refused_rows": no_room}),
+    )
+    return dataclasses.replace(state, rows=rows, counters=counters, token=token), None
+
+
+def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+    geometry = buffer.geometry
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler)
+    scatter = state.scatter
+    if scatter is None:
+        ring = _streaming(buffer).clear(state.ring)
+    else:
+        ring = _ring.clear(state.ring)
+        scatter = _scatter.clear(scatter, _scattering(buffer), geometry, buffer.storage.spec(state.rows)[0])
+    return (
+        dataclasses.replace(
+            state,
+            rows=buffer.storage.clear(state.rows),
+            ring=ring,
+            scatter=scatter,
+            anchors=anchors,
+            sampler=buffer.sampler.clear(state.sampler, geometry, buffer.dense),
+            ahead=None if state.ahead is None else state.ahead.dropped(),
+        ),
+        None,
+    )
+
+
+def _set_core(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+    return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
+
+
+def _rebuild_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+    assert isinstance(buffer.sampler, Rebuilding)
+    sampler: Rebuilding = buffer.sampler
+    return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None

@@ -1,0 +1,172 @@
+"""Arrays of the state as sources of blocks, and blocks as arrays of the state again, without a second copy of a large one.
+
+A buffer that is not full yet ends in rows that `init` made. Whatever an array ends in is found by looking: the rows from
+which on every element has the bits of its last one are not stored, only how many there are and those bits. That is exact for
+any array of any part, a user's own too; what the capacity of each leaf is, and how far it was written, need not be known.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._checkpoint import block_hash
+from fbuf._formats.checkpoint import SavedArray
+
+BLOCK_BYTES = 256 * 1024
+_LEAST_BYTES = 32 * 1024
+_USUAL_BLOCKS, _MOST_BLOCKS = 1024, 4096
+SMALL = 64 * 1024
+"""Bytes up to which an array is fetched whole."""
+_AT_ONCE = 4 * 1024 * 1024
+"""Bytes up to which one is made on the host first."""
+_PUT = 1024 * 1024
+"""Bytes of a larger one that go there at once."""
+
+
+def rows_of_block(shape: tuple[int, ...], itemsize: int) -> int:
+    """Rows of a block, a power of two: about 32 KiB, since each lane of a buffer is written to at a place of its own; of large
+    arrays up to 256 KiB, and more where there would be too many. By the whole shape, so that an array has the same blocks
+    however full it is."""
+    item = max(int(np.prod(shape[1:], dtype=np.int64)) * itemsize, 1)
+    size = min(max(shape[0] * item // _USUAL_BLOCKS, _LEAST_BYTES), BLOCK_BYTES)
+    wanted = max(size // item, -(-shape[0] // _MOST_BLOCKS), 1)
+    return 1 << (wanted - 1).bit_length() if wanted > 1 else 1
+
+
+class DeviceLeaf:
+    """An array of the state as a source: its first rows, block by block.
+
+    Attributes:
+      shape, dtype: Of what is stored.
+      block: Rows of a block.
+      rows: How many rows there are in all.
+      fill: The bits of every element of the rows that are not stored, or b"".
+    """
+
+    def __init__(self, array: jax.Array, rows: int | None = None, *, whole: bool = False):
+        self._array = array if array.ndim else array.reshape(1)
+        self.rows = self._array.shape[0] if rows is None else rows
+        self.dtype = np.dtype(array.dtype)
+        self._alone = len(self._array.sharding.device_set) == 1
+        kept, self.fill = (self.rows, b"") if whole else self._written()
+        self.shape = (kept, *self._array.shape[1:])
+        self.block = rows_of_block((self.rows, *self.shape[1:]), self.dtype.itemsize)
+        self._fetched: tuple[int, np.ndarray] | None = None  # rows, and the first of them: some blocks at once
+
+    @property
+    def near(self) -> bool:
+        """Whether it lies on the host, so that looking at it copies nothing; or is so small that it makes no difference."""
+        return self._alone and (self._array.size * self.dtype.itemsize <= SMALL or _platform(self._array) == "cpu")
+
+    @functools.cached_property
+    def marks(self) -> list[str] | None:
+        """Of each block; None where the writer's own comparison is as good."""
+        if self.near or not self._alone:
+            return None
+        return block_hash.of_device(self._array, self.shape[0], self.block)
+
+    def __getitem__(self, at: slice) -> np.ndarray:
+        start, stop, _ = at.indices(self.shape[0])
+        if not self._alone:
+            return self._from_shards(start, stop)
+        if self.near:
+            return np.asarray(self._array)[start:stop]  # a view; dropped when it has been written
+        whole, item = self._array.shape[0], int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        size = min(max(BLOCK_BYTES // max(item, 1), self.block), whole)
+        if self._fetched is None or not self._fetched[0] <= start <= stop <= self._fetched[0] + len(self._fetched[1]):
+            first = min(start, whole - size)
+            if stop - first > size:
+                return np.asarray(self._array[start:stop])
+            self._fetched = first, np.asarray(_cut(self._array, first, size))
+        first, rows = self._fetched
+        return rows[start - first : stop - first]
+
+    def _from_shards(self, start: int, stop: int) -> np.ndarray:
+        out = np.empty((stop - start, *self._array.shape[1:]), self.dtype)
+        for shard in self._array.addressable_shards:
+            if shard.replica_id:
+                continue
+            first, last, _ = shard.index[0].indices(self._array.shape[0])
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                rows = np.asarray(shard.data[low - first : high - first])
+                out[(slice(low - start, high - start), *shard.index[1:])] = rows
+        return out
+
+    def _written(self) -> tuple[int, bytes]:
+        """Rows up to the last that differs from the last element, and the bits of that."""
+        array, rows = self._array, self.rows
+        if not array.size:
+            return rows, b""
+        if not self._alone:
+            return rows, b""
+        if self.near:
+            view = np.asarray(array)[:rows]
+            return _last_differing(view), view[-1:].reshape(-1)[-1:].tobytes()
+        part = array if rows == array.shape[0] else array[:rows]
+        return block_hash.last_differing(part), np.asarray(part[-1:]).reshape(-1)[-1:].tobytes()
+
+
+def _platform(array: jax.Array) -> str:
+    device: Any = next(iter(array.sharding.device_set))
+    return str(device.platform)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(array: jax.Array, start: Any, size: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(array, start, size)
+
+
+def _last_differing(view: np.ndarray) -> int:
+    """The same on the host, from the end and no further than it must."""
+    rows, size = view.shape[0], view.dtype.itemsize
+    word = np.dtype({1: "u1", 2: "u2", 4: "u4"}.get(size, "u8"))
+    step = max(BLOCK_BYTES // max(view[:1].nbytes, 1), 1)
+    last: np.ndarray | None = None
+    for stop in range(rows, 0, -step):
+        start = max(stop - step, 0)
+        part = np.ascontiguousarray(view[start:stop])
+        bits = part.reshape(-1).view(np.uint8).view(word).reshape(-1, max(size // word.itemsize, 1))
+        last = bits[-1].copy() if last is None else last
+        differs = bits != (last if len(last) > 1 else last[0])
+        if differs.any():
+            return start + int(np.flatnonzero(differs.reshape(stop - start, -1).any(axis=1))[-1]) + 1
+    return 0
+
+
+def place(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.Array:
+    """A new array on the default device: a source's rows, then others of one element's bits.
+
+    A large one is made there, and filled a few blocks at a time, in place.
+    """
+    dtype, flat = np.dtype(dtype), shape or (1,)
+    element = np.frombuffer(fill, dtype)[0] if fill else np.zeros((), dtype)
+    kept = source.shape[0]
+    if int(np.prod(flat, dtype=np.int64)) * dtype.itemsize <= _AT_ONCE:
+        whole = np.empty(flat, dtype)
+        source.fill(0, whole[:kept])
+        whole[kept:] = element
+        return jnp.array(whole.reshape(shape))
+    with jax.debug_nans(False), jax.debug_infs(False):  # whatever was saved comes back
+        out = jnp.full(flat, element, dtype)
+        block = rows_of_block(flat, dtype.itemsize)
+        size = min(max(_PUT * flat[0] // out.nbytes // block, 1) * block, flat[0])
+        for start in range(0, kept, size):
+            first = min(start, flat[0] - size)
+            stop = min(first + size, kept)
+            part = np.empty((size, *flat[1:]), dtype)
+            source.fill(first, part[: stop - first])
+            part[stop - first :] = element
+            out = _put(out, part, first)
+        return out.reshape(shape)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(array: jax.Array, part: jax.Array, start: Any) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(array, part, start, 0)

@@ -1,0 +1,104 @@
+"""What `Replay` has beside a buffer's state: its key, the counts it has seen, and how it behaves."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._checkpoint import extra as _extra
+from fbuf._checkpoint import load as _load
+from fbuf._checkpoint.async_save import Saving
+from fbuf._checkpoint.device_arrays import DeviceLeaf
+from fbuf._checkpoint.save import saved
+from fbuf._formats import checkpoint
+from fbuf.limits import Limit, LimitState
+
+
+class Shell(NamedTuple):
+    """All of a `Replay`."""
+
+    buffer: Buffer
+    state: BufferState
+    key: jax.Array
+    counters: np.ndarray
+    strict: bool
+    unlimited: bool
+    limit: Limit | None
+    pace: LimitState | None  # in Python ints
+
+
+def save(path: Any, shell: Shell, keep: int, extra: Any, wait: bool, sync: bool, progress: Any) -> Saving:
+    """`fbuf.save` of all of it."""
+    arrays = {
+        "replay/key": DeviceLeaf(jax.random.key_data(shell.key), whole=True),
+        "replay/counters": shell.counters.copy(),
+    }
+    note = {
+        "impl": str(jax.random.key_impl(shell.key)),
+        "strict": shell.strict,
+        "unlimited": shell.unlimited,
+        "limit": _note(shell.limit, shell.pace),
+    }
+    return saved("Replay.save", path, shell.buffer, shell.state, (arrays, note), keep, extra, wait, sync, progress)
+
+
+def load(
+    path: Any, buffer: Buffer | None, example: Any, verify: Any, resize: Any, extra: Any, progress: Any
+) -> tuple[Shell, Any]:
+    """All of it, and what was saved beside it.
+
+    Raises:
+      SchemaError: there is a buffer, but no `Replay`.
+    """
+    call = "Replay.load"
+
+    def build(file: checkpoint.Saved) -> tuple[Shell, Any]:
+        note = file.meta["replay"]
+        if note is None:
+            raise checkpoint.SchemaError(
+                f"{call}: {file.path} was saved by fbuf.save, without a key; expected what Replay.save wrote. Load it with "
+                f"fbuf.load(path)."
+            )
+        limit, pace = _limit(call, file.path, note.get("limit"))
+        beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
+        loaded, state = _load.restored(call, file, buffer, example, resize, verify)
+        data = np.asarray(file.arrays["replay/key"])
+        key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
+        counters = np.array(file.arrays["replay/counters"])
+        shell = Shell(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
+        return shell, beside
+
+    made: tuple[Shell, Any] = _load.from_newest(call, path, verify, progress, build)
+    return made
+
+
+_NUMBERS = ("samples_per_insert", "min_diff", "max_diff")
+
+
+def _note(limit: Limit | None, pace: LimitState | None) -> dict[str, Any] | None:
+    """A limit and its counts as JSON: numbers as they are, fractions as text."""
+    if limit is None or pace is None:
+        return None
+    numbers = {name: getattr(limit, name) for name in _NUMBERS}
+    plain = {n: x if x is None or isinstance(x, (int, float)) else str(Fraction(str(x))) for n, x in numbers.items()}
+    return {**plain, "min_size": int(limit.min_size), "added": pace.added, "drawn": pace.drawn}
+
+
+def _limit(call: str, path: Any, note: Any) -> tuple[Limit | None, LimitState | None]:
+    if note is None:
+        return None, None
+    try:
+        numbers = {name: Fraction(note[name]) if isinstance(note[name], str) else note[name] for name in _NUMBERS}
+        limit = Limit(min_size=note["min_size"], **numbers)
+        return limit, limit.init(added=note["added"], drawn=note["drawn"], host=True)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise checkpoint.SchemaError(
+            f"{call}: what {path} says of the limit makes no sense ({error}); expected what Replay.save wrote. Load another "
+            f"checkpoint."
+        ) from error

@@ -1,0 +1,234 @@
+"""`python -m fbuf datasets`: list, download, look at, check and delete data sets."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fbuf import datasets
+from fbuf._cli.inspect import _table
+from fbuf._formats.dataset.manifest import NAME
+from fbuf.datasets._open import root_of
+from fbuf.storages import DataSet
+
+MINARI = "minari:"
+_DEPTH = 8  # folders below the root that are looked through
+
+
+class CommandError(Exception):
+    """What the user can put right; its message says how."""
+
+
+def add_commands(commands: Any) -> None:
+    """Adds `datasets` to a parser's subcommands."""
+    parser = commands.add_parser(
+        "datasets",
+        help="list, download, look at, check and delete data sets",
+        description="Data sets as frozen buffers: runs of the DQN replay data set (`Pong/1`), and Minari's "
+        "(`minari:D4RL/door/human-v2`).",
+    )
+    parser.set_defaults(run=lambda options: _help(parser))
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    for name, run, text in (
+        ("list", _list, "print what is on this machine, or what can be downloaded"),
+        ("download", _download, "download and convert; what an interruption leaves is used by the next call"),
+        ("info", _info, "print what a data set is"),
+        ("verify", _verify, "read every byte of a data set; exit status 1 if any is damaged"),
+        ("delete", _delete, "remove a data set from this machine"),
+    ):
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        action.add_argument(
+            "--root", type=Path, help="folder of data sets (default: $FBUF_DATASETS, ~/.cache/fbuf/datasets)"
+        )
+        action.set_defaults(run=lambda options, run=run: _main(run, options))
+        if name == "list":
+            action.add_argument("--available", action="store_true", help="ids that can be downloaded")
+        else:
+            several: dict[str, Any] = {"nargs": "+"} if name == "download" else {}
+            action.add_argument("id", metavar="ID", help="such as Pong/1 or minari:NAME; or a folder", **several)
+        if name in ("list", "info"):
+            action.add_argument("--json", action="store_true", help="print JSON")
+        if name == "delete":
+            action.add_argument("--yes", action="store_true", help="do not ask")
+        if name == "download":
+            _add_download(action)
+
+
+def _add_download(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--source", help="a mirror: https://..., file://..., a folder (Minari: where it keeps its own)")
+    action.add_argument("--workers", type=int, help="pieces converted at a time (default: one a core, up to 8)")
+    action.add_argument("--pieces", type=_pieces, help="of a run, only these: 0-4,9 (default: all)")
+    action.add_argument("--on-corrupt", choices=("raise", "skip"), help="of a run: leave damaged pieces out (skip)")
+    action.add_argument("--force", action="store_true", help="again, even if it is there")
+    action.add_argument(
+        "--skip", action="append", default=[], metavar="LEAF", help="of a Minari data set: a leaf to leave out"
+    )
+    action.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def _pieces(text: str) -> list[int]:
+    """`"0-4,9"` as numbers."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or not 0 <= int(last or first) - int(first) <= 1000:
+            raise argparse.ArgumentTypeError(f"{text!r} names no pieces; expected numbers such as 0-4,9")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return sorted(numbers)
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+def _main(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """The exit status: 0 done, 1 failed with a message on standard error."""
+    try:
+        return run(options)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError) as error:
+        print(f"error: {_told(error)}", file=sys.stderr)
+        return 1
+
+
+def _told(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror and error.filename is None else str(error)
+    return str(text) or type(error).__name__
+
+
+def _list(options: argparse.Namespace) -> int:
+    root = root_of("fbuf datasets", options.root)
+    found = list(_found(root))
+    if options.available:
+        here = {name for name, _ in found}
+        known = [{"id": name, "here": name in here} for name in datasets.available()]
+        if options.json:
+            print(json.dumps(known, indent=1))
+        for entry in () if options.json else known:
+            print(f"{entry['id']}{'  (here)' if entry['here'] else ''}")
+        return 0
+    if options.json:
+        print(json.dumps([{"id": name} | _json(about) for name, about in found], indent=1))
+        return 0
+    if not found:
+        print(f"there are no data sets in {root}; what can be downloaded: python -m fbuf datasets list --available")
+        return 0
+    lines: list[tuple[str, ...]] = [("id", "rows", "bytes", "raw/bytes", "")]
+    for name, about in found:
+        state = "" if about.finished else "not finished"
+        lines.append((name, f"{about.rows:,}", f"{about.disk:,}", f"{about.ratio:.1f}", state))
+    for line in _table(lines):
+        print(line)
+    return 0
+
+
+def _found(root: Path) -> Iterator[tuple[str, Any]]:
+    """Data sets below a folder, finished or not, by their ids."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        if (folder / NAME).is_file() or (folder / "pieces").is_dir():
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                yield _id_of(root, folder), datasets.info(folder)
+        elif folder.is_dir() and len(folder.relative_to(root).parts) < _DEPTH:
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+            waiting += reversed(inner)
+
+
+def _id_of(root: Path, folder: Path) -> str:
+    parts = folder.relative_to(root).parts
+    return MINARI + "/".join(parts[1:]) if parts[:1] == ("minari",) else "/".join(parts) or str(root)
+
+
+def _folder(name: str, given: Path | None) -> Path:
+    """Where the data set of an id lies."""
+    root = root_of("fbuf datasets", given)
+    if name.startswith(MINARI):
+        return root / "minari" / name.removeprefix(MINARI)
+    if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():
+        return Path(name).expanduser()
+    return root / name
+
+
+def _there(options: argparse.Namespace) -> Path:
+    """The data set that was asked for; says how it is had if it is not there."""
+    folder = _folder(options.id, options.root)
+    if not folder.is_dir() and options.id[:1] not in ("/", ".", "~"):
+        raise CommandError(f"{options.id} is not at {folder}. To have it there: fbuf datasets download {options.id}")
+    return folder
+
+
+def _json(about: Any) -> dict[str, Any]:
+    pieces = {str(number): list(piece) for number, piece in about.pieces.items()}
+    fields = {field.name: getattr(about, field.name) for field in dataclasses.fields(about)}
+    leaves, meta = dict(about.leaves), dict(about.meta)
+    return fields | {"pieces": pieces, "leaves": leaves, "meta": meta, "beside": list(about.beside)}
+
+
+def _info(options: argparse.Namespace) -> int:
+    about = datasets.info(_there(options))
+    print(json.dumps(_json(about), indent=1) if options.json else about)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    datasets.verify(_there(options))
+    print("whole")
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    folder = _there(options)
+    about = datasets.info(folder)
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise CommandError(f"{folder} would be removed, and there is nobody to ask. Say so: --yes")
+        print(f"{folder}: {about.rows:,} rows, {about.disk:,} bytes")
+        if input("remove it? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing was removed")
+            return 1
+    datasets.delete(folder)
+    print(f"removed {folder}, {about.disk:,} bytes")
+    return 0
+
+
+def _download(options: argparse.Namespace) -> int:
+    failed = 0
+    for name in options.id:
+        try:
+            _download_one(name, options)
+        except (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError) as error:
+            print(f"error: {name}: {_told(error)}", file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0
+
+
+def _download_one(name: str, options: argparse.Namespace) -> None:
+    download = "force" if options.force else True
+    settings: dict[str, Any] = {"root": options.root, "source": options.source, "progress": not options.quiet}
+    if options.workers is not None:
+        settings["workers"] = options.workers
+    if name.startswith(MINARI):
+        if options.pieces is not None:
+            raise CommandError("--pieces is for runs such as Pong/1; Minari's data sets come whole. Leave it out")
+        if options.on_corrupt is not None:
+            raise CommandError("--on-corrupt is for runs such as Pong/1, which have pieces. Leave it out")
+        buffer, _ = datasets.minari(name.removeprefix(MINARI), download=download, skip=options.skip, **settings)
+    else:
+        if options.skip:
+            raise CommandError("--skip is for Minari's data sets. Leave it out")
+        if options.on_corrupt is not None:
+            settings["on_corrupt"] = options.on_corrupt
+        buffer, _ = datasets.atari_dqn(name, download=download, pieces=options.pieces, **settings)
+    assert isinstance(buffer.storage, DataSet)
+    print(datasets.info(buffer.storage.path))

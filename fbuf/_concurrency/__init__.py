@@ -1,0 +1,1 @@
+"""Threads: prefetching, background tasks, parallel calls, wake-ups."""

@@ -1,0 +1,187 @@
+"""`Prefetch`: a thread that makes the next things while the last one is used; `Replay.batches` and torch's `Loader` have one.
+
+The thread knows its `Prefetch` and no more, not the iterator that hands the things out: that one can be forgotten, and its
+finalizer then tells the thread to end, without a lock and without waiting. Who ends it in so many words waits until it has
+ended. What goes wrong in the thread is raised by `take`, after what was made before it; or by `check`; or, if the iterator
+was forgotten, in the thread, where Python prints it.
+
+The thread makes something only when there is room, so no more is ever ahead than was asked for. It sleeps on one gate, for
+room as for whatever `make` waits for. It is a daemon, for Python waits for others before it runs what is to end them; when
+the interpreter ends it is told to end and waited for, as a thread that is stopped inside XLA takes the process down.
+
+Rejected: a generator (another thread cannot close it while it runs, and what its `finally` waits for runs in the garbage
+collector); a pool of threads (draws of one state follow one another); `fork` (JAX's own threads do not survive it).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fbuf._concurrency import wakeup
+from fbuf._concurrency.wakeup import ReplayClosed, Stop, Stopped
+
+Make = Callable[[Stop], Any]
+_PATIENCE = 60.0  # seconds for what a thread is in the middle of
+
+
+class Prefetch:
+    """Things made by `make`, in order, at most `room` of them waiting. What `make` raises when a replay is closed ends them.
+
+    Args:
+      owner: Who hands them out: once it is collected the thread ends.
+      name: The thread's.
+      make: Makes the next one; called in the thread, with what tells it to end.
+      room: At least 1.
+      number: How many in all, those that are `ready` included; None: no end.
+      ready: The first ones, if there are some already.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        make: Make,
+        room: int,
+        *,
+        number: int | None = None,
+        ready: Iterable[Any] = (),
+    ):
+        self.stop, self.room = Stop(), room
+        self.ended = False
+        self._ready = deque(ready)
+        self._left = None if number is None else number - len(self._ready)
+        self._filled = threading.Condition()  # of a lock that its thread may take again
+        self._error: BaseException | None = None
+        self._raised = False
+        self._heard = False  # it was raised, or will be by who waits for the thread
+        self._process = os.getpid()
+        weakref.finalize(owner, self.stop.ask).atexit = False
+        self._thread = threading.Thread(target=_serve, args=(self, make), name=name, daemon=True)
+        _at_exit()
+        _threads[self._thread] = self.stop
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Those that wait to be taken."""
+        return len(self._ready)
+
+    def take(self, until: float | None = None) -> Any:
+        """The next one; None: it is not there by then, a time of `_stop.clock`.
+
+        Raises:
+          StopIteration: there is none any more.
+          BaseException: what went wrong with it.
+        """
+        with self._filled:
+            while not self._ready or self.stop.asked:
+                if self.stop.asked:
+                    raise StopIteration
+                if self._error is not None:
+                    self.hear()
+                    self._tell()
+                if self.ended:
+                    raise StopIteration
+                left = None if until is None else until - wakeup.clock()
+                if left is not None and left <= 0:
+                    return None
+                self._filled.wait(left)
+            made = self._ready.popleft()
+        self.stop.gate.open()
+        return made
+
+    def end(self) -> list[Any]:
+        """Ends the thread, after what it is making now; gives what was made and not taken."""
+        self.stop.ask()
+        with self._filled:
+            self._filled.notify_all()  # those who wait for something
+        if self._thread is not threading.current_thread() and os.getpid() == self._process:
+            # Not for ever: the garbage collector may be here, in a callback of what is being made.
+            self._thread.join(_PATIENCE)
+        with self._filled:
+            left = list(self._ready)
+            self._ready.clear()
+        return left
+
+    def hear(self) -> None:
+        """Whatever goes wrong, the thread need not print it: `take` or `check` is called for it."""
+        self._heard = True
+        self.stop.gate.open()
+
+    def check(self) -> None:
+        """Raises what went wrong, if `take` has not."""
+        if not self._raised:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+
+    # What the thread calls.
+
+    def wait_for_room(self) -> bool:
+        """False: the thread is to end."""
+        while not self.stop.asked and self._left != 0:
+            if len(self._ready) < self.room:
+                return True
+            self.stop.gate.wait()
+        return False
+
+    def put(self, made: Any) -> None:
+        """One more."""
+        with self._filled:
+            self._ready.append(made)
+            if self._left is not None:
+                self._left -= 1
+            self._filled.notify()
+
+    def finish(self, error: BaseException | None) -> None:
+        """There is no more."""
+        with self._filled:
+            self._error, self.ended = error, True
+            self._filled.notify_all()
+
+    def wait_for_hearer(self) -> None:
+        """Returns once somebody has, or gets, the error, if there is one. If nobody does it is the thread's own."""
+        while self._error is not None and not (self._heard or self.stop.asked):
+            self.stop.gate.wait()
+        if self._error is not None and not self._heard:
+            raise self._error
+
+
+def _serve(prefetch: Prefetch, make: Make) -> None:
+    """The thread: one thing after another, until it is told to end."""
+    try:
+        while prefetch.wait_for_room():
+            prefetch.put(make(prefetch.stop))
+    except (Stopped, ReplayClosed):
+        prefetch.finish(None)
+    except BaseException as error:  # whatever it is, somebody must hear of it
+        prefetch.finish(error)
+    else:
+        prefetch.finish(None)
+    prefetch.wait_for_hearer()
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, Stop] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _at_exit() -> None:
+    """Once: threads end before the interpreter does, and before what they draw from."""
+    atexit.register(_end)
+
+
+def _end() -> None:
+    threads = list(_threads.items())
+    for _, stop in threads:
+        stop.ask()
+    for thread, _ in threads:
+        thread.join(_PATIENCE)

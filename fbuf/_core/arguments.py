@@ -1,0 +1,186 @@
+"""Checks of what users hand in, and the one form of message: call, leaf, what came, what was expected, the fix as code.
+
+All checks here look at structure, dtype and shape only, so they run at trace time and cost nothing in a jitted step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
+
+_KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _text(name: str) -> str:
+    return f"leaf '{name}'" if name else "the row"
+
+
+def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
+    """A Python number takes the dtype of the leaf it is for, if that loses nothing in kind."""
+    kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
+    want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
+    try:
+        return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+    except OverflowError:
+        raise ValueError(
+            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use a value in its range."
+        ) from None
+
+
+def check_spec(call: str, spec: Spec) -> None:
+    """Refuses rows a buffer cannot hold: none at all, or leaves that are not plain arrays."""
+    if not spec:
+        raise ValueError(
+            f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
+        )
+    for name, leaf in spec.items():
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
+            )
+        if np.dtype(leaf.dtype).kind in "OSUmM":
+            raise TypeError(
+                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. For text and objects use "
+                f"Buffer(storage=fbuf.storages.Ragged())."
+            )
+
+
+def check_key(call: str, key: Any, many: str) -> None:
+    """Refuses what is not one PRNG key, typed or raw; `many` says what to do with several."""
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+        raise TypeError(
+            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
+        )
+
+
+def check_names(call: str, got: Any, expected: Any) -> None:
+    """Names of leaves must agree."""
+    missing = [n for n in expected if n not in got]
+    extra = [n for n in got if n not in expected]
+    if missing or extra:
+        what = " and ".join(
+            ([f"leaf '{missing[0]}' is missing"] if missing else [])
+            + ([f"leaf '{extra[0]}' is not in this buffer"] if extra else [])
+        )
+        fix = "Rows must have the structure of the example given to `init`."
+        if missing and any(n.startswith(f"{missing[0]}/0") for n in extra):  # a list, each number of which is a leaf
+            fix = f"Of a list make an array: '{missing[0]}': np.asarray(x, dtype)."
+        raise ValueError(f"{call}: {what} (got: {_listed(got) or 'nothing'}; expected: {', '.join(expected)}). {fix}")
+
+
+def _listed(names: Any, most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names if len(names) <= most else [*names[:most], f"... {len(names)} in all"])
+
+
+def _are_dicts(rows: Any, spec: Spec) -> bool:
+    """Whether these are a list of rows, each a dict, and not one row that is a list."""
+    return all(isinstance(row, Mapping) for row in rows) and not next(iter(spec)).split("/")[0].isdigit()
+
+
+def check_rows(
+    call: str, rows: PyTree, spec: Spec, structure: Any, leading: tuple[int | None, ...], axes: str
+) -> dict[str, jax.Array]:
+    """The leaves of `rows` by name, checked against the buffer's.
+
+    Args:
+      call: For messages, `"Buffer.extend"`.
+      rows: Leaves `[*leading, *item]`.
+      structure: The treedef of one row.
+      leading: Expected leading axes; None takes any length, the same in all leaves.
+      axes: The leading axes as a message spells them, `"[N, E, ...]"`.
+    Raises:
+      ValueError, TypeError: wrong names, structure, dtype or shape; with the leaf's path and the fix as code.
+    """
+    leaves = named_leaves(rows)
+    if type(rows) in (list, tuple) and leaves.keys() != spec.keys() and _are_dicts(rows, spec):
+        raise TypeError(
+            f"{call}: rows are a {type(rows).__name__} of {len(rows)} dicts; this storage takes one dict of arrays "
+            f"[{axes}, ...]. Stack them: jax.tree.map(lambda *x: np.stack(x), *rows); if their shapes differ, use "
+            f"Buffer(storage=fbuf.storages.Ragged())."
+        )
+    check_names(call, list(leaves), list(spec))
+    if jax.tree.structure(rows) != structure:
+        raise ValueError(
+            f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, the structure of the example given to `init`."
+        )
+    length: dict[int, tuple[int, str]] = {}
+    out = {}
+    for name, leaf in leaves.items():
+        want = spec[name]
+        if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
+            leaf = _scalar(call, name, leaf, want.dtype)
+        got = leaf_spec(leaf, f"{call}: {_text(name)}")
+        if got.dtype != want.dtype:
+            raise TypeError(
+                f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
+                f"Cast with x.astype(jnp.{want.dtype})."
+            )
+        cut = len(leading)
+        item, head = got.shape[cut:], got.shape[:cut]
+        if len(got.shape) < cut or item != want.shape:
+            inner = "".join(f", {n}" for n in want.shape)
+            shape = f"[{axes}{inner}]" if axes else f"{list(want.shape)}"
+            fix = _reshaped(got.shape, want.shape, leading, axes)
+            raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{fix}")
+        for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
+            first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))
+            if have != first[0]:
+                owner = "the index" if axes == "B" else "this buffer"
+                other = f"leaf '{first[1]}' has {first[0]}" if first[1] else f"{owner} has {first[0]}"
+                fix = "All leaves need the same leading axes."
+                if axes == "N, E" and axis == 1 and head[0] == first[0]:
+                    fix = "Time comes first: x.swapaxes(0, 1)."
+                raise ValueError(
+                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}"
+                )
+        out[name] = jnp.asarray(leaf)
+    return out
+
+
+def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | None, ...], axes: str) -> str:
+    """What to do about a leaf of shape `got` where `[*leading, *item]` is expected; empty where nothing fits."""
+    lanes = leading[-1] if axes.endswith("E") else None
+    adds = axes in ("", "E")  # one row, or one a lane
+    if axes == "B":
+        return f" Give one a row: jnp.broadcast_to(x, {(leading[0], *item)})." if got == item else ""
+    if lanes is None and got == item:
+        return " Add one row with `add`, or give it the leading axis with x[None]."
+    if lanes is not None and got == item:
+        return f" There are {lanes} lanes: add one row of each, jnp.stack([x_of_lane_0, ...])."
+    if lanes is not None and not adds and got == (lanes, *item):
+        return " Add one row of each lane with `add`, or give it the leading axis with x[None]."
+    if lanes is not None and not adds and len(got) == 1 + len(item) and got[1:] == item:
+        return f" There are {lanes} lanes: rows of each side by side, [N, {lanes}, ...]."
+    if got[-1:] == (1,) and len(got) == 1 + len(leading) + len(item) and got[len(leading) : -1] == item:
+        return " Take its last axis away: x.squeeze(-1)."
+    if adds and len(got) == 1 + len(leading) + len(item) and got[1:] == (*leading, *item):
+        return " Add several rows with `extend`."
+    return ""
+
+
+def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:
+    """One argument as an array of exactly `shape`, of a dtype kind in `kinds` ("f" floating, "i" integer, "b" bool)."""
+    got = leaf_spec(value, f"{call}: {what}")
+    names = {"f": "floating", "i": "integer", "b": "boolean"}
+    kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)
+    if kind not in kinds:
+        want = " or ".join(names[k] for k in kinds)
+        cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
+        raise TypeError(
+            f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}. Cast with x.astype({cast})."
+        )
+    if got.shape != shape:
+        fix = f" Write x.reshape({', '.join(map(str, shape))})." if math.prod(got.shape) == math.prod(shape) else ""
+        raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")
+    return jnp.asarray(value)

@@ -1,0 +1,87 @@
+"""`Given`: what rows are as users hand them in, where transforms make other rows of them before they are stored.
+
+Verbs that add rows check them against it, leaf by leaf. It lies in the state, without an array: the buffer is a value that was
+made before anybody showed it a row, and the rows that are stored do not say what they were made of.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+from jax import export
+
+from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
+
+
+class Given:
+    """Spec and structure of a row before `on_write`. Static."""
+
+    def __init__(self, items: tuple[tuple[str, tuple[int, ...], str], ...], structure: Any):
+        self.items, self.structure = items, structure
+
+    @property
+    def spec(self) -> Spec:
+        """By name."""
+        return {name: jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)) for name, shape, dtype in self.items}
+
+    @property
+    def example(self) -> PyTree:
+        """One row, as shapes."""
+        return self.structure.unflatten(self.spec.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and (self.items, self.structure) == (other.items, other.structure)
+
+    def __hash__(self) -> int:
+        return hash((self.items, self.structure))
+
+    def __repr__(self) -> str:
+        return f"Given({', '.join(f'{name}: {dtype}{list(shape)}' for name, shape, dtype in self.items)})"
+
+
+def given(example: PyTree) -> Given:
+    """Of a row as arrays, scalars or shapes."""
+    leaves = {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
+    items = tuple((name, tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items())
+    return Given(items, jax.tree.structure(example))
+
+
+def _encoded(tree: Any) -> Any:
+    """JSON of dicts, lists and tuples of numbers."""
+    if tree is None or type(tree) is int:
+        return tree
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return {"dict": {key: _encoded(child) for key, child in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_encoded(child) for child in tree]}
+    raise TypeError(
+        f"Buffer: rows are made of {type(tree).__name__}, which an exported program cannot name; expected dicts, lists and "
+        f"tuples. Give rows as dicts."
+    )
+
+
+def _decoded(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, children),) = tree.items()
+    if kind == "dict":
+        return {key: _decoded(child) for key, child in children.items()}
+    return (list if kind == "list" else tuple)(_decoded(child) for child in children)
+
+
+def _to_bytes(aux: Any) -> bytes:
+    order = aux.structure.unflatten(range(aux.structure.num_leaves))
+    return json.dumps([aux.items, _encoded(order)]).encode()
+
+
+def _from_bytes(data: Any) -> Given:
+    items, order = json.loads(bytes(data).decode())
+    return Given(tuple((n, tuple(shape), dtype) for n, shape, dtype in items), jax.tree.structure(_decoded(order)))
+
+
+jax.tree_util.register_static(Given)
+export.register_pytree_node_serialization(
+    Given, serialized_name="fbuf.Given", serialize_auxdata=_to_bytes, deserialize_auxdata=_from_bytes
+)

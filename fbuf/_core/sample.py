@@ -1,0 +1,88 @@
+"""What verbs hand out: `Sample`, `Rows`, and the `Index` that leads back to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+
+from fbuf._core.component import state
+from fbuf._core.pytree import PyTree
+
+TICKET = "_ticket"
+"""Name of the leaf that says where a row's ragged part is: uint32[2]. It goes through views like any other leaf."""
+
+
+class _Lazy(Protocol):
+    """The public side of `fbuf.Lazy`, which reads a store; `ragged.open` makes one."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def present(self) -> Any: ...
+    @property
+    def missing(self) -> dict[str, list[Any]]: ...
+    def __getitem__(self, name: str | tuple[str, ...]) -> list[Any]: ...
+    def get(self, name: str | tuple[str, ...], default: Any = None) -> list[Any]: ...
+    def stack(self, name: str | tuple[str, ...], axis: int = 0) -> Any: ...
+    def objects(self, name: str | tuple[str, ...], default: Any = None) -> Any: ...
+    def nested(self, name: str | tuple[str, ...], layout: Any = None) -> Any: ...
+    def rows(self) -> list[Any]: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+
+
+@state
+class Index:
+    """Names rows: a slot, and the generation that tells this row from those before and after it in the slot.
+
+    An index whose row has been overwritten is *stale*: every verb that takes one skips it and counts it. Generations count
+    along one history: of two futures of one state, an index of the one may be taken for a row of the other.
+    """
+
+    slot: jax.Array  # int32[B], in [0, C); C where the sample's mask is False
+    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
+
+
+@state
+class Sample:
+    """A batch. Where `mask` is False everything else is zero."""
+
+    data: PyTree  # what the view makes, leaves [B, ...]
+    index: Index  # the anchors, for `update_priority` and `update_rows`
+    probability: jax.Array  # float32[B], chance of this anchor in one draw, relative to the whole buffer
+    weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
+    mask: jax.Array  # bool[B], False where there was nothing to draw, or the row had expired
+    ragged: Any = None  # what `lazy` reads: tickets of rows in `storages.Ragged`; None for the other storages
+
+    @property
+    def lazy(self) -> _Lazy:
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        return _lazy(self.ragged, self.data)
+
+
+@state
+class Rows:
+    """Rows as they were added, with where they lie. Where `mask` is False the row is zeros."""
+
+    data: PyTree  # leaves [..., item]
+    index: Index  # of the same leading shape
+    mask: jax.Array  # bool[...]
+    ragged: Any = None  # as in `Sample`
+
+    @property
+    def lazy(self) -> _Lazy:
+        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        return _lazy(self.ragged, self.data)
+
+
+def _lazy(ragged: Any, data: PyTree) -> _Lazy:
+    if ragged is None:
+        raise AttributeError(
+            "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
+            "Buffer(storage=fbuf.storages.Ragged())."
+        )
+    opened: _Lazy = ragged.open(data)
+    return opened

@@ -1,0 +1,87 @@
+"""What a `BufferState` looks like to people: leaves with shapes and dtypes, rows held, bytes of the rest.
+
+A repr must never fail and never cost: it is asked for in debuggers, in messages, and of states that hold tracers, shapes, or
+arrays that were donated. So everything here is taken from shapes, and the one number that is read (how many rows are held) is
+left out where it cannot be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._core.text_table import Section, html, human, text
+
+WHOLE = "(row)"
+"""What the one leaf of rows that are bare arrays is called, which has no name."""
+
+
+def outline(state: Any) -> tuple[str, list[Section]]:
+    """Title and tables of a state."""
+    capacity, leaves = _leaves(state.rows)
+    title = f"BufferState({_held(state.ring, capacity)})"
+    beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name not in ("rows", "token")]
+    parts = [(name, _kind(value), human(size)) for name, value in beside if (size := _size(value))]
+    sections = [Section("rows", ("one row", "place"), tuple(leaves), left=3)] if leaves else []
+    return title, [*sections, Section("beside", ("kept as", "bytes"), tuple(parts), left=2)]
+
+
+def as_text(state: Any) -> str:
+    """Aligned text; the class's name if even that cannot be made."""
+    try:
+        return text(*outline(state))
+    except Exception:  # the leaves may be anything that jax.tree.map made
+        return "BufferState(...)"
+
+
+def as_html(state: Any) -> str:
+    """The same for notebooks."""
+    try:
+        return html(*outline(state))
+    except Exception:
+        return "<code>BufferState(...)</code>"
+
+
+def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
+    """Rows there is room for, and each leaf with what one row of it is and where it lies."""
+    described = getattr(rows, "outline", None)
+    if described is not None:
+        capacity, leaves = described()
+        return capacity, [(name, *cells) for name, cells in leaves.items()]
+    pairs = jax.tree_util.tree_flatten_with_path(rows)[0]
+    found = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs]
+    capacity = next((leaf.shape[0] for _, leaf in found if getattr(leaf, "shape", ())), None)
+    return capacity, [(name or WHOLE, spec_text(leaf.shape[1:], leaf.dtype), "device") for name, leaf in found]
+
+
+def spec_text(shape: Any, dtype: Any) -> str:
+    """`uint8[84, 84]`."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _held(ring: Any, capacity: int | None) -> str:
+    room = "" if capacity is None else f" of {capacity:,}"
+    size = ring.size
+    if isinstance(size, jax.core.Tracer):
+        return f"traced,{room} rows"
+    if isinstance(size, jax.Array) and size.is_deleted():
+        return f"donated,{room} rows"
+    try:
+        return f"{int(np.asarray(size).sum()):,}{room} rows"
+    except Exception:  # shapes; shards that lie elsewhere
+        return f"?{room} rows"
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return spec_text(value.shape, value.dtype)
+    return type(value).__name__
+
+
+def _size(value: Any) -> int:
+    leaves = [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,1 @@
+"""File formats: checkpoints and data sets. NumPy only."""

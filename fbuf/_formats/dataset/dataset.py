@@ -1,0 +1,194 @@
+"""`DataSet`: a finished data set, open for reading from any thread, without JAX."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint.data_file import OpenFile
+from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.dataset import directory
+from fbuf._formats.dataset import manifest as _manifest
+from fbuf._formats.dataset.chunked_leaf import ChunkedLeaf
+from fbuf._formats.dataset.manifest import Manifest, Part
+from fbuf._formats.dataset.plain_leaf import PlainLeaf
+from fbuf._formats.dataset.schema import TRUNCATED, Schema
+from fbuf._formats.dataset.store import PieceStore
+from fbuf._host.types import Array, StoreCorrupted
+
+MEMORY = 1 << 28
+"""Bytes of memory granted to small leaves of many values."""
+
+
+class DataSet:
+    """A data set, open. Closes with `with`, or `close()`; reads under way then finish.
+
+    Attributes:
+      path: Its folder.
+      rows: How many there are.
+      schema: What they are.
+      pieces: `Part`s, in order: number, rows `begin` to `stop` of it, `cut`.
+      meta: What was kept beside them.
+      identity: Names these very rows, wherever their files lie.
+      store: What callbacks read from.
+    """
+
+    def __init__(self, path: str, manifest: Manifest, store: PieceStore) -> None:
+        self.path, self.manifest, self.store = path, manifest, store
+        self.schema: Schema = manifest.schema
+        self.pieces: tuple[Part, ...] = manifest.parts
+        self.meta: dict[str, Any] = manifest.meta
+        self.rows = manifest.rows
+        self.identity = store.identity = manifest.identity
+        self._column = {name: i for i, name in enumerate(self.schema.names)}
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], verify: str = "lazy", *, memory: int = MEMORY, cache: int = 0
+    ) -> DataSet:
+        """Opens a data set.
+
+        Args:
+          path: Its folder.
+          verify: "lazy": sizes and headers of files now, each block and chunk as it is read. "full": every byte now.
+          memory: Bytes granted to leaves that are neither encoded nor of few values, the smallest first; the others are read
+            from the files.
+          cache: Bytes of decoded chunks kept, for each leaf in chunks.
+        Raises:
+          FileNotFoundError: there is none, or it is not finished.
+          StoreCorrupted: something of it is damaged.
+          VersionError: a later release wrote it.
+        Cost: some 30 ms for a million Atari frames; memory 18 bytes a chunk, a byte a row for each leaf of few values, an
+          eighth for each flag, and dictionaries as they are needed.
+        """
+        if verify not in ("full", "lazy"):
+            raise ValueError(f"fbuf.datasets: verify is {verify!r}; expected 'full' or 'lazy'.")
+        base = directory.root(path)
+        manifest = _manifest.load(base)
+        return cls(base, manifest, _store(base, manifest, verify == "full", memory, cache))
+
+    def read(self, rows: Mapping[str, Any]) -> dict[str, Array]:
+        """Rows by number, int64[...] by leaf: `[..., *shape]` by leaf.
+
+        Raises:
+          IndexError: there is no such row. KeyError: there is no such leaf. StoreCorrupted: what is read is damaged.
+        """
+        requests, out = [], {}
+        for name, number in rows.items():
+            leaf, at = self.schema[name], np.asarray(number)
+            if at.dtype.kind not in "iu":
+                raise TypeError(f"DataSet.read: rows of leaf '{name}' are {at.dtype}; expected integers.")
+            if at.size and not (0 <= int(at.min()) and int(at.max()) < self.rows):
+                raise IndexError(
+                    f"DataSet.read: rows {int(at.min())} to {int(at.max())} are asked for; there are {self.rows}."
+                )
+            out[name] = np.empty((*at.shape, *leaf.shape), leaf.dtype)
+            requests.append((self._column[name], np.asarray(at.astype(np.uint64) + np.uint64(1)), out[name]))
+        self.store.read(requests)
+        return out
+
+    def read_rows(self, start: int, stop: int, leaves: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows `start` to `stop - 1`, `[N, *shape]` by leaf; None: of all leaves. Raises as `read`."""
+        if not 0 <= start <= stop <= self.rows:
+            raise IndexError(f"DataSet.read_rows: rows {start} to {stop} are asked for; there are {self.rows}.")
+        number = np.arange(start, stop, dtype=np.int64)
+        return self.read(dict.fromkeys(self.schema.names if leaves is None else leaves, number))
+
+    def close(self) -> None:
+        """Closes it; twice is fine."""
+        self.store.close()
+
+    def __enter__(self) -> DataSet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DataSet({self.path!r}, {self.rows} rows, {len(self.pieces)} pieces)"
+
+
+def _store(base: str, manifest: Manifest, full: bool, memory: int, cache: int) -> PieceStore:
+    files: list[OpenFile] = []
+    first = np.cumsum([0, *(part.rows for part in manifest.parts)])
+    cuts = [int(stop) - 1 for part, stop in zip(manifest.parts, first[1:], strict=True) if part.cut]
+    columns: list[ChunkedLeaf | PlainLeaf] = []
+    for leaf in manifest.schema.leaves:
+        if leaf.codec is not None:
+            columns.append(ChunkedLeaf(leaf, files, cache))
+        else:
+            columns.append(PlainLeaf(leaf, cuts if leaf.name == TRUNCATED else ()))
+    disk = 0
+    for part in manifest.parts:
+        saved = _piece(base, manifest, part)
+        try:
+            info = directory.info_of(saved)
+            disk += info.nbytes
+            if full:
+                saved.verify()
+            _take(columns, saved, info.rows, part, len(files))
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, StoreCorrupted) as error:
+            saved.close()
+            raise StoreCorrupted(_damaged(base, part, f"{error}.")) from error
+        files.extend(saved.files)
+    plain = [column for column in columns if isinstance(column, PlainLeaf)]
+    for column in sorted(plain, key=lambda column: column.leaf.nbytes):
+        wanted = column.wanted
+        column.seal(wanted <= memory)
+        memory -= wanted if wanted <= memory else 0
+    places = {}
+    begin = np.array([part.begin for part in manifest.parts], np.int64)
+    for i, chunked in enumerate(columns):
+        if isinstance(chunked, ChunkedLeaf):
+            chunked.seal()
+            places[i] = np.array(chunked.first, np.int64) + begin
+    return PieceStore(base, columns, manifest.rows, first[:-1], places, disk)
+
+
+def _piece(base: str, manifest: Manifest, part: Part) -> Saved:
+    try:
+        saved = directory.open_piece(base, part.number)
+    except checkpoint.CheckpointNotFound:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"fbuf.datasets: piece {part.number} of {base} is missing; expected it at {directory.folder(base, part.number)}. "
+            f"Put it back; or remove {_again(base)}",
+        ) from None
+    except StoreCorrupted as error:  # which speaks of a checkpoint
+        text = str(error).partition("; expected one. ")[2] or str(error)
+        raise StoreCorrupted(_damaged(base, part, text.partition(" Load another checkpoint")[0])) from error
+    if saved.manifest.save != part.save:
+        saved.close()
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"fbuf.datasets: piece {part.number} of {base} was written anew since the data set was finished; expected "
+            f"the one of then. Put it back; or remove {_again(base)}",
+        )
+    return saved
+
+
+def _damaged(base: str, part: Part, why: str) -> str:
+    return (
+        f"fbuf.datasets: piece {part.number} of {base} is damaged: {why} Copy it from where it is whole; or remove "
+        f"{directory.folder(base, part.number)} and {_again(base)}"
+    )
+
+
+def _again(base: str) -> str:
+    """How a data set is made whole: what makes data sets leaves one that says it is finished alone."""
+    return f"{os.path.join(base, _manifest.NAME)}, and run again what made the data set: pieces that are whole stay."
+
+
+def _take(columns: Sequence[ChunkedLeaf | PlainLeaf], saved: Saved, rows: int, part: Part, file: int) -> None:
+    if part.stop > rows:
+        raise ValueError(f"it has {rows} rows; expected {part.stop} or more")
+    for column in columns:
+        if isinstance(column, ChunkedLeaf):
+            column.add(saved, rows, file)
+        else:
+            column.add(saved, rows, part.begin, part.stop)

@@ -1,0 +1,298 @@
+"""A leaf that is not in chunks, of all pieces as one column: codes and flags in memory, the rest there or in files.
+
+One byte a row for a leaf of at most 256 values, an eighth for a flag: what every batch looks at several times must not cost a
+look into a file each time, which takes several times as long. Leaves of many values stay in the files unless they fit what the
+caller grants; their blocks are checked when they are first touched. Rejected: mapping the files (one that becomes shorter would
+end the process), and encoding them in chunks (a draw wants single rows).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbuf._formats.checkpoint.data_file import OpenFile
+from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.dataset.schema import Leaf
+from fbuf._host.memory.lazy_array import expect, lazily, within
+from fbuf._host.types import Array, StoreCorrupted, flat
+
+
+class Source:
+    """The rows of one piece, those that are used, as its file has them."""
+
+    def __init__(self, leaf: Leaf, saved: Saved, rows: int, begin: int, stop: int) -> None:
+        own = within(saved.arrays, f"rows/{leaf.name}/")
+        self.rows = stop - begin
+        self.bits: Array | None = None
+        self.codes: Array | None = None
+        self.palette: Array | None = None
+        self.values: FileRows | None = None
+        if leaf.dtype == np.bool_ and leaf.shape == ():
+            packed = expect(own, "bits", np.uint8, (-(-rows // 8),))
+            self.bits = np.unpackbits(packed, count=rows, bitorder="little")[begin:stop]
+        elif coded(leaf) and "codes" in own:
+            word = as_words(np.zeros(0, leaf.dtype)).dtype
+            self.palette = expect(own, "palette", word, (None,))
+            self.codes = np.asarray(lazily(own, "codes", np.uint8, (rows,))[begin:stop])
+            if not 0 < len(self.palette) <= MOST_CODES or int(self.codes.max()) >= len(self.palette):
+                raise ValueError(f"leaf '{leaf.name}' has codes that stand for nothing")
+        else:
+            self.values = FileRows(leaf, saved, lazily(own, "values", leaf.dtype, (rows, *leaf.shape)), begin)
+
+    def fill(self, leaf: Leaf, row: Array, out: Array) -> None:
+        """Rows int64[M] of those that are used, into `[M, *shape]`."""
+        if self.values is not None:
+            self.values.fill(row, out)
+        else:
+            assert self.codes is not None and self.palette is not None
+            out[...] = self.palette[self.codes[row]].view(leaf.dtype)
+
+    def whole(self, leaf: Leaf) -> Array:
+        """All rows that are used."""
+        if self.values is not None:
+            return self.values.whole(self.rows)
+        assert self.codes is not None and self.palette is not None
+        return self.palette[self.codes].view(leaf.dtype)
+
+
+class FileRows:
+    """Rows as they lie in a file, read one run at a time; blocks are checked when they are first touched."""
+
+    def __init__(self, leaf: Leaf, saved: Saved, array: Any, begin: int) -> None:
+        self._array, self._begin, self._row = array, begin, leaf.nbytes
+        self._files: list[OpenFile] = saved.files
+        self._first, self._file, self._offset, self._size, self._crc = array.places()
+        self._checked: Array = np.zeros(len(self._first), bool)
+        self._bool = leaf.dtype == np.bool_
+
+    def whole(self, rows: int) -> Array:
+        """So many rows, from the first that is used on."""
+        return np.asarray(self._array[self._begin : self._begin + rows])
+
+    def fill(self, row: Array, out: Array) -> None:
+        """Rows int64[M], into `[M, *shape]`. Raises StoreCorrupted."""
+        if not len(row) or not self._row:
+            return
+        row = row + self._begin
+        block = np.searchsorted(self._first, row, side="right") - 1
+        touched = np.unique(block)
+        for i in touched[~self._checked[touched]].tolist():
+            self._check(i)
+        apart = np.ones(len(row), bool)
+        apart[1:] = (row[1:] != row[:-1] + 1) | (block[1:] != block[:-1])
+        begin = np.flatnonzero(apart)
+        size = np.diff(begin, append=len(row)) * self._row
+        at = self._offset[block[begin]] + (row[begin] - self._first[block[begin]]) * self._row
+        data = flat(out)
+        runs = zip(
+            self._file[block[begin]].tolist(), at.tolist(), (begin * self._row).tolist(), size.tolist(), strict=True
+        )
+        for file, offset, to, length in runs:
+            part = data[to : to + length]
+            if os.preadv(self._files[file].fd, [part], offset) != length:
+                self._files[file].read(part, offset)  # raises, or reads on
+
+    def _check(self, i: int) -> None:
+        size, offset = int(self._size[i]), int(self._offset[i])
+        file = self._files[self._file[i]]
+        data = memoryview(bytearray(size))
+        if file.crc(offset, size, data) != self._crc[i] or (self._bool and np.frombuffer(data, np.uint8).max() > 1):
+            raise StoreCorrupted(
+                f"{file.path} is damaged in bytes {offset} to {offset + size}: they have another crc32 than they were saved "
+                f"with"
+            )
+        self._checked[i] = True
+
+
+@dataclass
+class Fetch:
+    """Rows to copy."""
+
+    leaf: PlainLeaf
+    row: Array
+    starts: Array
+
+    volatile = False
+
+    def run(self, outs: Sequence[memoryview]) -> None:
+        """Fills the requests' outputs. Raises StoreCorrupted."""
+        leaf = self.leaf.leaf
+        for row, out in zip(np.split(self.row, self.starts[1:]), outs, strict=True):
+            if len(out):
+                self.leaf.fill(row, np.frombuffer(out, np.uint8).view(leaf.dtype).reshape(len(row), *leaf.shape))
+
+
+class PlainLeaf:
+    """A leaf of all pieces: rows by number."""
+
+    def __init__(self, leaf: Leaf, cuts: Sequence[int] = ()) -> None:
+        self.leaf = leaf
+        self._cuts = list(cuts)  # rows where a flag reads True
+        self._sources: list[Source] = []
+        self._first: Array = np.zeros(1, np.int64)
+        self._bits: Array | None = None
+        self._codes: Array | None = None
+        self._palette: Array | None = None
+        self._values: Array | None = None
+
+    def add(self, saved: Saved, rows: int, begin: int, stop: int) -> None:
+        """Takes rows `begin` to `stop` of a piece of `rows`. Raises ValueError, StoreCorrupted."""
+        self._sources.append(Source(self.leaf, saved, rows, begin, stop))
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of memory that the rows would take; 0: they are there as codes or flags."""
+        if all(source.values is None for source in self._sources) and self._union() is not None:
+            return 0
+        return sum(source.rows for source in self._sources) * self.leaf.nbytes
+
+    def _union(self) -> Array | None:
+        """The values of all pieces, if codes can stand for them."""
+        if self._sources[0].bits is not None:
+            return np.zeros(0, np.uint8)
+        palettes = [source.palette for source in self._sources if source.palette is not None]
+        if len(palettes) < len(self._sources):
+            return None
+        values = np.unique(np.concatenate(palettes))
+        return values if len(values) <= MOST_CODES else None
+
+    def seal(self, resident: bool) -> None:
+        """All pieces have been added; `resident`: the rows are to be in memory."""
+        sources = self._sources
+        self._first = np.cumsum([0, *(source.rows for source in sources)])
+        union = self._union()
+        if sources[0].bits is not None:
+            flags = np.concatenate([source.bits for source in sources if source.bits is not None])
+            flags[self._cuts] = 1
+            self._bits = np.packbits(flags, bitorder="little")
+        elif union is not None:
+            self._codes = np.empty(int(self._first[-1]), np.uint8)
+            for start, stop, source in zip(self._first[:-1].tolist(), self._first[1:].tolist(), sources, strict=True):
+                assert source.palette is not None and source.codes is not None
+                np.take(
+                    np.searchsorted(union, source.palette).astype(np.uint8),
+                    source.codes,
+                    out=self._codes[start:stop],
+                    mode="clip",
+                )
+            self._palette = union.view(self.leaf.dtype)
+        elif resident:
+            self._values = np.empty((int(self._first[-1]), *self.leaf.shape), self.leaf.dtype)
+            for start, stop, source in zip(self._first[:-1].tolist(), self._first[1:].tolist(), sources, strict=True):
+                self._values[start:stop] = source.whole(self.leaf)
+        else:
+            return
+        self._sources = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        own = [self._bits, self._codes, self._palette, self._values]
+        own += [source.codes for source in self._sources]
+        return sum(array.nbytes for array in own if array is not None)
+
+    def fill(self, row: Array, out: Array) -> None:
+        """Rows int64[M], into `[M, *shape]`. Raises StoreCorrupted."""
+        if self._bits is not None:
+            word = self._bits[row >> 3]
+            np.not_equal((word >> (row & 7).astype(np.uint8)) & 1, 0, out=out)
+        elif self._codes is not None and self._palette is not None:
+            np.take(self._palette, self._codes[row], out=out)
+        elif self._values is not None:
+            np.take(self._values, row, axis=0, out=out, mode="clip")
+        elif len(self._sources) == 1:
+            self._sources[0].fill(self.leaf, row, out)
+        else:
+            self._fill_apart(row, out)
+
+    def _fill_apart(self, row: Array, out: Array) -> None:
+        piece = np.searchsorted(self._first, row, side="right") - 1
+        for i in np.unique(piece).tolist():
+            mine = piece == i
+            part = np.empty((int(mine.sum()), *self.leaf.shape), self.leaf.dtype)
+            self._sources[i].fill(self.leaf, row[mine] - self._first[i], part)
+            out[mine] = part
+
+    def fetch(self, row: Array, starts: Array) -> Fetch:
+        """How to fetch rows int64[M] of requests that begin at `starts`."""
+        return Fetch(self, row, starts)
+
+
+MOST_CODES = 256
+
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def as_words(values: Array) -> Array:
+    """The bits of numbers, as unsigned integers, so that NaNs and negative zeros are values like others."""
+    return np.ascontiguousarray(values).reshape(-1).view(_WORDS[values.dtype.itemsize])
+
+
+def coded(leaf: Leaf) -> bool:
+    """Whether codes may be smaller than the leaf itself."""
+    return leaf.shape == () and leaf.dtype != np.bool_ and 2 <= leaf.dtype.itemsize <= 8
+
+
+class Collected:
+    """Rows of a leaf, appended to."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self.rows = 0
+        self._codes = coded(leaf)
+        self._palette: Array = np.zeros(0, _WORDS.get(leaf.dtype.itemsize, np.uint8))
+        self._order: Array = np.zeros(0, np.int64)  # of the palette, sorted
+        self._room: Array = np.empty((0, *leaf.shape), np.uint8 if self._codes else leaf.dtype)
+
+    def append(self, values: Array) -> None:
+        """Takes `[N, *shape]`."""
+        if self._codes:
+            words = as_words(values)
+            codes = self._codes_of(words)
+            if codes is None:
+                palette = np.concatenate([self._palette, np.setdiff1d(words, self._palette)])
+                if len(palette) > MOST_CODES:
+                    self._plain()
+                else:
+                    self._palette, self._order = palette, np.argsort(palette)
+                    codes = self._codes_of(words)
+            values = values if codes is None else codes
+        stop = self.rows + len(values)
+        if stop > len(self._room):
+            room = np.empty((max(stop, len(self._room) * 3 // 2), *self.leaf.shape), self._room.dtype)
+            room[: self.rows] = self._room[: self.rows]
+            self._room = room
+        self._room[self.rows : stop] = values
+        self.rows = stop
+
+    def _codes_of(self, words: Array) -> Array | None:
+        """Codes of values, if all are in the palette."""
+        if not len(self._palette):
+            return None
+        at = self._order.take(np.searchsorted(self._palette, words, sorter=self._order), mode="clip")
+        return at.astype(np.uint8) if (self._palette[at] == words).all() else None
+
+    def _plain(self) -> None:
+        """Too many values for codes."""
+        self._room = self._palette[self._room[: self.rows]].view(self.leaf.dtype)
+        self._codes = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._room.nbytes
+
+    def to_arrays(self) -> dict[str, Any]:
+        """As a piece has them."""
+        rows = self._room[: self.rows]
+        if self.leaf.dtype == np.bool_ and self.leaf.shape == ():
+            return {"bits": np.packbits(rows, bitorder="little")}
+        if self._codes:
+            return {"codes": rows, "palette": self._palette}
+        return {"values": rows}

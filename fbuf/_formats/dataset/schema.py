@@ -1,0 +1,208 @@
+"""What the rows of a data set are: names, shapes and dtypes of their leaves, how dicts hold these, and how each is stored.
+
+A leaf of 1 KiB a row or more is kept in encoded chunks, a smaller one as it is, unless a codec is named. Codecs come from a
+closed set, because a file that names one must never make anything be imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbuf._formats.checkpoint.dtypes import canonical, dtype_named
+from fbuf._host.codecs.base import Codec, Raw, Zstd
+from fbuf._host.codecs.bitpack import BitPack
+
+LARGE = 1024
+"""Bytes a row from which on a leaf is encoded."""
+TRUNCATED = "truncated"
+"""The leaf in which the cut of a piece shows; always kept as flags."""
+MOST_LEAVES, MOST_AXES, MOST_ROW = 4096, 32, 1 << 30
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of a row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    codec: Zstd | BitPack | None  # None: as it is
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def text(self) -> str:
+        """`uint8[84, 84]`"""
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, init=False)
+class Schema:
+    """The leaves of a row, in order.
+
+    Args:
+      leaves: Shape and dtype by name; names are paths, `"next/obs"`.
+      structure: How rows hold them, where that is not the nested dicts that their names say: JSON in which a leaf is its
+        number, `{"dict": [[key, child], ...]}`, `{"ordered": ...}` alike, `{"list": [...]}`, `{"tuple": [...]}` and null.
+      codec: By leaf, where another is wanted than `Zstd()` for leaves of 1 KiB a row or more and none for the others: `Zstd`,
+        `BitPack` or `Raw`.
+    Raises:
+      TypeError, ValueError: a leaf, a codec or the structure is not such.
+    """
+
+    leaves: tuple[Leaf, ...]
+    structure: Any
+
+    def __init__(
+        self,
+        leaves: Mapping[str, tuple[Any, Any]],
+        structure: Any = None,
+        codec: Mapping[str, Codec] | None = None,
+    ) -> None:
+        given = dict(codec or {})
+        unknown = [name for name in given if name not in leaves]
+        if unknown or not leaves or len(leaves) > MOST_LEAVES:
+            what = f"codec names '{unknown[0]}'" if unknown else f"there are {len(leaves)} leaves"
+            raise ValueError(f"Schema: {what}; expected some of {', '.join(leaves) or '1 leaf or more'}.")
+        made = [_leaf(name, shape, dtype, given.get(name)) for name, (shape, dtype) in leaves.items()]
+        object.__setattr__(self, "leaves", tuple(made))
+        if structure is not None and sorted(_numbers(structure)) != list(range(len(made))):
+            raise ValueError(
+                f"Schema: structure is {str(structure)[:200]}; expected each of {len(made)} leaves once, by its number."
+            )
+        object.__setattr__(self, "structure", structure)
+
+    def __hash__(self) -> int:
+        return hash(self.leaves)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the leaves."""
+        return tuple(leaf.name for leaf in self.leaves)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, as it is."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """`"uint8[84, 84]"` by name."""
+        return {leaf.name: leaf.text for leaf in self.leaves}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How each leaf is kept, as far as pieces must agree: `"Zstd(chunk=8)"`, or `"Raw()"`."""
+        return {
+            leaf.name: "Raw()" if leaf.codec is None else f"{type(leaf.codec).__name__}(chunk={leaf.codec.chunk})"
+            for leaf in self.leaves
+        }
+
+    @property
+    def together(self) -> int:
+        """Rows after which the chunks of all leaves end."""
+        return math.lcm(*(leaf.codec.chunk for leaf in self.leaves if leaf.codec is not None))
+
+    def __getitem__(self, name: str) -> Leaf:
+        for leaf in self.leaves:
+            if leaf.name == name:
+                return leaf
+        raise KeyError(f"leaf '{name}' is not in this data set (it has: {', '.join(self.names)})")
+
+    def to_json(self) -> dict[str, Any]:
+        """As files have it."""
+        leaves = [[leaf.name, list(leaf.shape), leaf.dtype.name, _codec_json(leaf.codec)] for leaf in self.leaves]
+        return {"leaves": leaves, "structure": self.structure}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Schema:
+        """The inverse. Raises ValueError, TypeError, KeyError: it is none."""
+        if type(value) is not dict or set(value) != {"leaves", "structure"} or type(value["leaves"]) is not list:
+            raise TypeError("a schema is no object of leaves and structure")
+        leaves: dict[str, tuple[Any, Any]] = {}
+        codecs: dict[str, Codec] = {}
+        for entry in value["leaves"]:
+            if type(entry) is not list or len(entry) != 4 or type(entry[0]) is not str or type(entry[2]) is not str:
+                raise TypeError("a leaf is no list of name, shape, dtype and codec")
+            if entry[0] in leaves or type(entry[1]) is not list or len(entry[1]) > MOST_AXES:
+                raise ValueError(f"leaf {entry[0][:40]!r} comes twice, or has no shape")
+            if any(type(n) is not int or not 0 <= n < MOST_ROW for n in entry[1]):
+                raise ValueError(f"leaf {entry[0][:40]!r} has no shape")
+            leaves[entry[0]] = tuple(entry[1]), dtype_named(entry[2])
+            codecs[entry[0]] = _codec_of(entry[3])
+        return cls(leaves, value["structure"], codecs)
+
+
+def _leaf(name: Any, shape: Any, dtype: Any, codec: Any) -> Leaf:
+    if type(name) is not str or not name.isprintable() or "#" in name:
+        raise ValueError(f"Schema: a leaf has the name {name!r}; expected printable text without '#'.")
+    sizes = tuple(int(n) for n in shape)
+    try:
+        kind = canonical(np.dtype(dtype))
+    except TypeError:
+        raise TypeError(
+            f"Schema: leaf '{name}' is {dtype}; expected numbers or booleans. Text and objects have no place in a data set."
+        ) from None
+    row = math.prod(sizes) * kind.itemsize
+    if len(sizes) > MOST_AXES or any(n < 0 for n in sizes) or row > MOST_ROW:
+        raise ValueError(f"Schema: leaf '{name}' has shape {list(sizes)}; expected at most 1 GiB a row, and 32 axes.")
+    if name == TRUNCATED and kind == np.bool_ and not sizes:
+        codec = Raw()
+    if codec is None:
+        codec = Zstd() if row >= LARGE else Raw()
+    if not isinstance(codec, Zstd | BitPack | Raw):
+        raise TypeError(
+            f"Schema: codec of '{name}' is {codec!r}; expected Zstd(...), BitPack() or Raw(), which every reader knows. Write "
+            f"codec={{'{name}': fbuf.storages.Zstd()}}."
+        )
+    return Leaf(name, sizes, kind, None if isinstance(codec, Raw) or not row else codec)
+
+
+def _codec_json(codec: Zstd | BitPack | None) -> list[Any]:
+    if isinstance(codec, Zstd):
+        return ["zstd", codec.level, codec.chunk, codec.dictionary, codec.repack]
+    return ["raw"] if codec is None else ["bits", codec.chunk]
+
+
+def _codec_of(value: Any) -> Codec:
+    if type(value) is not list or not value:
+        raise TypeError("a codec is no list")
+    if value == ["raw"]:
+        return Raw()
+    if value[0] == "zstd" and len(value) == 5:
+        return Zstd(*value[1:])
+    if value[0] == "bits" and len(value) == 2 and type(value[1]) is int and 1 <= value[1] <= 4096:
+        return BitPack(chunk=value[1])
+    raise ValueError(f"{str(value)[:80]} in place of a codec")
+
+
+def _numbers(structure: Any) -> list[int]:
+    """The leaves that a structure names. Raises ValueError: it is none."""
+    found: list[int] = []
+    waiting = [structure]
+    while waiting:
+        node = waiting.pop()
+        if type(node) is int:
+            found.append(node)
+        elif node is not None:
+            waiting += _children(node)
+    return found
+
+
+def _children(node: Any) -> list[Any]:
+    if type(node) is dict and len(node) == 1:
+        ((kind, value),) = node.items()
+        if type(value) is list and kind in ("list", "tuple"):
+            return value
+        if type(value) is list and kind in ("dict", "ordered"):
+            if all(type(pair) is list and len(pair) == 2 and type(pair[0]) in (str, int) for pair in value):
+                return [pair[1] for pair in value]
+    raise ValueError(f"Schema: structure has {str(node)[:80]}; expected dicts, lists and tuples of numbers of leaves.")

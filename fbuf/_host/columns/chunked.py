@@ -1,0 +1,338 @@
+"""A host column as encoded chunks: k consecutive rows of a lane each, in an `Arena`, behind an index of numpy arrays.
+
+The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and a checksum of the *encoded* bytes.
+That is a crc32 which begins with the dictionary's own, so that bytes which are damaged, swapped or paired with another
+dictionary are noticed before they are decoded. Rejected: zstd's checksum of the decoded rows (as large, and a third of the
+time of a read, because there are 50-200 times more of those); a Python object a chunk (weighs half as much as the chunk).
+
+Closed chunks may be compressed again (`repack`), which takes a lot of them here and swaps it in piece by piece. Which rows are
+live follows from their count, or is said from outside (`low`, of frames that stacks show; `Batch.gone`, of rows in no order).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.batch import Batch, ranges
+from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
+from fbuf._host.codecs.zstd import Dictionary, checksum
+from fbuf._host.columns import recompress
+from fbuf._host.columns.chunk_cache import Cache
+from fbuf._host.columns.chunk_reader import Plan, plan
+from fbuf._host.columns.recompress import Lot, Packer, Piece
+from fbuf._host.interfaces import Census
+from fbuf._host.memory.arena import Arena
+from fbuf._host.memory.file_arena import FileArena
+from fbuf._host.types import Array, StoreCorrupted
+
+_INDEX_BYTES = 18  # a chunk
+
+
+@dataclass
+class Staged:
+    """A batch encoded for one column, not yet visible."""
+
+    lanes: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+    dictionaries: list[Dictionary | None] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    addresses: Array | None = None
+    incompressible: bool = False
+
+
+class Chunks:
+    """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        cache: int = 0,
+        arena: Arena | FileArena | None = None,
+    ) -> None:
+        self.k = codec.chunk
+        self.cache = Cache(cache) if cache else None  # of so many bytes
+        self.lanes = lanes
+        self.depth = depth
+        self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
+        # Two tails: of chunks as they come, and of those compressed again.
+        self.arena: Any = Arena(tails=2) if arena is None else arena
+        self.open: Array = np.empty((lanes, self.k, *shape), dtype)
+        self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
+        self.ring = depth // self.k + 2
+        self.address = np.zeros((self.ring, lanes), np.uint64)
+        self.length = np.zeros((self.ring, lanes), np.uint32)
+        self.checksum = np.zeros((self.ring, lanes), np.uint32)
+        self.slot = np.zeros((self.ring, lanes), np.uint16)
+        self.closed = 0  # chunks ever encoded
+        self.encoded = 0  # and their bytes
+        self.probed = not isinstance(codec, Zstd)  # what a codec of the user's gives is what rows are
+        self.packed: Array = np.zeros(lanes, np.int64)  # chunks before this one are not compressed again
+        self.packer: Packer | None = None
+        if isinstance(self.coder, ZstdCoder) and recompress.applies(codec) and arena is None:
+            self.packer = Packer(self.coder, self.k * self.row)
+        self.lot_size = max(recompress.LOT_BYTES // max(self.k * self.row, 1), 256)
+
+    # ---------------------------------------------------------------- size
+
+    def span(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
+        """First live and first unclosed chunk of each lane when it has `count` rows; `low`: its first row, if not by depth."""
+        first = np.maximum(count - self.depth, 0) if low is None else low
+        return first // self.k, count // self.k
+
+    def live(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
+        """(lane, chunk) of all closed live chunks, oldest first."""
+        lane, chunk = ranges(*self.span(count, low))
+        order = np.argsort(chunk, kind="stable")
+        return lane[order], chunk[order]
+
+    def size(self, count: Array) -> int:
+        """Segments (capacity), index rows written to, dictionaries, context, open chunks."""
+        used = min(int(count.max(initial=0)) // self.k, self.ring)
+        total = self.arena.memory + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
+        held = {id(d): d.nbytes for d in self.table.values()}
+        for book in (self.coder.current, self.packer.latest if self.packer is not None else None):
+            if book is not None:
+                held[id(book)] = book.nbytes
+        return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
+
+    def census(self, count: Array, low: Array | None = None) -> Census:
+        """Closed chunks, their bytes, and dictionaries with live chunks."""
+        start, stop = self.span(count, low)
+        return Census(int((stop - start).sum()), self.arena.live, len(self.table))
+
+    # ---------------------------------------------------------------- writing
+
+    def stage(self, batch: Batch, rows: Array) -> Staged:
+        """Encodes the chunks a batch completes. Readers see no change, whatever happens here."""
+        k, staged = self.k, Staged()
+        first = batch.before // k
+        stop = batch.after // k
+        if not (stop > first).any():
+            return staged
+        # Rows that fill an open chunk go to places above the lane's count, which no reader looks at.
+        self._fill(batch, rows, first, only=stop > first)
+        oldest = self.span(batch.after, batch.low and batch.low[1])[0]
+        start = np.maximum(first, oldest)
+        encoded = 0
+        lanes, chunks = ranges(start, stop)
+        order = np.argsort(chunks - start[lanes], kind="stable")  # of time, so that dictionaries see every lane
+        lanes, chunks = lanes[order], chunks[order]
+        begins = chunks * k - batch.before[lanes]
+        for lane, chunk, at in zip(lanes.tolist(), chunks.tolist(), begins.tolist(), strict=True):
+            data = self.open[lane] if at < 0 else batch.lane(rows, lane, at, at + k)
+            dictionary = self.coder.current
+            blob = self.coder.encode(data)
+            staged.lanes.append(lane)
+            staged.chunks.append(chunk)
+            staged.blobs.append(blob)
+            staged.dictionaries.append(dictionary)
+            staged.checksums.append(checksum(blob, dictionary))
+            encoded += len(blob)
+            total = self.closed + len(staged.blobs)
+            seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
+            if seen and not self.probed:
+                if not self._worthwhile(batch, staged, self.encoded + encoded, total):
+                    staged.incompressible = True  # asked again if the write fails
+                    return staged
+                self.probed = True
+            if self.coder.due(total * k):
+                self._renew(batch, staged, total)
+        return staged
+
+    def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:
+        """Whether the column compresses; rows that only repeat one another may need a dictionary to."""
+        if total * self.k * self.row >= WORTHWHILE * encoded:
+            return True
+        mean = self._renew(batch, staged, total)
+        return mean is not None and self.k * self.row >= WORTHWHILE * mean
+
+    def _renew(self, batch: Batch, staged: Staged, total: int) -> float | None:
+        lane, chunk = self.live(batch.before, batch.low and batch.low[0])
+        old = len(lane)
+
+        decode = self.coder.decoder()
+
+        def fetch(i: int) -> memoryview:
+            if i < old:
+                at = chunk[i] % self.ring, lane[i]
+                data = self.arena.view(int(self.address[at]), int(self.length[at]))
+                return decode(data, int(self.checksum[at]), self.table.get(int(self.slot[at])))
+            return decode(memoryview(staged.blobs[i - old]), staged.checksums[i - old], staged.dictionaries[i - old])
+
+        try:
+            return self.coder.renew(total * self.k, old + len(staged.blobs), fetch)
+        except StoreCorrupted:  # of an old chunk: who reads it will be told, who writes need not be
+            return None
+
+    def _fill(self, batch: Batch, rows: Array, chunk: Array, only: Array | None = None) -> None:
+        """Puts into the open chunk of each lane its rows of that chunk."""
+        k = self.k
+        if batch.uniform:
+            begin = max(int(chunk[0]) * k - int(batch.before[0]), 0)
+            end = min(int(chunk[0] + 1) * k - int(batch.before[0]), len(rows))
+            if end > begin:
+                at = (int(batch.before[0]) + begin) % k
+                self.open[:, at : at + end - begin] = rows[begin:end].swapaxes(0, 1)
+            return
+        step, lane, count = batch.places()
+        here = count // k == chunk[lane]
+        if only is not None:
+            here &= only[lane]
+        self.open[lane[here], count[here] % k] = rows[step[here], lane[here]]
+
+    def widen(self, chunks: int, count: Array, low: Array) -> None:
+        """Makes room in the index for so many live chunks a lane; for rows that are not kept by depth alone."""
+        if chunks > self.ring:
+            self.resize(max(chunks, self.ring + self.ring // 4), count, low)
+
+    def resize(self, ring: int, count: Array, low: Array) -> None:
+        """Makes room in the index for exactly so many."""
+        lane, chunk = self.live(count, low)
+        wider = []
+        for array in (self.address, self.length, self.checksum, self.slot):
+            wider.append(np.zeros((ring, self.lanes), array.dtype))
+            wider[-1][chunk % ring, lane] = array[chunk % self.ring, lane]
+        self.ring = ring
+        self.address, self.length, self.checksum, self.slot = wider
+
+    def reserve(self, staged: Staged) -> None:
+        """Stores the bytes. The last step that can fail; `cancel` undoes it."""
+        if staged.blobs:
+            staged.addresses = self.arena.append(staged.blobs)
+
+    def cancel(self, staged: Staged) -> None:
+        """Undoes `reserve`."""
+        if staged.addresses is not None:
+            self.arena.release(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
+
+    def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
+        """Makes a staged batch readable and drops what has expired."""
+        low, new_low = batch.low or (None, None)
+        tail, head = self.span(batch.before, low)
+        new_tail, new_head = self.span(batch.after, new_low)
+        gone = np.minimum(new_tail, head)
+        if batch.gone is not None:
+            self._evict(np.zeros(len(batch.gone), np.int64), batch.gone)
+        elif (gone > tail).any():
+            self._evict(*ranges(tail, gone))
+        if staged.blobs:
+            assert staged.addresses is not None
+            chunks = np.array(staged.chunks, np.int64) if batch.at is None else batch.at
+            at = chunks % self.ring, np.array(staged.lanes, np.int64)
+            self.address[at] = staged.addresses
+            self.length[at] = [len(b) for b in staged.blobs]
+            self.checksum[at] = staged.checksums
+            self.slot[at] = [self.enter(d) for d in staged.dictionaries]
+            self.closed += len(staged.blobs)
+            self.encoded += sum(len(b) for b in staged.blobs)
+        self._fill(batch, rows, new_head)
+
+    def enter(self, dictionary: Dictionary | None) -> int:
+        """The slot of a dictionary that one more live chunk needs."""
+        if dictionary is None:
+            return 0
+        if dictionary.count == 0:
+            dictionary.slot = next(i for i in range(1, 1 << 16) if i not in self.table)
+            self.table[dictionary.slot] = dictionary
+        dictionary.count += 1
+        return dictionary.slot
+
+    def _evict(self, lane: Array, chunk: Array) -> None:
+        at = chunk % self.ring, lane
+        self._release(self.address[at], self.length[at], self.slot[at])
+        self.length[at] = 0  # `swap` must know: the entry stays until another chunk takes it
+
+    def _release(self, address: Array, length: Array, slot: Array) -> None:
+        """Gives up chunks' bytes, and dictionaries with their last chunk."""
+        self.arena.release(address, length)
+        slots, counts = np.unique(slot, return_counts=True)
+        for number, n in zip(slots.tolist(), counts.tolist(), strict=True):
+            if number:
+                self.table[number].count -= n
+                if self.table[number].count == 0:
+                    del self.table[number]
+
+    def compact(self, count: Array, low: Array | None = None) -> None:
+        """Moves chunks out of segments that are mostly empty."""
+        numbers = self.arena.sparse()
+        if not numbers:
+            return
+        lane, chunk = self.live(count, low)
+        moved = self.arena.within(self.address[chunk % self.ring, lane], numbers)
+        at = chunk[moved] % self.ring, lane[moved]
+        old, length = self.address[at], self.length[at]
+        try:
+            self.address[at] = self.arena.move(old, length)
+        except (MemoryError, OSError):  # it only saves memory
+            return
+        self.arena.release(old, length)
+
+    # ---------------------------------------------------------------- compressing again
+
+    def _waiting(self, count: Array, low: Array | None) -> int:
+        tail, head = self.span(count, low)
+        return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())
+
+    def lot(self, count: Array, least: int | None, low: Array | None = None) -> Lot | None:
+        """The oldest of those, if there are `least` (None: a whole lot); the store's lock is held."""
+        if self.packer is None or self._waiting(count, low) < (self.lot_size if least is None else least):
+            return None
+        tail, head = self.span(count, low)
+        lane, chunk = ranges(np.maximum(tail, self.packed), head)
+        order = np.argsort(chunk, kind="stable")[: self.lot_size]
+        lane, chunk = lane[order], chunk[order]
+        at = chunk % self.ring, lane
+        books = [self.table.get(slot) for slot in self.slot[at].tolist()]
+        return Lot(self, lane, chunk, self.address[at], self.checksum[at], books)
+
+    def _still(self, lot: Lot, picks: list[int]) -> tuple[Array, Array, Array]:
+        """Which of some chunks of a lot are there still, int64[M], and their places in the index."""
+        at = lot.chunk[picks] % self.ring, lot.lane[picks]
+        there = np.flatnonzero((self.address[at] == lot.address[picks]) & (self.length[at] > 0))  # never used twice
+        return there, at[0][there], at[1][there]
+
+    def look(self, lot: Lot, picks: list[int]) -> dict[int, memoryview]:
+        """Chunks of a lot, those that are there still; the store's lock is held."""
+        there, *where = self._still(lot, picks)
+        at = where[0], where[1]
+        return dict(
+            zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
+        )
+
+    def swap(self, lot: Lot, piece: Piece) -> None:
+        """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
+        there, *where = self._still(lot, piece.at)
+        picks, at = there.tolist(), (where[0], where[1])
+        blobs = [piece.blobs[i] for i in picks]
+        try:
+            addresses = self.arena.append(blobs, tail=1)
+        except MemoryError:  # it would only have saved memory
+            self.leave(lot)
+            return
+        old = self.address[at], self.length[at], self.slot[at]
+        self.address[at] = addresses
+        self.length[at] = [len(blob) for blob in blobs]
+        self.checksum[at] = [piece.checksums[i] for i in picks]
+        self.slot[at] = [self.enter(piece.books[i]) for i in picks]
+        self._release(*old)
+        np.maximum.at(self.packed, lot.lane[: lot.done], lot.chunk[: lot.done] + 1)
+
+    def leave(self, lot: Lot) -> None:
+        """Lets a lot be as it is."""
+        np.maximum.at(self.packed, lot.lane, lot.chunk + 1)
+
+    # ---------------------------------------------------------------- reading
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return plan(self, lane, count, there, rows, starts)

@@ -1,0 +1,361 @@
+"""A host column as encoded chunks in files: `Chunks` over a `FileArena`, with what else it takes to find the rows again.
+
+Beside the segments lie the dictionaries, a file each, named by a hash of what is in them, and `<name>.open`, the rows of the
+chunks that are still filling: two halves a lane, each with the number of its chunk. A new chunk begins in the half that the
+old one is not in, so that a write that fails, or is killed, before it is counted has overwritten nothing. The index and the
+open rows are in memory too; they are made again from the files when a store is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.batch import Batch, ranges
+from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
+from fbuf._host.codecs.zstd import Dictionary, checksum
+from fbuf._host.columns.chunk_reader import Plan
+from fbuf._host.columns.chunked import Chunks, Staged
+from fbuf._host.columns.row_checksums import Sums
+from fbuf._host.interfaces import Census, Part
+from fbuf._host.io.directory import Folder, replace
+from fbuf._host.io.file import File, existing, unlink
+from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
+from fbuf._host.recovery import Lost
+from fbuf._host.types import Array, StoreCorrupted, flat
+
+
+@dataclass
+class FileStaged:
+    """A batch encoded for one column, not yet visible."""
+
+    inner: Staged
+    batch: Batch
+    rows: Array
+    half: Array | None = None  # int64[E], where the open rows of each lane are, once they are written
+
+    @property
+    def incompressible(self) -> bool:
+        """Whether the column is to be kept as it is."""
+        return self.inner.incompressible
+
+
+class FileChunks(Part):
+    """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        codec: Codec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        *,
+        fresh: bool,
+        cache: int = 0,
+    ) -> None:
+        self.arena = FileArena(folder, name)
+        self.chunks = Chunks(codec, shape, dtype, lanes, depth, cache, self.arena)
+        self.lanes = lanes
+        self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
+        self._folder = folder
+        self._name = name
+        self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
+        self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
+        self._sums = Sums(folder.seed, self.chunks.row)
+        self._marks = self._labels + 2 * lanes * self.chunks.k * self.chunks.row  # then a sum for each row
+        size = self._marks + 2 * lanes * self.chunks.k * 8
+        path = folder.file(f"{name}.open")
+        self._open = File(path, size) if fresh else existing(path)
+        self._books: dict[int, Dictionary] = {}
+        self._entries: list[Entry] = []  # what the segments say, while a store is opened again
+        if self._open.size != size:
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._open.path} has {self._open.size} bytes; expected {size}. Its bytes were damaged: "
+                f"start a new store at another path."
+            )
+
+    # ---------------------------------------------------------------- size
+
+    def size(self, count: Array) -> int:
+        """Bytes of memory: index, dictionaries, context, open chunks."""
+        return self.chunks.size(count)
+
+    def census(self, count: Array) -> Census:
+        """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
+        return self.chunks.census(count)
+
+    # ---------------------------------------------------------------- writing
+
+    def stage(self, batch: Batch, rows: Array) -> FileStaged:
+        """Encodes the chunks a batch completes."""
+        return FileStaged(self.chunks.stage(batch, rows), batch, rows)
+
+    def reserve(self, staged: FileStaged) -> None:
+        """Writes everything; nothing of it counts yet."""
+        inner = staged.inner
+        if inner.blobs:
+            known = {d: self._save(d) for d in dict.fromkeys(inner.dictionaries)}
+            entries = zip(inner.lanes, inner.chunks, inner.dictionaries, inner.blobs, inner.checksums, strict=True)
+            records = [self.arena.header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
+            inner.addresses = self.arena.append(records)
+        staged.half = self._write_open(staged.batch, staged.rows)
+
+    def _write_open(self, batch: Batch, rows: Array) -> Array:
+        """The rows of the batch that stay open; int64[E], the halves they are in."""
+        k, lanes = self.chunks.k, self.lanes
+        old, new = batch.before // k, batch.after // k
+        half = np.where(new > old, 1 - self.half, self.half)
+        if k == 1:  # none stays open
+            return half
+        fresh = np.flatnonzero((new > old) | (batch.before == 0))
+        if len(fresh):
+            labels = np.ascontiguousarray((new[fresh] + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+            self._open.scatter(labels, half[fresh] * lanes + fresh)
+        if batch.uniform:
+            begin = max(int(new[0]) * k, int(batch.before[0]))
+            stay = int(batch.after[0]) - begin
+            part = rows[len(rows) - stay :]
+            step, lane = np.divmod(np.arange(stay * lanes), lanes)
+            count = begin + step
+            values = part.reshape(-1, *part.shape[2:])
+        else:
+            step, lane, count = batch.places()
+            stays = count >= new[lane] * k
+            lane, count, values = lane[stays], count[stays], rows[step[stays], lane[stays]]
+        self._put_open(half, lane, count, values)
+        return half
+
+    def _put_open(self, half: Array, lane: Array, count: Array, values: Array) -> None:
+        """Rows `[M, *shape]` of open chunks, by lane and count, and their checksums."""
+        k, lanes = self.chunks.k, self.lanes
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
+        places = (half[lane] * k + count % k) * lanes + lane
+        sums = (
+            self._sums.of(data, self._sums.names(lane, count)).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+        )
+        self._open.scatter(data, places, self._labels)
+        self._open.scatter(sums, places, self._marks)
+
+    def _save(self, dictionary: Dictionary | None) -> int:
+        """Puts a dictionary on the disk, if it is not there; its number."""
+        if dictionary is None:
+            return 0
+        number = self._saved.get(dictionary)
+        if number is None:
+            content = dictionary.data.as_bytes()
+            number = _hash(content)
+            replace(self._dictionary(number), lambda file: file.write(content, 0), len(content))
+            self._saved[dictionary] = number
+        return number
+
+    def _dictionary(self, number: int) -> str:
+        return self._folder.file(f"{self._name}.dictionary-{number:016x}")
+
+    def cancel(self, staged: FileStaged) -> None:
+        """Undoes `reserve`."""
+        inner = staged.inner
+        if inner.addresses is not None:
+            self.arena.undo(inner.addresses, np.array([len(b) for b in inner.blobs], np.int64))
+            inner.addresses = None
+
+    def commit(self, batch: Batch, rows: Array, staged: FileStaged) -> None:
+        """Makes a staged batch readable and drops what has expired."""
+        self.chunks.commit(batch, rows, staged.inner)
+        self.arena.settle()
+        if staged.half is not None:
+            self.half = staged.half
+        held = set(self.chunks.table.values())
+        for dictionary in [d for d in self._saved if d not in held]:
+            unlink(self._dictionary(self._saved.pop(dictionary)))
+
+    def compact(self, count: Array) -> None:
+        """Moves chunks out of segments that are mostly empty."""
+        self.chunks.compact(count)
+        self.arena.settle()
+
+    # ---------------------------------------------------------------- reading
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return self.chunks.fetch(lane, count, there, rows, starts)
+
+    # ---------------------------------------------------------------- whole columns
+
+    def records(self) -> Callable[[int, int, int, bytes, int], bytes]:
+        """What chunks are stored as: (lane, chunk, slot, encoded rows, checksum) -> bytes. Its dictionaries go to the disk."""
+        known = {slot: self._save(book) for slot, book in self.chunks.table.items()} | {0: 0}
+
+        def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
+            return self.arena.header(lane, chunk, known[slot], len(blob), crc) + blob
+
+        return record
+
+    def loaded(self, count: Array) -> None:
+        """Writes the open rows of lanes with int64[E] `count` rows, when all else is there; this column is new."""
+        mine = self.chunks
+        first = count // mine.k * mine.k
+        here, number = ranges(first, count)
+        labels = np.ascontiguousarray((count // mine.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+        self._open.scatter(labels, np.arange(self.lanes))
+        self._put_open(self.half, here, number, mine.open[here, number % mine.k])
+
+    def damaged(self, low: Array, count: Array) -> Lost:
+        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+        mine, k = self.chunks, self.chunks.k
+        found, books = self._found(count), set[int]()
+        for number in {entry.dictionary for entry in found.values()} - {0}:
+            if self._read_dictionary(number) is not None:
+                books.add(number)
+        lane, chunk = mine.live(count, low)
+        whole = np.zeros(len(lane), bool)
+        for i, place in enumerate(zip(lane.tolist(), chunk.tolist(), strict=True)):
+            entry = found.get(place)
+            if entry is not None and entry.dictionary in books | {0}:
+                book = None if not entry.dictionary else self._read_dictionary(entry.dictionary)
+                data = self.arena.view(entry.address, entry.length)
+                whole[i] = checksum(data, book) == entry.checksum
+        gone, row = lane[~whole].repeat(k), (chunk[~whole][:, None] * k + np.arange(k)).reshape(-1)
+        held = row >= low[gone]
+        open_lane, open_row, right = self._look_open(count)[:3]
+        right |= open_row < low[open_lane]
+        return np.concatenate([gone[held], open_lane[~right]]), np.concatenate([row[held], open_row[~right]])
+
+    def _found(self, count: Array) -> dict[tuple[int, int], Entry]:
+        """Where the chunks of lanes with int64[E] `count` rows lie."""
+        if not self._entries:
+            self._entries = list(self.arena.scan())
+        tail, stop = self.chunks.span(count)
+        return {
+            (entry.lane, entry.chunk): entry
+            for entry in self._entries
+            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]
+        }
+
+    def resume(self, count: Array) -> None:
+        """Finds the chunks of lanes with int64[E] `count` rows; those that are not there are damaged when they are read.
+
+        What lies there of later rows is none of those to come, for good.
+
+        Raises:
+          StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
+        """
+        mine = self.chunks
+        k = mine.k
+        stop = count // k
+        found = self._found(count)
+        self.arena.forget([e.address for e in self._entries if e.lane < self.lanes and e.chunk >= stop[e.lane]])
+        self._entries = []
+        self._saved = self._read_dictionaries({e.dictionary for e in found.values()} - {0})
+        books = {number: book for book, number in self._saved.items()}
+        lane, chunk = mine.live(count)
+        newest: Entry | None = None
+        for e, c in zip(lane.tolist(), chunk.tolist(), strict=True):
+            at = c % mine.ring, e
+            if (e, c) not in found:
+                self._hole(at)
+                continue
+            entry = found[e, c]
+            mine.address[at], mine.length[at], mine.checksum[at] = entry.address, entry.length, entry.checksum
+            mine.slot[at] = mine.enter(books.get(entry.dictionary))
+            newest = entry if newest is None or entry.address > newest.address else newest
+        there = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
+        at_all = chunk[there] % mine.ring, lane[there]
+        self.arena.hold(mine.address[at_all], mine.length[at_all])
+        self.arena.prune()
+        number = max(len(found), 1)
+        mine.closed = int(stop.sum())
+        mine.encoded = int(sum(e.length for e in found.values()) / number * mine.closed)
+        mine.probed = mine.probed or mine.closed * k * mine.row >= PROBE_BYTES or mine.closed >= PROBE_CHUNKS
+        mine.coder.adopt(None if newest is None else books.get(newest.dictionary), mine.closed * k)
+        self._read_open(count)
+
+    def _hole(self, at: tuple[int, int]) -> None:
+        """A chunk that was lost: reading it raises StoreCorrupted."""
+        mine = self.chunks
+        mine.address[at], mine.length[at], mine.slot[at] = NOWHERE, 0, 0
+        mine.checksum[at] = 1 ^ zlib.crc32(b"")
+
+    def _read_dictionary(self, number: int) -> Dictionary | None:
+        """One from the disk; None if it is not what it was."""
+        known = self._books.get(number)
+        if known is None:
+            try:
+                file = File(self._dictionary(number))
+            except FileNotFoundError:
+                return None
+            content = file.read(0, file.size)
+            if _hash(content) != number:
+                return None
+            known = self._books[number] = Dictionary(content)
+        return known
+
+    def _read_dictionaries(self, numbers: set[int]) -> dict[Dictionary, int]:
+        books = {}
+        for name in self._folder.files(f"{self._name}.dictionary-"):  # of chunks that came to nothing, or are gone
+            if name.rpartition("-")[2] not in {f"{number:016x}" for number in numbers}:
+                unlink(self._folder.file(name))
+        for number in sorted(numbers):
+            book = self._read_dictionary(number)
+            if book is None:
+                if self._folder.verify:
+                    continue  # rows that need it were given up
+                raise StoreCorrupted(
+                    f"Buffer.resume: {self._dictionary(number)} is not what it was; expected a dictionary of that hash. Its "
+                    f'bytes were damaged: go on with the rows that do not need it, buffer.resume(example, verify="full").'
+                )
+            books[book] = number
+        self._books = {}
+        return books
+
+    def _read(self, at: int, size: int) -> bytes:
+        return self._open.read(at, size).ljust(size, b"\0")  # it may have been cut short a moment ago
+
+    def _look_open(self, count: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Lane, count and wholeness of every open row; the half of each lane, and the rows, uint8[2, k, E, row]."""
+        mine, lanes = self.chunks, self.lanes
+        first = count // mine.k * mine.k
+        labels = np.frombuffer(self._read(0, self._labels), "<u8").astype(np.int64)
+        right = labels.reshape(2, lanes) == count // mine.k + 1
+        half = np.argmax(right, axis=0)
+        number = 2 * mine.k * lanes
+        table = np.frombuffer(self._read(self._labels, number * mine.row), np.uint8).reshape(2, mine.k, lanes, mine.row)
+        sums = np.frombuffer(self._read(self._marks, number * 8), "<u8").reshape(2, mine.k, lanes)
+        lane, row = ranges(first, count)
+        at = half[lane], row % mine.k, lane
+        same = self._sums.of(table[at].reshape(len(lane), mine.row), self._sums.names(lane, row)) == sums[at]
+        return lane, row, same & right.any(axis=0)[lane], half, table
+
+    def _read_open(self, count: Array) -> None:
+        mine, lanes = self.chunks, self.lanes
+        lane, row, right, self.half, table = self._look_open(count)
+        if not right.all():
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._open.path} does not hold the newest rows of lane {int(lane[~right][0])}; expected "
+                f'them. Its bytes were damaged: go back to rows that are there, buffer.resume(example, verify="full").'
+            )
+        rows = table[self.half, :, np.arange(lanes)]
+        if mine.open.nbytes:
+            flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
+        # What else lies there is no row to come: another half, and rows beyond the count.
+        labels = np.zeros((2, lanes), "<u8")
+        labels[self.half, np.arange(lanes)] = count // mine.k + 1
+        kept = np.zeros((2, mine.k, lanes), "<u8")
+        kept[self.half[lane], row % mine.k, lane] = self._sums.of(rows[lane, row % mine.k], self._sums.names(lane, row))
+        if self._read(self._marks, kept.nbytes) + self._read(0, labels.nbytes) != kept.tobytes() + labels.tobytes():
+            self._open.write(flat(kept), self._marks)
+            self._open.write(flat(labels), 0)
+            self._open.sync()
+
+
+def _hash(content: bytes) -> int:
+    """Names a dictionary; 0 is none."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1

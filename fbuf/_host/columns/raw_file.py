@@ -1,0 +1,287 @@
+"""A host column as it is, in a file: the ring of `Ring` with spare places, so that no write touches a row that can be read.
+
+Row `count` of a lane lies at place `count % places`, where `places` is `depth` and some to spare. A batch of no more rows than
+are spare therefore falls on places of rows that have expired, and one that fails half-way, or is killed, leaves every other row
+as it was; larger batches come in pieces (`room`). Rejected: a copy of the rows to undo a failed write (readers would see the
+new ones meanwhile, and writing them back may fail too).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.batch import Batch
+from fbuf._host.columns.dirty_blocks import Tracked
+from fbuf._host.columns.raw import Unstaged
+from fbuf._host.columns.row_checksums import Sums
+from fbuf._host.interfaces import Part
+from fbuf._host.io.directory import Folder
+from fbuf._host.io.file import File, existing
+from fbuf._host.memory.lazy_array import Lazy
+from fbuf._host.recovery import Lost
+from fbuf._host.types import Array, StoreCorrupted, flat, intact
+
+SUM = 8
+"""Bytes of a row's checksum."""
+_SPARE = 1024
+_PIECE = 1 << 20  # bytes looked at in one go
+_MAGIC = b"fbs1"
+_HEADER = struct.Struct("<4sQ")  # magic, places; then a crc of these, then 64 bits for each row
+
+
+def spare(depth: int) -> int:
+    """Places a lane beyond its rows: a sixteenth, from 16 to 1024."""
+    return max(16, min(depth // 16, _SPARE))
+
+
+class FileRing(Part):
+    """The newest `depth` rows of each lane, as they are, in a file, and their checksums in another.
+
+    Args:
+      folder: The folder.
+      name: Of the column: its files are `<name>.rows` and `<name>.sums`; new ones replace what is there.
+      fresh: Whether to make new ones.
+      batch: Rows a lane that a batch may have at the least.
+    Raises:
+      OSError: they cannot be made or opened.
+      StoreCorrupted: what is there is missing, too small or too large.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        lanes: int,
+        depth: int,
+        *,
+        fresh: bool,
+        batch: int = 0,
+    ) -> None:
+        self.lanes = lanes
+        self.depth = depth
+        self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._sums = Sums(folder.seed, self.row)
+        self.unchecked: Array | None = None  # bool[places * E], rows that lay there and that nobody has looked at yet
+        rows, sums = folder.file(f"{name}.rows"), folder.file(f"{name}.sums")
+        if fresh:
+            self.places = depth + max(spare(depth), batch)
+            self._marks = File(sums, _HEADER.size + 4 + self.places * lanes * SUM)
+            header = _HEADER.pack(_MAGIC, self.places)
+            self._marks.write(header + struct.pack("<I", folder.crc(header)), 0)
+            self.file = File(rows, self.places * lanes * self.row)
+        else:
+            self._marks, self.file = existing(sums), existing(rows)
+            self.places = self._read_header(folder)
+            for file, size in (
+                (self.file, self.places * lanes * self.row),
+                (self._marks, _HEADER.size + 4 + self.places * lanes * SUM),
+            ):
+                if file.size != size or self.places <= depth:
+                    raise StoreCorrupted(
+                        f"Buffer.resume: {file.path} has {file.size} bytes; expected {size}. It was cut short, or belongs to "
+                        f"another store: start a new store at another path."
+                    )
+        self.table: Array = np.frombuffer(self.file.map(), np.uint8)
+        self._tracked = Tracked(self.places, lanes * self.row)
+
+    def _read_header(self, folder: Folder) -> int:
+        text = self._marks.read(0, _HEADER.size + 4)
+        if len(text) == _HEADER.size + 4 and struct.pack("<I", folder.crc(text[:-4])) == text[-4:]:
+            magic, places = _HEADER.unpack(text[:-4])
+            if magic == _MAGIC:
+                return int(places)
+        raise StoreCorrupted(
+            f"Buffer.resume: {self._marks.path} does not say how many rows there is room for; expected that of this store. "
+            f"Its bytes were damaged: start a new store at another path."
+        )
+
+    def room(self, count: Array) -> int:
+        """Rows a lane that can be written at once, when the lanes have int64[E] `count` rows."""
+        return self.places - min(int(count.max()), self.depth)
+
+    def size(self, count: Array) -> int:
+        """Nothing lies in memory but what the system keeps in its page cache."""
+        return 0
+
+    def stage(self, batch: Batch, rows: Array) -> Unstaged:
+        """Writes the rows where only expired ones lay."""
+        if batch.uniform:
+            stop = int(batch.after[0])
+            start = max(int(batch.before[0]), stop - self.depth)
+            new = np.ascontiguousarray(rows[len(rows) - (stop - start) :]).reshape(-1).view(np.uint8)
+            if batch.names is None or len(batch.names) * self.row != len(new):
+                batch.names = self._sums.names(np.arange(self.lanes), np.arange(start, stop)[:, None]).reshape(-1)
+            sums = self._sums.of(new.reshape(-1, self.row), batch.names)
+            first = start % self.places
+            head = min(self.places - first, stop - start)
+            self._tracked.touch(first, first + head)
+            self._tracked.touch(0, stop - start - head)
+            self._write(self.file, flat(new), first, head, self.lanes * self.row, 0)
+            self._write(self._marks, flat(_little(sums)), first, head, self.lanes * SUM, _HEADER.size + 4)
+            if self.unchecked is not None:
+                places = np.arange(start, stop) % self.places
+                self.unchecked.reshape(self.places, self.lanes)[places] = False
+        else:
+            step, lane, count = batch.places()
+            kept = count >= batch.after[lane] - self.depth
+            self.put(lane[kept], count[kept], rows[step[kept], lane[kept]])
+        return Unstaged()
+
+    @staticmethod
+    def _write(file: File, data: memoryview, first: int, head: int, size: int, start: int) -> None:
+        """Rows of `size` bytes from place `first` on, and after `head` of them from the beginning."""
+        file.write(data[: head * size], start + first * size)
+        file.write(data[head * size :], start)
+
+    def put(self, lane: Array, count: Array, values: Array) -> None:
+        """Writes rows `[M, *shape]` of lanes and counts int64[M]."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
+        self._tracked.touch_at(count % self.places)
+        places = count % self.places * self.lanes + lane
+        sums = _little(self._sums.of(data, self._sums.names(lane, count))).view(np.uint8).reshape(-1, SUM)
+        self.file.scatter(data, places)
+        self._marks.scatter(sums, places, _HEADER.size + 4)
+        if self.unchecked is not None:
+            self.unchecked[places] = False
+
+    # ---------------------------------------------------------------- resuming
+
+    def damaged(self, low: Array, count: Array) -> Lost:
+        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+        lanes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        stride = self.lanes * self.row
+        used = min(int(count.max(initial=0)), self.places)
+        step = max(_PIECE // stride, 1)
+        for first in range(0, used, step):
+            places = np.arange(first, min(first + step, used))
+            data = self.file.read(first * stride, len(places) * stride)
+            data = data.ljust(len(places) * stride, b"\0")  # it was cut short a moment ago
+            table = np.frombuffer(data, np.uint8).reshape(-1, self.row)
+            place, lane = np.divmod(np.arange(len(table)), self.lanes)
+            row = _newest(count[lane], places[place], self.places)
+            there = row >= low[lane]
+            wrong = self._sums.of(table, self._sums.names(lane, row)) != self._read_sums(first * self.lanes, len(table))
+            bad = there & wrong
+            lanes.append(lane[bad])
+            rows.append(row[bad])
+        return np.concatenate(lanes), np.concatenate(rows)
+
+    def _read_sums(self, first: int, number: int) -> Array:
+        text = self._marks.read(_HEADER.size + 4 + first * SUM, number * SUM)
+        return np.frombuffer(text.ljust(number * SUM, b"\0"), "<u8")
+
+    def resume(self, low: Array, count: Array, checked: bool) -> None:
+        """Goes on with rows int64[E] `low` to `count`: what lies where others go is none of these, for good.
+
+        Args:
+          checked: Every row was looked at (`damaged`); else each one is when it is read first.
+        """
+        step = max(_PIECE // (8 * self.lanes), 1)
+        self.unchecked = None if checked else np.zeros(self.places * self.lanes, bool)
+        stale = False
+        for first in range(0, self.places, step):
+            number = min(step, self.places - first) * self.lanes
+            place, lane = np.divmod(np.arange(number), self.lanes)
+            row = _newest(count[lane], first + place, self.places)
+            sums = self._read_sums(first * self.lanes, number)
+            gone = row < low[lane]
+            if self.unchecked is not None:
+                self.unchecked[first * self.lanes : first * self.lanes + number] = ~gone
+            gone &= sums != 0
+            if gone.any():
+                places = first * self.lanes + np.flatnonzero(gone)
+                self._marks.scatter(np.zeros((len(places), 8), np.uint8), places, _HEADER.size + 4)
+                stale = True
+        if stale:
+            self._marks.sync()
+
+    def check(self, table: Array, places: Array, lane: Array, count: Array) -> Array:
+        """bool[M], which rows uint8[M, row], just read from `places`, are not what was written."""
+        wrong = np.zeros(len(places), bool)
+        if self.unchecked is None:
+            return wrong
+        new = np.flatnonzero(self.unchecked[places])
+        if len(new):
+            at = places[new]
+            marks = np.frombuffer(
+                b"".join(self._marks.read(_HEADER.size + 4 + p * SUM, SUM) for p in at.tolist()), "<u8"
+            )
+            wrong[new] = self._sums.of(table[new], self._sums.names(lane[new], count[new])) != marks
+            self.unchecked[at[~wrong[new]]] = False
+        return wrong
+
+    def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
+        """Do nothing: `stage` wrote the rows where no row was, and the store's count makes them readable."""
+
+    def saved(self, count: Array) -> Lazy:
+        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory. Rows nobody has looked at yet are."""
+        count = count.copy()
+        file, row, lanes = self.file, self.row, self.lanes
+
+        def read(start: int, stop: int) -> Array:
+            rows = np.empty((stop - start, lanes, row), np.uint8)
+            file.fill(rows, start * lanes * row)
+            if self.unchecked is not None:
+                place, lane = np.divmod(np.arange(start * lanes, stop * lanes), lanes)
+                newest = _newest(count[lane], place, self.places)
+                bad = self.check(rows.reshape(-1, row), place * lanes + lane, lane, newest)
+                intact(bad, np.ones(len(bad), bool))
+            return rows
+
+        return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
+
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
+        """How to fetch rows, as `Part.fetch` describes it."""
+        return FileGather(self, count % self.places * self.lanes + lane, lane, count, there, starts)
+
+
+@dataclass
+class FileGather:
+    """Rows to copy."""
+
+    ring: FileRing
+    at: Array  # int64[M], place of each row
+    lane: Array  # int64[M]
+    count: Array  # int64[M]
+    there: Array
+    starts: Array
+
+    volatile = True  # the ring goes on
+
+    def run(self, outs: Sequence[memoryview]) -> Array | None:
+        """Fills the requests' outputs; bool[M] of rows that are damaged, if some were looked at for the first time."""
+        row = self.ring.row
+        table = self.ring.table.reshape(-1, row)
+        some = np.flatnonzero(self.there)
+        if not len(some):
+            return None
+        # Holes of the file are left alone: a row that is not there is read as one that is.
+        places = self.at if len(some) == len(self.at) else np.where(self.there, self.at, self.at[some[0]])
+        first = 0
+        wrong = None if self.ring.unchecked is None else np.zeros(len(places), bool)
+        for at, out in zip(np.split(places, self.starts[1:]), outs, strict=True):
+            if len(at):
+                filled = np.frombuffer(out, np.uint8).reshape(len(at), -1)
+                np.take(table, at, axis=0, out=filled, mode="clip")
+                if wrong is not None:
+                    mine = first + np.flatnonzero(self.there[first : first + len(at)])
+                    read = filled[mine - first]
+                    wrong[mine] = self.ring.check(read, places[mine], self.lane[mine], self.count[mine])
+            first += len(at)
+        return wrong
+
+
+def _little(sums: Array) -> Array:
+    return sums.astype("<u8", copy=False)
+
+
+def _newest(count: Array, place: Array, places: int) -> Array:
+    """int64[M], the newest of `count` rows of a lane that goes to a place; negative: none does."""
+    return count - 1 - (count - 1 - place) % places

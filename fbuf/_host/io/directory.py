@@ -1,0 +1,345 @@
+"""The folder a store keeps its files in: who may use it, what it says of itself, and how many rows of it count.
+
+`manifest.json` says what the store is (never a pickle) and is written last of all when a store is made, so that a folder
+without one holds nothing. `head` says how many rows each lane has, in two places that are written in turn, each with a
+sequence number and a checksum: whatever moment a process is killed at, one of them is whole. It is written after the rows it
+counts, so rows that it does not count may be half-written and rows that it counts are not. `lock` is held for as long as the
+store is open, by the system, so that no process that is gone can keep it.
+
+Each store has a random number of its own, which goes into every checksum of every file, so that files of two stores never pass
+for one. What was written outlives the process; a failure of power only if `flush` was called since, which waits for the
+disk. What a failure of power did not spare has other checksums than it should (`fbuf._host.columns.row_checksums`): whoever
+opens the store finds out (`fbuf._host.recovery`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import struct
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf._host.io import lock
+from fbuf._host.io.file import File, telling, unlink
+from fbuf._host.types import Array, StoreCorrupted
+
+VERSION = 2
+RING, CHUNKS, NOTHING = b"r", b"c", b"n"
+"""How a column is kept: as it is, encoded, or not at all (rows of 0 bytes)."""
+_OURS = re.compile(
+    r"lock|head|changes|changes\.new|manifest\.json|manifest\.json\.new|"
+    r"column\d+\.(rows|sums|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
+)
+_FOLDERS = "Give the store a folder of its own."
+
+
+class Folder:
+    """A folder held by one store of this process.
+
+    Args:
+      call: For messages, `"Memmap"`.
+      path: The folder; None: a temporary one, removed when nothing refers to this any more, and at exit.
+      identity: What the store is, as JSON: `lanes`, `length`, `slack`, and `columns` with `name`, `shape`, `dtype`, `codec`.
+      resume: Open the store that lies there; otherwise there must be none.
+      verify: Look at every byte when a store is opened, and go on with what is whole; otherwise each row is looked at when it
+        is read first, and one that is damaged is an error.
+      sync: Seconds after which a write waits for the disk; None: only `flush` does.
+    Raises:
+      FileExistsError: there is a store already, or something else.
+      FileNotFoundError: there is none to resume.
+      BlockingIOError: another store holds the folder.
+      ValueError: the store that lies there is another than `identity`, or cannot be read.
+      OSError: the folder or a file cannot be made.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        path: str | None,
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        verify: bool = True,
+        sync: float | None = None,
+    ) -> None:
+        self.fresh = not resume
+        self.verify = verify
+        self.sync = sync
+        self.seed = 0  # 64 bits, the store's own
+        self.changes = 0  # changed rows, ever
+        self.temporary = path is None
+        self.identity = dict(identity)
+        self._sequence = 0
+        lanes, columns = int(identity["lanes"]), list(identity["columns"])
+        self.count: Array = np.zeros(lanes, np.int64)
+        self.first: Array = np.zeros(lanes, np.int64)  # rows of each lane before this one are not there
+        self.kinds = b"".join(_kind(column) for column in columns)
+        if path is None:
+            with telling("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
+                path = tempfile.mkdtemp(prefix="fbuf-")
+        self.path = os.path.abspath(path)
+        if resume and not os.path.exists(self.file("manifest.json")):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"Buffer.resume: there is no store at {self.path}; expected one. Make one with buffer.init(example), or give "
+                f"the path it was made with.",
+            )
+        try:
+            with telling("make", self.file("lock")):
+                os.makedirs(self.path, exist_ok=True)
+            fd = _lock(call, self.file("lock"))
+        except BaseException:
+            if self.temporary:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        self._end = weakref.finalize(self, _release, fd, self.path if self.temporary else None, os.getpid())
+        self._end.atexit = self.temporary  # a write may be under way: the system unlocks what is left
+        try:
+            if resume:
+                self._check()
+                self._head = File(self.file("head"))
+                self._load()
+            else:
+                self._clean(call)
+                self.seed = secrets.randbits(64)
+                stride = -(-len(self._encoded(self.kinds, self.count)) // 4096) * 4096
+                self._head = File(self.file("head"), 2 * stride)
+                self._head.write(bytes(2 * stride), 0)  # its blocks are there from now on
+                self.save(self.kinds, self.count)
+        except BaseException:
+            self.close()
+            raise
+
+    def file(self, name: str) -> str:
+        """Path of a file."""
+        return os.path.join(self.path, name)
+
+    def files(self, prefix: str) -> list[str]:
+        """Names of the files that begin so, in order."""
+        with telling("list", self.file(prefix)):
+            return sorted(name for name in os.listdir(self.path) if name.startswith(prefix))
+
+    def delete_chunks(self, name: str) -> None:
+        """Deletes the files of an encoded column that is kept as it is now."""
+        for file in self.files(f"{name}."):
+            if not file.endswith((".rows", ".sums")):
+                unlink(self.file(file))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the files take on the disk; holes take none."""
+        return self.size("")
+
+    def size(self, prefix: str) -> int:
+        """Bytes of the files whose names begin so."""
+        total = 0
+        for entry in Path(self.path).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_blocks * 512 if entry.name.startswith(prefix) else 0
+        return total
+
+    def publish(self) -> None:
+        """Says that a new store is here: all of it, or nothing."""
+        known = {"format": "fbuf store", "version": VERSION, "id": f"{self.seed:016x}"}
+        text = json.dumps({**known, **self.identity}, indent=1)
+        replace(self.file("manifest.json"), lambda file: file.write(text.encode(), 0), len(text.encode()))
+
+    def save(self, kinds: bytes, count: Array, changes: int | None = None) -> None:
+        """Counts the rows that were written, and changed. Raises OSError: it counts what it counted before."""
+        self._sequence += 1
+        before, self.changes = self.changes, self.changes if changes is None else changes
+        try:
+            self._head.write(self._encoded(kinds, count), self._sequence % 2 * self._head.size // 2)
+        except BaseException:
+            self._sequence -= 1
+            self.changes = before
+            raise
+        self.kinds, self.count = kinds, count.copy()
+
+    def _encoded(self, kinds: bytes, count: Array) -> bytes:
+        body = struct.pack("<QQ", self._sequence, self.changes) + kinds
+        body += np.asarray(count, "<i8").tobytes() + np.asarray(self.first, "<i8").tobytes()
+        return body + struct.pack("<I", self.crc(body))
+
+    def crc(self, data: bytes) -> int:
+        """A checksum of bytes that belong to this store."""
+        return zlib.crc32(data, self.seed & 0xFFFFFFFF)
+
+    def flush(self) -> None:
+        """Waits until everything that was written is on the disk. Raises OSError."""
+        for name in self.files(""):
+            self._flush(self.file(name))
+        self._flush(self.path)
+
+    @staticmethod
+    def _flush(path: str) -> None:
+        with telling("flush", path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # given up in the meantime
+                return
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _load(self) -> None:
+        size, columns = len(self._encoded(self.kinds, self.count)), len(self.kinds)
+        best = b""
+        for place in range(2):
+            text = self._head.read(place * self._head.size // 2, size)
+            body = text[:-4]
+            if len(text) == size and struct.pack("<I", self.crc(body)) == text[-4:] and any(body[:8]):
+                best = max(best, body, key=lambda b: int.from_bytes(b[:8], "little"))
+        if not best:
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._head.path} does not say how many rows there are; expected one of its two places whole. "
+                f"Its bytes were damaged: start a new store at another path."
+            )
+        self._sequence, self.changes = struct.unpack_from("<QQ", best)
+        self.kinds = best[16 : 16 + columns]
+        self.count, self.first = np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(2, -1)
+
+    def _check(self) -> None:
+        """Refuses a store that is not the one expected."""
+        path = self.file("manifest.json")
+        with telling("read", path):
+            text = Path(path).read_bytes()
+        try:
+            there = json.loads(text)
+            version = there["version"]
+            found = {key: there[key] for key in self.identity}
+            columns = {column["name"]: column for column in found["columns"]}
+            if there["format"] != "fbuf store":
+                raise ValueError("of another format")
+            self.seed = int(there["id"], 16) if version == VERSION else 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"Buffer.resume: {path} is damaged ({error}); expected what describes a store. Start a new store at another "
+                f"path."
+            ) from error
+        if version != VERSION:
+            raise ValueError(
+                f"Buffer.resume: {path} is of version {version}; expected {VERSION}. Use the release of fbuf that wrote it."
+            )
+        expected = json.loads(json.dumps(self.identity))
+        fix = "Use the buffer and the example that it was made with, or another path."
+        for key in self.identity:
+            if key != "columns" and found[key] != expected[key]:
+                raise ValueError(
+                    f"Buffer.resume: the store at {self.path} has {key} {found[key]}; expected {expected[key]}. {fix}"
+                )
+        names = [column["name"] for column in expected["columns"]]
+        if list(columns) != names:
+            raise ValueError(
+                f"Buffer.resume: the store at {self.path} has leaves {', '.join(columns)}; expected {', '.join(names)}. {fix}"
+            )
+        for column in expected["columns"]:
+            for key, value in column.items():
+                if columns[column["name"]].get(key) != value:
+                    raise ValueError(
+                        f"Buffer.resume: leaf '{column['name']}' of the store at {self.path} has {key} "
+                        f"{columns[column['name']].get(key)}; expected {value}. {fix}"
+                    )
+
+    def _clean(self, call: str) -> None:
+        """Makes sure that there is nothing but what a store that was never finished left behind, and removes that."""
+        names = self.files("")
+        if "manifest.json" in names:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"{call}: there is a store at {self.path} already; expected none. Go on with its rows: "
+                f"buffer.resume(example); or give another path.",
+            )
+        others = [name for name in names if not _OURS.fullmatch(name)]
+        if others:
+            raise FileExistsError(
+                errno.EEXIST, f"{call}: {self.path} holds other files ({others[0]}); expected none. {_FOLDERS}"
+            )
+        for name in names:
+            if name != "lock":
+                unlink(self.file(name))
+
+    def close(self) -> None:
+        """Lets another store have it, and removes it if it is temporary. Twice is fine."""
+        self._end()
+
+
+@contextlib.contextmanager
+def undone(path: str | None) -> Iterator[None]:
+    """Removes the store that is made at `path` meanwhile, if what is to fill it fails: half of its rows look like all."""
+    here = None if path is None else os.path.abspath(os.path.expanduser(path))
+    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # what was there is nobody's to remove
+        yield
+        return
+    there = os.path.isdir(here)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if Path(here, "lock").read_text() == str(os.getpid()):
+                for name in sorted(filter(_OURS.fullmatch, os.listdir(here)), key="manifest.json".__ne__):
+                    unlink(os.path.join(here, name))
+                if not there:
+                    os.rmdir(here)
+        raise
+
+
+def replace(path: str, write: Callable[[File], None], size: int) -> None:
+    """Puts a new file in the place of an old one: whoever looks finds the one or the other, whole."""
+    new = f"{path}.new"
+    file = File(new, size)
+    try:
+        write(file)
+        with telling("rename", new):
+            os.replace(new, path)
+    except BaseException:
+        unlink(new)
+        raise
+    finally:
+        file.close()
+
+
+def _kind(column: Mapping[str, Any]) -> bytes:
+    if 0 in column["shape"]:
+        return NOTHING
+    return RING if column["codec"] is None else CHUNKS
+
+
+def _lock(call: str, path: str) -> int:
+    with telling("open", path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock.hold(
+            f"{call}: the store at {os.path.dirname(path)}",
+            fd,
+            "Drop every state of it (or close it: fbuf.stores()), or give another path.",
+        )
+        lock.sign(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _release(fd: int, path: str | None, process: int) -> None:
+    """Runs in any thread, inside the garbage collector or at exit: takes no lock of ours."""
+    if os.getpid() != process:  # a fork of the process that holds it
+        return
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        lock.release(fd)
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Arenas: memory that a store grows, frees and saves."""

@@ -1,0 +1,225 @@
+"""Encoded chunks as byte strings behind addresses, in segments that are freed with their last string.
+
+Strings are appended and their bytes never overwritten, so a reader decodes outside the store's lock: it holds
+memoryviews, and a segment freed meanwhile lives until the last of them is gone. Rejected: a list of `bytes` (41 bytes of
+overhead each), one preallocated byte ring (a lane that stalls blocks it).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces
+from fbuf._host.memory.segments import Spans
+from fbuf._host.types import Array, flat
+
+_OFFSET_BITS = 24  # an address is segment << 24 | offset
+_OFFSET = (1 << _OFFSET_BITS) - 1
+_SMALL, _LARGE = 32 * 1024, 256 * 1024
+"""Bytes of a segment; in between a 192nd of what is stored: small ones lose half a chunk each, large ones their tail."""
+_SLAB = 1 << 22  # bytes loaded at once, or a little more; from there on numpy asks for large pages
+_PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
+
+
+@dataclass
+class Slab:
+    """Memory that several segments were loaded into at once: in 4 KB pages, touching it takes as long as reading."""
+
+    size: int
+    segments: int = 0  # that are there still
+
+
+class Segment:
+    """A stretch of bytes, append-only."""
+
+    __slots__ = ("array", "view", "bytes", "chunks", "used", "slab")
+
+    def __init__(self, array: Array, slab: Slab | None = None) -> None:
+        self.array = array
+        self.view = flat(array)
+        self.used = 0  # bytes, of chunks that are live or were
+        self.bytes = 0  # of live chunks
+        self.chunks = 0
+        self.slab = slab  # it is a part of that, which is freed as a whole
+
+
+class Arena:
+    """Byte strings by address; a segment is freed with its last string.
+
+    Args:
+      tails: Segments filled side by side, for strings of different life.
+    """
+
+    bits = _OFFSET_BITS
+
+    def __init__(self, tails: int = 1) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.capacity = 0  # bytes allocated
+        self.live = 0  # bytes in use
+        self._next = 0
+        self._tails = [-1] * tails  # segments being filled
+        self._offsets = [0] * tails
+        self.grown = False  # a segment was added since compaction was last considered
+        self._identity = Identity()
+
+    def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
+        """Addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
+        addresses = np.empty(len(blobs), np.uint64)
+        done = 0
+        try:
+            for i, blob in enumerate(blobs):
+                size, offset = len(blob), self._offsets[tail]
+                segment = self.segments.get(self._tails[tail])
+                if segment is None or offset + size > len(segment.array) or offset >> _OFFSET_BITS:
+                    segment, offset = self._grow(size, tail), 0
+                segment.view[offset : offset + size] = blob
+                addresses[i] = self._tails[tail] << _OFFSET_BITS | offset
+                segment.bytes += size
+                segment.chunks += 1
+                self.live += size
+                self._offsets[tail] = segment.used = offset + size
+                done += 1
+        except BaseException:
+            self.release(addresses[:done], np.array([len(b) for b in blobs[:done]], np.int64))
+            raise
+        return addresses
+
+    def _grow(self, least: int, tail: int) -> Segment:
+        size = min(max(self.live // 192, _SMALL), _LARGE) + 4095 & ~4095
+        segment = Segment(np.empty(max(size, least), np.uint8))
+        full, self._tails[tail] = self._tails[tail], self._next
+        self._offsets[tail], self._next = 0, self._next + 1
+        self._drop_if_empty(full)
+        self.segments[self._tails[tail]] = segment
+        self.capacity += len(segment.array)
+        self.grown = True
+        return segment
+
+    def _drop_if_empty(self, number: int) -> None:
+        segment = self.segments.get(number)
+        if segment is not None and segment.chunks == 0 and number not in self._tails:
+            del self.segments[number]
+            if segment.slab is not None:
+                segment.slab.segments -= 1
+            self.capacity -= _freed(segment)
+
+    def view(self, address: int, length: int) -> memoryview:
+        """A string, in place: it stays as it is for as long as the view lives."""
+        offset = address & _OFFSET
+        return self.segments[address >> _OFFSET_BITS].view[offset : offset + length]
+
+    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
+        """Many strings."""
+        numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
+        low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
+        segments = {n: self.segments[n].view for n in set(numbers)}
+        spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
+        return [segments[n][a:b] for n, a, b in spans]
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory."""
+        return self.capacity
+
+    def move(self, addresses: Array, lengths: Array) -> Array:
+        """Stores strings again; the old ones are still there. Raises MemoryError."""
+        return self.append(self.views(addresses, lengths))
+
+    def release(self, addresses: Array, lengths: Array) -> None:
+        """Gives up strings; cost: a few numpy calls and one step per segment touched."""
+        if not addresses.size:
+            return
+        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
+        counts = np.bincount(inverse.reshape(-1)).tolist()
+        sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64).tolist()
+        for number, count, size in zip(numbers.tolist(), counts, sizes, strict=True):
+            segment = self.segments[number]
+            segment.chunks -= count
+            segment.bytes -= size
+            self.live -= size
+            self._drop_if_empty(number)
+
+    def sparse(self) -> list[int]:
+        """Segments worth emptying: less than half used, when a quarter of all is waste.
+
+        Without this a lane that gets few rows would keep whole segments alive for one chunk each.
+        """
+        if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
+            return []
+        self.grown = False
+        return [n for n, s in self.segments.items() if n not in self._tails and 2 * s.bytes < len(s.array)]
+
+    @staticmethod
+    def within(addresses: Array, segments: Sequence[int]) -> Array:
+        """Which strings lie in one of these segments."""
+        return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
+        """The segments, of live strings (or more): `Spans.table`, and their bytes, of which nothing is copied."""
+        table, parts, name = [], [], str(self._identity)
+        for number, segment in sorted(self.segments.items()):
+            for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
+                size = min(segment.used - offset, _PIECE)
+                table.append((number, offset, size))
+                read = functools.partial(_bytes_of, segment.array, offset, size)
+                parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
+        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+
+    def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
+        """Takes the segments of another arena over, into this one, which is new, with the strings that are live.
+
+        Raises:
+          ValueError: pieces of a segment are missing.
+        """
+        whole, start = list(spans.segments()), 0
+        sizes = [own[-1][0] + own[-1][1] for _, own in whole]
+        if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
+            raise ValueError(
+                "Store.from_arrays: pieces of segments are missing; expected all of each. Load another checkpoint."
+            )
+        while start < len(whole):
+            stop, size = start, 0
+            while stop < len(whole) and size < _SLAB:
+                size += sizes[stop]
+                stop += 1
+            first = whole[start][1][0][2]
+            array = np.asarray(payload[first : first + size])
+            slab = Slab(size)
+            if not (array.flags.owndata and array.flags.c_contiguous):
+                array = array.copy()
+            at = 0
+            for number, total in zip([number for number, _ in whole[start:stop]], sizes[start:stop], strict=True):
+                segment = self.segments[number] = Segment(array[at : at + total], slab)
+                segment.used = total
+                slab.segments += 1
+                self._next, at = number + 1, at + total
+            self.capacity += size
+            start = stop
+        place = np.searchsorted(
+            np.array([n for n, _ in whole]), (addresses >> np.uint64(_OFFSET_BITS)).astype(np.int64)
+        )
+        counts = np.bincount(place, minlength=len(whole)).tolist()
+        live = np.bincount(place, lengths, len(whole)).astype(np.int64).tolist()
+        for (number, _), count, size in zip(whole, counts, live, strict=True):
+            self.segments[number].chunks = count
+            self.segments[number].bytes = size
+            self.live += size
+        for number in [n for n, s in self.segments.items() if not s.chunks]:
+            self._drop_if_empty(number)
+
+
+def _freed(segment: Segment) -> int:
+    """Bytes of memory that went with a segment."""
+    if segment.slab is None:
+        return len(segment.array)
+    return 0 if segment.slab.segments else segment.slab.size
+
+
+def _bytes_of(array: Array, offset: int, size: int) -> Array:
+    return array[offset : offset + size]

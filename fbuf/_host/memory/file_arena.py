@@ -1,0 +1,321 @@
+"""Encoded chunks in files: what `Arena` is for memory, for columns larger than it.
+
+A segment is a file that is appended to, with `pwrite`, and read through a mapping. It is deleted with its last chunk; readers
+that hold its bytes keep them. Before each chunk goes a header that says which chunk it is, so that the index, which is in
+memory, can be made again by walking over the headers (`scan`). Of two headers for one chunk the later is right: a chunk is
+written again only when it was moved, or after a write that came to nothing. Room for what came to nothing is emptied before it
+is used again, and a new process begins a new segment, so that nothing stale comes later.
+
+Segments grow with what is stored: a sixteenth of it, which bounds both what is wasted and how many files are open.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fbuf._host.io.directory import Folder
+from fbuf._host.io.file import File, once, unlink
+from fbuf._host.memory.lazy_array import Identity, Lazy, pieces
+from fbuf._host.types import Array
+
+_OFFSET_BITS = 30  # an address is segment << 30 | offset
+_OFFSET = (1 << _OFFSET_BITS) - 1
+_SMALL, _LARGE = 1 << 20, 1 << 30
+NOWHERE = np.uint64((1 << 64) - 1)
+"""The address of a chunk that was lost."""
+_LOST = int(NOWHERE) >> _OFFSET_BITS
+_MAGIC = b"fbc1"
+_HEADER = struct.Struct("<4sIQQII")  # magic, lane, chunk, dictionary, length, checksum; then a crc of these
+HEADER = _HEADER.size + 4
+_BLOCK = 1 << 20
+_LEAST_PIECE, _MOST_PIECE = 1 << 18, 1 << 22
+"""Bytes of a segment saved at once: a 64th of it, aligned to pages."""
+
+
+class Entry(NamedTuple):
+    """What a header says, and where its chunk lies."""
+
+    lane: int
+    chunk: int
+    dictionary: int  # fingerprint; 0: none
+    length: int
+    checksum: int
+    address: int
+
+
+class Segment:
+    """A file of chunks, append-only."""
+
+    __slots__ = ("file", "view", "bytes", "chunks", "size", "used")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.size = file.size
+        self.view = file.map()
+        self.used = 0  # bytes, of chunks that are live or were
+        self.bytes = 0  # of live chunks
+        self.chunks = 0
+
+    @property
+    def piece(self) -> int:
+        """Bytes saved at once."""
+        return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
+
+
+class FileArena:
+    """Chunks by address, in the files `<name>.segment-<number>` of a folder."""
+
+    bits = _OFFSET_BITS
+    memory = 0
+    """Bytes of memory: none, but for the page cache."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.capacity = 0  # bytes of the files, with their holes
+        self.live = 0  # bytes in use
+        self.grown = False
+        self._path = f"{folder.path}/{name}.segment-"
+        self._next = 0
+        self._tail = -1
+        self._offset = 0
+        self._undo: tuple[int, int, int] | None = None
+        self._identity = Identity()
+        self._crc = folder.crc
+        if not folder.fresh:
+            for file in folder.files(f"{name}.segment-"):
+                number = int(file.rpartition("-")[2])
+                self._next = max(self._next, number + 1)
+                found = File(folder.file(file))
+                if found.size:
+                    self._enter(number, found)
+                found.close()
+
+    def header(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
+        """What goes before a chunk."""
+        head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
+        return head + struct.pack("<I", self._crc(head))
+
+    def _enter(self, number: int, file: File) -> Segment:
+        segment = self.segments[number] = Segment(file)
+        self.capacity += segment.size
+        return segment
+
+    # ---------------------------------------------------------------- writing
+
+    def append(self, records: Sequence[bytes | memoryview]) -> Array:
+        """Stores records, header and chunk each; addresses uint64 of the chunks. On OSError nothing is stored."""
+        addresses = np.empty(len(records), np.uint64)
+        mark = self._undo = self._tail, self._offset, self._next
+        pending: list[bytes | memoryview] = []
+        start = self._offset
+        done = 0
+        try:
+            for i, record in enumerate(records):
+                size = len(record)
+                segment = self.segments.get(self._tail)
+                if segment is None or self._offset + size > segment.size or self._offset + HEADER > _OFFSET:
+                    if segment is not None:
+                        segment.file.write(b"".join(pending), start)
+                        if self._tail != mark[0]:
+                            segment.file.close()
+                    pending, start = [], 0
+                    segment = self._grow(size)
+                pending.append(record)
+                addresses[i] = self._tail << _OFFSET_BITS | self._offset + HEADER
+                segment.bytes += size
+                segment.chunks += 1
+                self.live += size
+                self._offset = segment.used = self._offset + size
+                done += 1
+            if pending:
+                self.segments[self._tail].file.write(b"".join(pending), start)
+        except BaseException:
+            self.undo(addresses[:done], np.array([len(r) - HEADER for r in records[:done]], np.int64))
+            raise
+        return addresses
+
+    def _grow(self, least: int) -> Segment:
+        size = min(max(self.live // 16, _SMALL), _LARGE) + 4095 & ~4095
+        size = max(size, least + 4095 & ~4095)
+        segment = self._enter(self._next, File(f"{self._path}{self._next:08d}", size))
+        self._tail, self._offset, self._next = self._next, 0, self._next + 1
+        self.grown = True
+        return segment
+
+    def undo(self, addresses: Array, lengths: Array) -> None:
+        """Takes the last `append` back, which nobody has read; nothing of it is left to be taken for a chunk."""
+        self.release(addresses, lengths)
+        if self._undo is None:
+            return
+        tail, offset, first = self._undo
+        self._undo = None
+        for number in [n for n in self.segments if n >= first]:
+            self._drop(number)
+        self._tail, self._offset = tail, offset
+        segment = self.segments.get(tail)
+        if segment is not None:
+            segment.used = offset
+        if segment is not None and segment.file.fd >= 0:
+            try:
+                segment.file.empty(offset)
+                return
+            except OSError:
+                pass  # what is left of it comes before whatever is written from now on
+        self._tail = -1
+
+    def move(self, addresses: Array, lengths: Array) -> Array:
+        """Stores chunks again, with their headers; the old ones are still there. Raises OSError."""
+        old = addresses - np.uint64(HEADER)
+        return self.append(self.views(old, lengths.astype(np.int64) + HEADER))
+
+    def settle(self) -> None:
+        """The last `append` stays; the files that it filled need no writer any more."""
+        if self._undo is not None and self._undo[0] != self._tail:
+            for number, segment in self.segments.items():
+                if number != self._tail:
+                    segment.file.close()
+            self.prune()
+        self._undo = None
+
+    # ---------------------------------------------------------------- reading
+
+    def view(self, address: int, length: int) -> memoryview:
+        """A chunk, in place: it stays as it is for as long as the view lives."""
+        (view,) = self.views(np.array([address], np.uint64), np.array([length], np.int64))
+        return view
+
+    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
+        """Many chunks; nothing for those that were lost."""
+        numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
+        low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
+        segments = {n: self.segments[n].view if n != _LOST else memoryview(b"") for n in set(numbers)}
+        spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
+        return [segments[n][a:b] for n, a, b in spans]
+
+    # ---------------------------------------------------------------- giving up
+
+    def hold(self, addresses: Array, lengths: Array) -> None:
+        """Counts chunks that a scan found as live."""
+        for number, count, size in _by_segment(addresses, lengths):
+            self.segments[number].chunks += count
+            self.segments[number].bytes += size
+            self.live += size
+        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
+        end: Array = np.zeros(len(numbers), np.int64)
+        np.maximum.at(end, inverse.reshape(-1), (addresses & np.uint64(_OFFSET)).astype(np.int64) + lengths)
+        for number, stop in zip(numbers.tolist(), end.tolist(), strict=True):
+            self.segments[number].used = max(self.segments[number].used, stop)
+
+    def release(self, addresses: Array, lengths: Array) -> None:
+        """Gives up chunks; a segment without any is deleted."""
+        if not addresses.size:
+            return
+        for number, count, size in _by_segment(addresses, lengths):
+            if number == _LOST:
+                continue
+            segment = self.segments[number]
+            segment.chunks -= count
+            segment.bytes -= size
+            self.live -= size
+            if segment.chunks == 0 and number != self._tail:
+                self._drop(number)
+
+    def prune(self) -> None:
+        """Deletes the segments in which nothing is live."""
+        for number in [n for n, s in self.segments.items() if s.chunks == 0 and n != self._tail]:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        segment = self.segments.pop(number)
+        self.capacity -= segment.size
+        segment.file.close()
+        unlink(segment.file.path)
+
+    def sparse(self) -> list[int]:
+        """Segments worth emptying: less than half used, when a quarter of all is waste."""
+        if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
+            return []
+        self.grown = False
+        return [n for n, s in self.segments.items() if n != self._tail and 2 * s.bytes < s.size]
+
+    @staticmethod
+    def within(addresses: Array, segments: Sequence[int]) -> Array:
+        """Which chunks lie in one of these segments."""
+        return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
+
+    # ---------------------------------------------------------------- resuming
+
+    def scan(self) -> Iterator[Entry]:
+        """What the headers say, in the order they were written. Chunks themselves are not looked at."""
+        for number in sorted(self.segments):
+            file = File(self.segments[number].file.path)
+            at, block, base = 0, b"", 0
+            while at + HEADER <= file.size:
+                if not base <= at <= base + len(block) - HEADER:
+                    block, base = file.read(at, _BLOCK), at
+                head = block[at - base : at - base + HEADER]
+                if len(head) < HEADER:
+                    break
+                magic, lane, chunk, dictionary, length, checksum = _HEADER.unpack(head[:-4])
+                whole = magic == _MAGIC and struct.pack("<I", self._crc(head[:-4])) == head[-4:]
+                if whole and at + HEADER + length <= file.size:
+                    yield Entry(lane, chunk, dictionary, length, checksum, number << _OFFSET_BITS | at + HEADER)
+                    at += HEADER + length
+                    continue
+                # The end, or a damaged header: look for the next one.
+                found = block.find(_MAGIC, at - base + 1)
+                if found < 0 and base + len(block) >= file.size:
+                    break
+                at = base + (found if found >= 0 else max(len(block) - len(_MAGIC) + 1, at - base + 1))
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
+        """The pieces of segments in which some chunk lies: `Spans.table`, and their bytes, to be read from the files.
+
+        Args:
+          addresses, lengths: Of the live ones, and zeros.
+        """
+        table, parts, name = [], [], str(self._identity)
+        there = (addresses != NOWHERE) & (addresses > 0)  # a header comes before the first one
+        addresses, lengths = addresses[there], lengths[there].astype(np.int64)
+        numbers, offsets = addresses >> np.uint64(_OFFSET_BITS), (addresses & np.uint64(_OFFSET)).astype(np.int64)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=NOWHERE, append=NOWHERE))
+        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            own = order[start:stop]
+            number, first = int(numbers[own[0]]), offsets[own] - HEADER
+            segment = self.segments[number]
+            reach: Array = np.zeros(-(-segment.size // segment.piece) + 1, np.int64)
+            np.add.at(reach, first // segment.piece, 1)
+            np.add.at(reach, (offsets[own] + lengths[own] - 1) // segment.piece + 1, -1)
+            for at in np.flatnonzero(np.cumsum(reach)).tolist():
+                offset = at * segment.piece
+                size = min(segment.used - offset, segment.piece)
+                table.append((number, offset, size))
+                read = functools.partial(once, segment.view, offset, size)
+                parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
+        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+
+    def forget(self, addresses: Sequence[int]) -> None:
+        """Unwrites headers, for good: of chunks that are not to be found again. Raises OSError."""
+        for number in sorted({address >> _OFFSET_BITS for address in addresses}):
+            file = File(f"{self._path}{number:08d}")
+            for address in addresses:
+                if address >> _OFFSET_BITS == number:
+                    file.write(bytes(HEADER), (address & _OFFSET) - HEADER)
+            file.sync()
+            file.close()
+
+
+def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:
+    """(segment, number of chunks, their bytes with headers)."""
+    numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
+    counts = np.bincount(inverse.reshape(-1))
+    sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64) + HEADER * counts
+    return zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True)

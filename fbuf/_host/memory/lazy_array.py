@@ -1,0 +1,191 @@
+"""Arrays of a checkpoint: what a store hands out to be saved is read when it is asked for, and so is what it is made from.
+
+A `Source` is a numpy array, or anything that has its shape and dtype and gives rows of its first axis. `Lazy` is one that is
+put together by a function. It says in what blocks it is best read and, by a *mark* for each block, which of them are as they
+were: the same mark means the same bytes, so that what was saved before need not be read again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fbuf._host.types import Array
+
+BLOCK_BYTES = 1 << 18
+_MOST_BLOCKS = 4096  # of one array
+
+
+class Source(Protocol):
+    """What is saved under one name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+
+    @property
+    def dtype(self) -> Any:
+        """Of numpy."""
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """Rows of the first axis, as an array."""
+
+    def __array__(self) -> Any:
+        """All of it."""
+
+
+class Lazy:
+    """A source that a function reads.
+
+    Args:
+      shape, dtype: What it is as an array.
+      read: (start, stop) -> rows of the first axis, an array that nobody writes to. From any thread.
+      block: Rows of a block, the first of which begins at row 0.
+      cuts: In place of that, where blocks begin, and the end of the last.
+      keys: With `cuts`, a name for each block.
+      marks: For each block, what it is known by; None: nothing.
+    """
+
+    __slots__ = ("shape", "dtype", "block", "cuts", "keys", "marks", "_read")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        read: Callable[[int, int], Array],
+        *,
+        block: int | None = None,
+        cuts: Sequence[int] | None = None,
+        keys: Sequence[str] | None = None,
+        marks: Sequence[str | None] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.block, self.cuts, self.keys, self.marks = block, cuts, keys, marks
+        self._read = read
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        """Axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes when it is read."""
+        return self.size * self.dtype.itemsize
+
+    def __getitem__(self, rows: slice) -> Array:
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"Lazy: step is {step}; expected 1. Write numpy.asarray(array)[::{step}].")
+        return self._read(start, max(start, stop))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("Lazy: copy is False, but there is no array yet; expected True or None.")
+        whole = self._read(0, self.shape[0])
+        return whole.astype(self.dtype if dtype is None else dtype, copy=bool(copy) and not whole.flags.owndata)
+
+    def __repr__(self) -> str:
+        return f"Lazy({self.dtype}{list(self.shape)})"
+
+
+class Identity:
+    """Names something by 64 random bits, in this process and in no other: a fork knows it by another name."""
+
+    __slots__ = ("_own",)
+    _process = secrets.token_hex(8)
+
+    def __init__(self) -> None:
+        self._own = secrets.token_hex(8)
+
+    def __str__(self) -> str:
+        return f"{self._own}{Identity._process}"
+
+    @classmethod
+    def renew(cls) -> None:
+        """Gives everything another name."""
+        cls._process = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=Identity.renew)
+
+
+def block_rows(rows: int, nbytes: int) -> int:
+    """Rows of a block, of `rows` of so many bytes: a power of two."""
+    fit = max(BLOCK_BYTES // max(nbytes, 1), 1)
+    return max(1 << fit.bit_length() - 1, 1 << max(-(-rows // _MOST_BLOCKS) - 1, 0).bit_length())
+
+
+def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:
+    """Strings of bytes one after another, uint8[sum of sizes]: of each its key, its mark, its size and what reads it."""
+    cuts = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([size for _, _, size, _ in parts], out=cuts[1:])
+
+    def read(start: int, stop: int) -> Array:
+        at = int(np.searchsorted(cuts, start, side="right")) - 1
+        if at < len(parts) and start < stop <= cuts[at + 1]:
+            part = parts[at][3]()[start - cuts[at] : stop - cuts[at]]
+            part.flags.writeable = False
+            return part
+        out = np.empty(stop - start, np.uint8)
+        while start < stop:
+            first, end = int(cuts[at]), min(int(cuts[at + 1]), stop)
+            out[len(out) - (stop - start) : len(out) - (stop - end)] = parts[at][3]()[start - first : end - first]
+            start, at = end, at + 1
+        return out
+
+    keys, marks = [key for key, *_ in parts], [mark for _, mark, *_ in parts]
+    return Lazy((int(cuts[-1]),), np.uint8, read, cuts=cuts.tolist(), keys=keys, marks=marks)
+
+
+def steps(source: Source) -> Iterator[tuple[int, Array]]:
+    """A source block by block, with the row that each begins at; nothing is held twice."""
+    rows = source.shape[0]
+    own = getattr(source, "block", None)
+    nbytes = int(np.prod(source.shape[1:], dtype=np.int64)) * source.dtype.itemsize
+    block = own if isinstance(own, int) and own > 0 else block_rows(rows, nbytes)
+    for start in range(0, rows, block):
+        yield start, np.asarray(source[start : min(start + block, rows)])
+
+
+def lazily(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Source:
+    """A source of a checkpoint, unread, if it is what it should be; None takes any size.
+
+    Raises:
+      ValueError: it is missing, or something else.
+    """
+    if name not in arrays:
+        raise ValueError(f"Store.from_arrays: '{name}' is missing; expected an array. Load another checkpoint.")
+    array = arrays[name]
+    sizes = len(array.shape) == len(shape) and all(
+        want in (None, have) for have, want in zip(array.shape, shape, strict=True)
+    )
+    if array.dtype != np.dtype(dtype) or not sizes:
+        raise ValueError(
+            f"Store.from_arrays: '{name}' is {array.dtype}{list(array.shape)}; "
+            f"expected {np.dtype(dtype)}{list(shape)}. Load another checkpoint."
+        )
+    return array
+
+
+def expect(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
+    """The same, read: for small ones."""
+    return np.asarray(lazily(arrays, name, dtype, shape))
+
+
+def within(arrays: Mapping[str, Source], prefix: str) -> dict[str, Source]:
+    """Those whose names begin so, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Priorities kept on the host: a sum tree in NumPy."""

@@ -1,0 +1,234 @@
+"""Priorities on the host: one tree that changes, and immutable states that name versions of it.
+
+A state holds a version, a number never given twice. Of all versions one is *here*: its leaves are in the arrays. Every other
+knows by which leaves it differs from a neighbour on the way there (what a write found before it or, after a walk, what it had
+put). Whoever asks for a version walks there, exchanging leaves step by step, and what was here becomes a neighbour. So
+
+* a state reads its own priorities, however many futures it or its past has: two of them lie on two ways from where they parted;
+* a draw of a version does not depend on when it runs, before or after a write that follows it: it is a pure function of version
+  and numbers, to be dropped or repeated at will, and nothing is ordered but by the versions themselves;
+* a program that carries its state on never walks: each write is one step ahead of where it is, each draw asks for what is here.
+
+What differs is kept for the newest versions only: those that changed an eighth of the leaves in all, at most 256, at least 4.
+The one that nobody has asked for longest goes first. A state that old is told that it has expired; it never sees other
+priorities.
+
+Rejected: a copy for each state (O(C) a write), copies of the nodes on the way to the root (Python objects, and garbage, by the
+node), undoing without the way back (a walk to an old state would lose the new one).
+
+Source: Baker 1978, "Shallow binding in Lisp 1.5" (rerooting).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from fbuf._host.interfaces import Kept
+from fbuf._host.priorities.tree import Layout, Tree, normal
+from fbuf._host.types import Array, StoreClosed, bare
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_VERSIONS, _LEAST_VERSIONS = 256, 4
+_A_VERSION = 500  # bytes of one beside its leaves: objects, and the heads of arrays
+
+
+def most_bytes(layout: Layout, least: bool) -> int:
+    """What `Priorities.nbytes` can come to, as long as no write, and no `clear`, is larger than what is kept of all of them."""
+    nodes = layout.offsets[-1] + least * (layout.offsets[-1] - layout.offsets[1])
+    return 4 * nodes + _slack(layout) * _A_LEAF + _MOST_VERSIONS * _A_VERSION
+
+
+_A_LEAF = np.dtype(np.intp).itemsize + 4
+
+
+def _slack(layout: Layout) -> int:
+    """Leaves that differ, of all versions."""
+    return max(layout.counts[0] // 8, 4096)
+
+
+@dataclasses.dataclass(slots=True)
+class _Step:
+    """How a version differs from the neighbour `toward` the one that is here: by some leaves, or altogether."""
+
+    toward: int
+    index: Array  # intp[B]
+    leaf: Array  # float32[B]
+    tree: Tree | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.index) if self.tree is None else self.tree.layout.offsets[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return _A_VERSION + (len(self.index) * _A_LEAF if self.tree is None else self.tree.nbytes)
+
+
+def _remembered(method: F) -> F:
+    """Keeps what a call raises as `last_error`: JAX turns exceptions of callbacks into text."""
+
+    @functools.wraps(method)
+    def call(self: Priorities, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.last_error = bare(error)
+            raise
+
+    return cast(F, call)
+
+
+class Priorities(Kept):
+    """Leaves float32[C] by version, with their sum and the least of them. For any number of threads.
+
+    Attributes:
+      first: The version that there is at first.
+      last_error: What a call raised last.
+    """
+
+    def __init__(self, layout: Layout, least: bool):
+        self.last_error: Exception | None = None
+        self.layout, self.least = layout, least
+        self._tree = Tree(layout, least)
+        # Neighbours that are nearer to the one here come later, and so do those asked for later.
+        self.first = 1
+        self._steps: dict[int, _Step | None] = {self.first: None}
+        self._here = self._newest = self.first
+        self._kept = 0  # leaves in all steps
+        self._most = _slack(layout)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ---------------------------------------------------------------- verbs
+
+    @_remembered
+    def write(self, version: int, index: Array, leaf: Array) -> int:
+        """Writes leaves; a new version, or the same where nothing is written.
+
+        Args:
+          index: int32[B]; one outside [0, C) is skipped, of equal ones the last wins.
+          leaf: float32[B].
+        Raises:
+          RuntimeError: the version has expired. Whatever is raised, all versions are as they were.
+        """
+        inside = (index >= 0) & (index < self.layout.counts[0])
+        index = index[inside].astype(np.intp)
+        leaf = normal(leaf[inside])
+        with self._lock:
+            self._walk(version)
+            if not index.size:
+                return version
+            step = _Step(0, index, leaf)
+            self._exchange(step)
+            return self._advance(step)
+
+    @_remembered
+    def draw(self, version: int, top: Array, bottom: Array) -> tuple[Array, Array, np.float32, np.float32]:
+        """Draws from a version; see `Tree.draw`.
+
+        Returns:
+          intp[B], the leaves float32[B], the sum of all and the least above 0.
+        Raises:
+          RuntimeError: the version has expired.
+        """
+        with self._lock:
+            self._walk(version)
+            index = self._tree.draw(top, bottom)
+            return index, self._tree.leaves.take(index), *self._tree.roots()
+
+    @_remembered
+    def clear(self, version: int) -> int:
+        """All leaves 0: a new version. Cost: O(C), memory of which is touched as leaves come."""
+        with self._lock:
+            self._walk(version)
+            nothing = np.zeros(0, np.intp)
+            step = _Step(0, nothing, np.zeros(0, np.float32), Tree(self.layout, self.least))
+            self._exchange(step)
+            return self._advance(step)
+
+    @_remembered
+    def leaves(self, version: int) -> Array:
+        """float32[C], a copy."""
+        with self._lock:
+            self._walk(version)
+            return self._tree.leaves.copy()
+
+    def fill(self, leaves: Array) -> None:
+        """The first leaves, float32[A], of the one version there is."""
+        with self._lock:
+            self._tree.fill(normal(leaves))
+
+    # ---------------------------------------------------------------- versions
+
+    def _walk(self, version: int) -> None:
+        """Goes to a version."""
+        if version == self._here:
+            return
+        if self._closed:
+            raise StoreClosed("Priorities: they are closed; expected an open store. Make a new buffer with `init`.")
+        way, at = list[_Step](), version
+        while at != self._here:
+            step = self._steps.get(at)
+            if step is None:
+                raise RuntimeError(
+                    f"fbuf: the priorities of this BufferState have expired: the host keeps those of the newest "
+                    f"{len(self._steps)} states. Carry on the state that `sample`, `extend`, `add` and `update_priority` "
+                    f'return; with samplers.Prioritized(on="device") old states keep theirs.'
+                )
+            way.append(step)
+            at = step.toward
+        froms = [version, *(step.toward for step in way)]
+        for i in reversed(range(len(way))):
+            step, there, here = way[i], froms[i], self._here
+            self._exchange(step)
+            step.toward = there
+            del self._steps[here], self._steps[there]
+            self._steps[here], self._steps[there] = step, None
+            self._here = there
+
+    def _exchange(self, step: _Step) -> None:
+        """Puts the leaves of a step in place, and what was there into the step."""
+        if step.tree is None:
+            step.leaf = self._tree.exchange(step.index, step.leaf)
+        else:
+            self._tree, step.tree = step.tree, self._tree
+
+    def _advance(self, step: _Step) -> int:
+        """A new version, from which `step` leads back to the one that was here."""
+        self._newest += 1
+        step.toward = self._newest
+        self._steps[self._here] = step
+        self._steps[self._newest] = None
+        self._here = self._newest
+        self._kept += step.size
+        while len(self._steps) > _LEAST_VERSIONS and (self._kept > self._most or len(self._steps) > _MOST_VERSIONS):
+            gone = self._steps.pop(next(iter(self._steps)))
+            self._kept -= 0 if gone is None else gone.size
+        return self._newest
+
+    # ---------------------------------------------------------------- what the registry asks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the tree, and what older versions differ by."""
+        steps = list(self._steps.values())
+        return self._tree.nbytes + sum(_A_VERSION if step is None else step.nbytes for step in steps)
+
+    def stats(self) -> dict[str, int]:
+        """Leaves above 0, versions, and leaves kept for the older ones."""
+        live = int(np.count_nonzero(self._tree.leaves))
+        return {"rows_live": live, "versions": len(self._steps), "kept": self._kept, "nbytes": self.nbytes}
+
+    def close(self) -> None:
+        """Frees the tree; later calls raise StoreClosed."""
+        with self._lock:
+            self._closed, self._here = True, 0
+            self._steps = {}
+            self._tree = Tree(Layout((1, 1), (0, 8, 16), 0), False)

@@ -1,0 +1,1 @@
+"""The host store: slots, tickets, reading ahead, saving."""

@@ -1,0 +1,281 @@
+"""Reads begun before they are wanted: one thread a store, and a table of the last few.
+
+A request is only a hint. `take` hands out rows if the request with this number asked for these very tickets and was done
+well; otherwise it says so, and the store reads as if there had been no request. So whatever becomes of one (dropped for
+newer ones, failed in its thread, never begun because there is no thread), a batch is right. One that nobody has begun
+yet is done by whoever wants it: no waiting, and no thread needed; its rows are kept all the same, for it may be wanted again.
+Rows of a ring, which the next write may overwrite, are read before it does (`settle`): it is not a matter of luck which of
+them are there.
+
+The thread knows its queue alone, and a request knows its store weakly: they keep no store alive. It ends with the store,
+or when the interpreter does; after a fork the child starts its own. Rejected: a thread for each request (60 us, and no end
+to their number); a pool of them (the Python between two decompressions holds the GIL); results that go with the first
+`take` (an old state can be sampled twice).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fbuf._host.columns.spec import Column, check, check_request, column_at
+from fbuf._host.interfaces import Fetch
+from fbuf._host.store.row_updates import Patches
+from fbuf._host.types import Array
+
+
+class Still(NamedTuple):
+    """The rows of a fetch: what tells whether they are there still."""
+
+    column: int
+    tickets: Array
+    lane: Array
+    row: Array  # count in the lane, or place
+
+
+class Reading(NamedTuple):
+    """A read of a store once it is known where the rows lie; holds what it reads alive."""
+
+    wanted: list[Array]  # uint64[M], tickets of each request
+    present: list[Array]  # bool[M], which of these rows are there
+    fetches: list[tuple[Fetch, list[int], list[slice], Still]]  # its requests, their rows, what they are
+    patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
+    patches: Patches
+
+    def endangered(self, low: Array, at: Array | None) -> bool:
+        """Whether it reads from places that are used again once each lane's rows before int64[E] `low` have expired.
+
+        Or, where rows lie in no order, once the places `at` have.
+        """
+        for fetch, group, _, still in self.fetches:
+            if fetch.volatile:
+                there = np.concatenate([self.present[i] for i in group])
+                gone = still.row < low[still.lane] if at is None else np.isin(still.row, at)
+                if (there & gone).any():
+                    return True
+        return False
+
+
+Finish = Callable[[Reading, Sequence[Array]], Array]
+Room = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+_KEPT = 2
+"""Requests held: the one that is wanted next, and the one before it, whose arrays the next request will use."""
+_PATIENCE = 0.5  # seconds between looks at whether this is another process by now
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One read: waiting, under way (somebody has the `claim`), or done."""
+
+    finish: weakref.WeakMethod[Finish]
+    reading: Reading | None  # None: it has been read, or never will be
+    asked: Sequence[tuple[int, Array]]  # (column, tickets)
+    room: Room
+    outs: list[Array] | None  # arrays to fill; None: not yet made
+    ok: Array | None = None  # what `Store.read` returns, once `outs` are filled well
+    claim: threading.Lock = field(default_factory=threading.Lock)  # who reads has it, for good: a reading runs once
+    process: int = 0  # of who has it
+    done: threading.Event = field(default_factory=threading.Event)
+    takers: int = 0
+    collected: bool = False
+
+    def asks(self, requests: Sequence[tuple[int, Array, Array]]) -> bool:
+        """Whether these are the rows it reads."""
+        return len(requests) == len(self.asked) and all(
+            a == column and np.array_equal(t, tickets)
+            for (a, t), (column, tickets, _) in zip(self.asked, requests, strict=True)
+        )
+
+    def begin(self) -> bool:
+        """Whether the caller is to read; True once."""
+        if not self.claim.acquire(blocking=False):
+            return False
+        self.process = os.getpid()
+        return True
+
+    def run(self) -> Array | None:
+        """Fills `outs`; None if that fails, for whatever reason: the error would keep alive what its frames refer to."""
+        finish, reading = self.finish(), self.reading
+        if finish is None or reading is None:
+            return None
+        try:
+            if self.outs is None:
+                self.outs = [np.empty(shape, dtype) for shape, dtype in self.room]
+            return finish(reading, self.outs)
+        except Exception:
+            return None
+        finally:
+            self.reading = None
+
+    def work(self) -> None:
+        """Reads, unless somebody has begun to."""
+        if self.begin():
+            try:
+                self.ok = self.run()
+            finally:
+                self.done.set()
+
+    def wait(self) -> bool:
+        """Whether whoever reads is done with it; False if that thread is in the process which this one was forked from."""
+        while not self.done.wait(_PATIENCE):
+            if self.process not in (0, os.getpid()):
+                return False
+        return True
+
+    def drop(self) -> list[Array] | None:
+        """Its arrays, if nobody uses them any more; it will not be begun from now on."""
+        if self.begin():
+            self.reading = None
+            self.done.set()
+        return self.outs if self.done.is_set() and not self.takers else None
+
+
+class ReadAhead:
+    """The requests of one store. Any thread may call.
+
+    Args:
+      finish: Does a reading, see `Store._finish`; weakly, so that no request keeps its store alive.
+    """
+
+    def __init__(self, finish: weakref.WeakMethod[Finish]) -> None:
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._requests: dict[int, Request] = {}  # by number, oldest first
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._closed = False
+
+    def request(
+        self,
+        columns: Sequence[Column],
+        requests: Sequence[tuple[int, Array]],
+        look_up: Callable[[Sequence[tuple[int, Array]]], Reading],
+    ) -> int:
+        """Begins what `look_up` finds for requests of (column, tickets), checked, and copied: they outlive the call."""
+        copies = [(column, tickets.copy()) for column, tickets in requests]
+        room = []
+        for index, tickets in copies:
+            column = column_at("Store.request", columns, index)
+            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
+            room.append(((*tickets.shape, *column.shape), column.dtype))
+        return self.begin(look_up(copies), copies, room)
+
+    def collect(
+        self,
+        columns: Sequence[Column],
+        number: int,
+        requests: Sequence[tuple[int, Array, Array]],
+        read: Callable[[Sequence[tuple[int, Array, Array]]], Array],
+    ) -> Array:
+        """What request `number` read, if it is there and asked for just that; else what `read` does now."""
+        for index, tickets, out in requests:
+            check_request(columns, index, tickets, out)
+        ok = self.take(number, requests)
+        return read(requests) if ok is None else ok
+
+    def begin(self, reading: Reading, asked: Sequence[tuple[int, Array]], room: Room) -> int:
+        """Puts a read into the thread's hands; its number, from 1."""
+        with self._lock:
+            if self._closed:
+                return 0
+            outs = None
+            if len(self._requests) >= _KEPT:
+                old = next((n for n, r in self._requests.items() if r.collected), next(iter(self._requests)))
+                dropped = self._requests.pop(old)
+                outs = dropped.drop()
+                if dropped.room != room:
+                    outs = None
+            self._number = self._number % (2**32 - 1) + 1
+            request = self._requests[self._number] = Request(self._finish, reading, asked, room, outs)
+            if self._runs():
+                self._queue.put(request)
+            return self._number
+
+    def _runs(self) -> bool:
+        """Whether there is a thread; starts one if there is none (after a fork it is gone, with its queue)."""
+        if self._thread is not None and self._thread.is_alive():
+            return True
+        queue: SimpleQueue[Request | None] = SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(queue,), name="fbuf-read-ahead", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads for this process: `take` does it all
+            return False
+        _threads[thread] = queue
+        self._thread, self._queue = thread, queue
+        weakref.finalize(self, queue.put, None).atexit = False  # `put` may be called by the garbage collector
+        return True
+
+    def take(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array | None:
+        """Fills the outputs of (column, tickets, out) from request `number`.
+
+        Returns:
+          What `Store.read` returns; None: there is no such request, or it failed.
+        """
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None or not request.asks(requests):
+                return None
+            request.takers += 1
+        try:
+            request.work()  # its arrays are filled all the same: it may be asked for again, when the rows are gone
+            if not request.wait() or request.ok is None or request.outs is None:
+                return None
+            for (*_, out), done in zip(requests, request.outs, strict=True):
+                out[...] = done
+            return request.ok.copy()
+        finally:
+            with self._lock:
+                request.takers -= 1
+                request.collected = True
+
+    def settle(self, low: Array, at: Array | None = None) -> None:
+        """Finishes what reads from places the caller is about to overwrite, as `Reading.endangered` has them."""
+        with self._lock:
+            requests = list(self._requests.values())
+        for request in requests:
+            reading = request.reading
+            if reading is not None and reading.endangered(low, at):
+                request.work()
+                request.wait()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows held."""
+        with self._lock:
+            return sum(out.nbytes for request in self._requests.values() for out in request.outs or ())
+
+    def close(self) -> None:
+        """Ends the thread and lets go of everything. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            self._requests.clear()
+            self._queue.put(None)
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Request | None]] = weakref.WeakKeyDictionary()
+
+
+def _serve(queue: SimpleQueue[Request | None]) -> None:
+    """Reads what is asked for until it is told to end."""
+    while (request := queue.get()) is not None:
+        request.work()
+        del request  # it holds arrays
+
+
+@atexit.register
+def _end() -> None:
+    """Lets threads finish what they are at before the interpreter goes."""
+    for queue in list(_threads.values()):
+        queue.put(None)
+    for thread in list(_threads):
+        thread.join(timeout=5.0)

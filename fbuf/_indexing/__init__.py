@@ -1,0 +1,1 @@
+"""Which slots hold rows, and which of them can be sampled."""

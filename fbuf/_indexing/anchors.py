@@ -1,0 +1,437 @@
+"""Which rows a draw may land on, kept up to date as rows arrive: O(rows written), never a scan of the buffer.
+
+A view that looks at neighbours (frames behind, rewards ahead) cannot start anywhere: the newest rows lack their future,
+the oldest lose the frames behind them, a truncated row may have no next observation. Every row therefore carries a byte
+of flags, and a lane's last few rows are kept beside them (`tail`), so that a write decides at once which rows *open*
+(become anchors) and which *close*. Rows of a lane open in order of arrival and close in the same order, whatever the
+episodes, which is what lets samplers keep a plain log of them.
+
+Views differ in how rows open. Where a new row completes one anchor at most, a fixed number of rows back or at the start of
+its episode, only that is looked at (`Rule.prompt`), so that windows of any length cost the same. Where the end of an
+episode completes many at once, the last `ahead` rows are looked at again.
+
+Finding episodes again at every sample (as torchrl's slice sampler does) was rejected: it is O(C).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._algorithms import rank_select
+from fbuf._core.component import state
+from fbuf._core.geometry import Geometry, Ring
+from fbuf._core.ordering import pin
+from fbuf._indexing import ring as _ring
+from fbuf._interfaces.sampler import Change, Sampler, Starts
+from fbuf._interfaces.view import Deciding, Prompt, Rule, View
+
+START = 1  # first row of an episode
+END = 2  # last row of an episode
+TERMINATED = 4  # ... which terminated: nothing is to be bootstrapped
+OPEN = rank_select.OPEN  # an anchor
+RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
+
+NO_PRIORITY = -1.0
+
+
+@state
+class Anchors:
+    """Flags of all rows, and each lane's last `W` rows again for the next write."""
+
+    flags: jax.Array  # uint8[C] by slot
+    tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
+    tail_priority: jax.Array | None  # float32[W, E], given to `extend`, negative where none was; None where prompt
+    pending: jax.Array | None  # int32[E], newest rows not decided yet, <= W; None where prompt
+    # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
+    step: jax.Array | None
+    episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
+    tail_stamp: jax.Array | None  # int32[W, E]; None where prompt, or unless the sampler asks for stamps
+    starts: Starts | None  # None unless the view asks for them
+    count: jax.Array  # int32[E], rows that are open
+    rule: Rule  # static: what they were decided by
+    before: jax.Array | None = None  # int32[blocks], see `fbuf._algorithms.rank_select`; None where rows come and go
+
+
+_LONG = 2**30  # rows; an episode this long is counted by remainders
+
+
+def has(flags: jax.Array, bit: int) -> jax.Array:
+    """Whether `bit` is set."""
+    return (flags & jnp.uint8(bit)) != jnp.uint8(0)
+
+
+def _bit(condition: jax.Array, bit: int) -> jax.Array:
+    return condition.astype(jnp.uint8) * jnp.uint8(bit)
+
+
+def width(rule: Rule) -> int:
+    """W, rows of the tail: as many as can be undecided, and the two that say whether an episode starts."""
+    return 2 if rule.prompt else max(rule.ahead, 2)
+
+
+def init(geometry: Geometry, rule: Rule, sampler: Sampler, counted: bool = False) -> Anchors:
+    """No rows; the next row of every lane begins an episode. `counted`: in place of samplers' logs, once all rows are there."""
+    shape = (width(rule), geometry.lanes)
+    before = jnp.uint8(RESET if rule.reset_rows else END)
+    counts = rule.prompt or rule.stride > 1
+    return Anchors(
+        flags=jnp.zeros((geometry.capacity,), jnp.uint8),
+        tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
+        tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
+        pending=None if rule.prompt else jnp.zeros((geometry.lanes,), jnp.int32),
+        step=jnp.zeros((geometry.lanes,), jnp.int32) if counts else None,
+        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if sampler.by_episode else None,
+        tail_stamp=None if rule.prompt or sampler.stamp is None else jnp.zeros(shape, jnp.int32),
+        starts=_no_starts(geometry) if rule.spans else None,
+        count=jnp.zeros((geometry.lanes,), jnp.int32),
+        rule=rule,
+        before=rank_select.init(geometry.capacity) if counted else None,
+    )
+
+
+def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ...]:
+    """Moves each lane's kept rows to the front, in order; None stays None."""
+    if keep is None:
+        return arrays
+    order = jnp.argsort(~keep, axis=0, stable=True)
+    return tuple(None if a is None else jnp.take_along_axis(a, order, axis=0) for a in arrays)
+
+
+def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_rows: bool) -> jax.Array:
+    """START, END, TERMINATED and RESET of tail and new rows together, uint8[W + N, E]."""
+    new = _bit(end | terminated, END) | _bit(terminated, TERMINATED)
+    both = jnp.concatenate([tail, new])
+    before = both[tail.shape[0] - 1 : -1]
+    if reset_rows:
+        reset = has(before, END)
+        before_that = jnp.concatenate([tail[-1:], _bit(reset, RESET)])[:-1]
+        start = has(before_that, RESET) & ~reset
+        new = new | _bit(reset, RESET) | _bit(start, START)
+    else:
+        new = new | _bit(has(before, END), START)
+    return jnp.concatenate([tail, new])
+
+
+def extend(
+    anchors: Anchors,
+    view: View,
+    geometry: Geometry,
+    ring: Ring,
+    end: jax.Array,
+    terminated: jax.Array,
+    priority: jax.Array | None,
+    stamp: jax.Array | None,
+    keep: jax.Array | None,
+    token: jax.Array,
+    retire: tuple[jax.Array, int] | None = None,
+    arrive: jax.Array | None = None,
+) -> tuple[Anchors, Change, jax.Array]:
+    """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
+
+    Args:
+      ring: As it was before the write.
+      end, terminated: bool[N, E].
+      priority: float32[N, E], or None.
+      stamp: int32[N, E], or None.
+      keep: bool[N, E], or None for all.
+      retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
+      arrive: int32[E], how many of these rows there are, in a ring that has never lost one and has room; `keep` is None.
+    Returns:
+      The anchors, what opened and closed, and the token.
+    """
+    lanes, length, _ = geometry
+    rule = anchors.rule
+    num, tail_rows = end.shape[0], width(rule)
+    whole = jnp.int32(length)
+    given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
+    end, terminated, given, stamp = _compact(keep, end, terminated, given, stamp)
+    count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
+    count = count if arrive is None else arrive
+
+    flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
+    index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
+    available = jnp.int32(tail_rows) + count
+    exists = index < available[None, :]
+    flags = jnp.where(exists, flags, jnp.uint8(0))
+
+    # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
+    size = ring.size[None, :]
+    lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
+    behind = min(rule.back, length)
+    if retire is not None:
+        lost, most = retire
+    elif arrive is not None:  # the oldest begins an episode, so that no frame behind it is missing
+        lost, most, behind = jnp.zeros_like(count), 0, 0
+    oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
+    context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
+    near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
+    around = _ring.by_age(ring, geometry, context)
+    age = index - jnp.int32(tail_rows) + size
+    stays = exists & (age >= lost[None, :])
+    step, step_after = _steps(anchors, flags, exists, count)
+    opened = None
+    if rule.prompt:
+        assert step is not None and isinstance(view, Prompt)
+        new = flags[tail_rows:]
+        rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
+        anchor_age = age[tail_rows:] - rows_back
+        opens = opens & exists[tail_rows:] & (anchor_age >= lost[None, :])
+        opened = _Opened(_ring.by_age(ring, geometry, anchor_age), anchor_age, opens)
+    reads = (near, around) if opened is None else (near, around, opened.slot)
+    token, (near_flags, around_flags, *old) = pin(
+        token, tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
+    )
+    # The first `back` rows that stay have lost frames behind them, unless an episode starts in between.
+    newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
+    fresh = jnp.take_along_axis(flags, newer, axis=0)
+    context_flags = jnp.where(context < size, around_flags, fresh)
+    cut = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
+
+    def is_cut(age: jax.Array) -> jax.Array:
+        """Whether the row at this age (before the write) lacks frames behind it; negative ages are overwritten."""
+        if cut is None:
+            return jnp.zeros(age.shape, bool)
+        place = age - lost[None, :]
+        inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
+        return inside & jnp.take_along_axis(cut, jnp.clip(place, 0, behind - 1), axis=0)
+
+    near_age = jnp.broadcast_to(oldest, near.shape)
+    closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | is_cut(near_age))
+
+    episode, episode_after = _episodes(anchors, flags, count)
+    tail_priority, pending, tail_stamp = None, None, None
+    last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+    if opened is not None:
+        flags = flags | _bit(_among_new(opened, size, flags.shape), OPEN)
+        older = opened.mask & (opened.age < size)
+        written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
+        written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
+        open_slot, open_mask = opened.slot, opened.mask
+        episode = None if episode is None else episode[tail_rows:]
+    else:
+        assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
+        given = jnp.concatenate([anchors.tail_priority, given])
+        if anchors.tail_stamp is not None:
+            stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
+            tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
+        decided, drawable, source = view.decide(flags, available, index if step is None else step)
+        undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
+        open_mask = undecided_before & decided & drawable & stays & ~is_cut(age)
+        flags = flags | _bit(open_mask, OPEN)
+        written = [(undecided_before & stays, age, flags)]
+        open_slot = _ring.by_age(ring, geometry, age)
+        pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
+        tail_priority = jnp.take_along_axis(given, last, axis=0)
+        if source is not None:
+            given = jnp.take_along_axis(given, source, axis=0)
+            stamp = None if stamp is None else jnp.take_along_axis(stamp, source, axis=0)
+
+    starts = anchors.starts
+    if starts is not None:
+        gone = has(near_flags, START) & (near_age < size) & (near_age < lost[None, :])
+        new = has(flags, START) & stays & (index >= jnp.int32(tail_rows))
+        starts = _follow_starts(starts, geometry, ring, gone, new, age, token)
+
+    unset = closing if retire is not None else closing & (near_age >= lost[None, :])
+    written.append((unset, near_age, near_flags & jnp.uint8(0xFF - OPEN)))
+    closed = jnp.sum(closing, axis=0, dtype=jnp.int32)
+    opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
+    after = Anchors(
+        flags=_set_flags(anchors.flags, ring, geometry, written, token),
+        tail_flags=jnp.take_along_axis(flags, last, axis=0) & jnp.uint8(0xFF - OPEN),
+        tail_priority=tail_priority,
+        pending=pending,
+        step=step_after,
+        episode=episode_after,
+        tail_stamp=tail_stamp,
+        starts=starts,
+        count=anchors.count - closed + opening,
+        rule=rule,
+        before=anchors.before,
+    )
+    return after, Change(open_slot, open_mask, episode, stamp, None, given, near, closing), token
+
+
+class _Opened(NamedTuple):
+    """Anchors that new rows opened promptly, one a row."""
+
+    slot: jax.Array  # int32[N, E]
+    age: jax.Array  # int32[N, E], before the write
+    mask: jax.Array  # bool[N, E]
+
+
+def _among_new(opened: _Opened, size: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """bool[W + N, E]: which of tail and new rows are new and open."""
+    num, lanes = opened.age.shape
+    at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
+    lane = jnp.broadcast_to(jnp.arange(lanes, dtype=jnp.int32)[None, :], at.shape)
+    new = jnp.zeros((num, lanes), bool).at[at, lane].max(opened.mask, mode="drop")
+    return jnp.concatenate([jnp.zeros((shape[0] - num, lanes), bool), new])
+
+
+def _steps(
+    anchors: Anchors, flags: jax.Array, exists: jax.Array, count: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """int32[W + N, E], rows of its episode before each row of tail and new (exact for those of the running episode and
+    later ones); and int32[E], rows of the running episode afterwards."""
+    if anchors.step is None:
+        return None, None
+    rule, tail_rows = anchors.rule, anchors.tail_flags.shape[0]
+    index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] - jnp.int32(tail_rows)
+    step, after = anchors.step[None, :] + index, anchors.step + count
+    if not rule.crosses:
+        starts = has(flags, START) & exists & (index >= jnp.int32(0))
+        begun = lax.cummax(jnp.where(starts, index, jnp.int32(-1)), axis=0)
+        step = jnp.where(begun >= jnp.int32(0), index - begun, step)
+        after = jnp.where(begun[-1] >= jnp.int32(0), count - begun[-1], after)
+    return step, jnp.where(after >= jnp.int32(_LONG), after - unknown_step(anchors), after)
+
+
+def unknown_step(anchors: Anchors) -> jax.Array:
+    """int32[], what stands for the steps of an episode of which nobody knows where it began: longer than any window."""
+    stride = anchors.rule.stride
+    return jnp.int32(_LONG // 2 // stride * stride)
+
+
+def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+    """uint32[W + N, E], the number of each row's episode; and uint32[E], of the running one."""
+    if anchors.episode is None:
+        return None, None
+    begun = jnp.cumsum(has(flags, START), axis=0, dtype=jnp.uint32)
+    before = begun[anchors.tail_flags.shape[0] - 1]
+    first = anchors.episode - before
+    return first[None, :] + begun, first + begun[-1]
+
+
+def _no_starts(geometry: Geometry) -> Starts:
+    lanes = (geometry.lanes,)
+    return Starts(
+        position=jnp.zeros((geometry.capacity,), jnp.int32),
+        head=jnp.zeros(lanes, jnp.int32),
+        count=jnp.zeros(lanes, jnp.int32),
+    )
+
+
+def _follow_starts(
+    starts: Starts, geometry: Geometry, ring: Ring, gone: jax.Array, new: jax.Array, age: jax.Array, token: jax.Array
+) -> Starts:
+    """Without the first rows that are `gone` bool[K, E], and with those that are `new` bool[A, E], at `age` int32[A, E]."""
+    length = jnp.int32(geometry.length)
+    lost = jnp.sum(gone, axis=0, dtype=jnp.int32)
+    head, count = (starts.head + lost) % length, starts.count - lost
+    entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - jnp.int32(1)
+    nowhere = jnp.int32(geometry.capacity) + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
+    at = jnp.where(new, _ring.slot_at(geometry, entry % length), nowhere).reshape(-1) + token
+    value = ((ring.cursor - ring.size)[None, :] + age) % length
+    return Starts(
+        position=starts.position.at[at].set(value.reshape(-1), mode="drop", unique_indices=True),
+        head=head,
+        count=count + jnp.sum(new, axis=0, dtype=jnp.int32),
+    )
+
+
+def episode_around(
+    starts: Starts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Ages int32[B] of the first and the last row held of the episode that each row at `age` int32[B] of `lane` belongs to.
+
+    The row after an end that holds the final observation (`Rule.reset_rows`) is the last of its episode. O(log L), by
+    halving, whatever the episodes' lengths.
+    """
+    length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
+    count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
+
+    def age_of(entry: jax.Array) -> jax.Array:
+        place = (starts.head[lane] + entry) % length * lanes + lane
+        return (starts.position.at[place].get(mode="promise_in_bounds") - oldest) % length
+
+    # The first entry later than the row, in [low, high].
+    low, high = jnp.zeros_like(age), count
+    for _ in range(geometry.length.bit_length()):
+        middle = (low + high) // jnp.int32(2)
+        open_still = low < high
+        later = age_of(middle) > age
+        high = jnp.where(open_still & later, middle, high)
+        low = jnp.where(open_still & ~later, middle + jnp.int32(1), low)
+    first = jnp.where(low > jnp.int32(0), age_of(jnp.maximum(low - jnp.int32(1), jnp.int32(0))), jnp.int32(0))
+    last = jnp.where(low < count, age_of(low), ring.size[lane]) - jnp.int32(1)
+    return first, last
+
+
+def _set_flags(
+    flags: jax.Array,
+    ring: Ring,
+    geometry: Geometry,
+    written: list[tuple[jax.Array, jax.Array, jax.Array]],
+    token: jax.Array,
+) -> jax.Array:
+    """Writes bytes [A, E] of rows at `age` [A, E] where a mask says so; no row twice."""
+    at, values, first = [], [], geometry.capacity
+    for mask, age, value in written:
+        slot = _ring.by_age(ring, geometry, age)
+        nowhere = jnp.int32(first) + jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
+        at.append(jnp.where(mask, slot, nowhere).reshape(-1))
+        values.append(value.reshape(-1))
+        first += slot.size
+    index = jnp.concatenate(at) + token
+    return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
+
+
+def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None) -> Change:
+    """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
+    given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
+    none = slot[:0]
+    return Change(
+        open_slot=slot,
+        open_mask=keep,
+        open_episode=None,
+        open_stamp=stamp,
+        newest_stamp=None,
+        priority=given,
+        close_slot=none,
+        close_mask=jnp.zeros(none.shape, bool),
+    )
+
+
+def nth_open(flags: jax.Array, geometry: Geometry, nth: jax.Array, wanted: jax.Array, block: int = 4096) -> jax.Array:
+    """Slots of the `nth` int32[B] open rows in order of slot, found by counting; C where `wanted` is False.
+
+    The fallback where a prioritized sampler finds every priority zero: O(C), in blocks so that it needs no memory, and
+    not entered at all unless some draw wants it.
+    """
+    capacity = geometry.capacity
+    block = min(block, capacity)
+    blocks = -(-capacity // block)
+    found = jnp.full(nth.shape, capacity, jnp.int32)
+
+    def search(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        number, seen, found = carry
+        at = number * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32)
+        inside = at < jnp.int32(capacity)
+        here = (
+            has(
+                flags.at[jnp.minimum(at, jnp.int32(capacity - 1))].get(mode="promise_in_bounds"),
+                OPEN,
+            )
+            & inside
+        )
+        total = jnp.cumsum(here, dtype=jnp.int32)
+        want = nth - seen
+        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
+        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
+        found = jnp.where(hit, number * jnp.int32(block) + place, found)
+        return number + jnp.int32(1), seen + total[-1], found
+
+    def unfinished(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        number, _, found = carry
+        return (number < jnp.int32(blocks)) & jnp.any(wanted & (found == jnp.int32(capacity)))
+
+    zero = jnp.zeros((), jnp.int32)
+    found = lax.while_loop(unfinished, search, (zero, zero, found))[2]
+    return jnp.where(wanted, found, jnp.int32(capacity))

@@ -1,0 +1,129 @@
+"""Arithmetic of the lanes' rings: cursor, slots, order of arrival, generations. Pure functions, all O(rows in hand).
+
+Each lane moves on its own, because a mask may skip some lanes; without masks they stay level. A slot's *generation* is
+the lap in which it was last written: together with the slot it names a row, and a stale index is found out by comparing
+for equality. It is computed from the cursor, so it costs no memory.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._core.geometry import Geometry, Placement, Ring
+
+
+def init(geometry: Geometry) -> Ring:
+    """An empty ring a lane."""
+    lanes = (geometry.lanes,)
+    return Ring(
+        cursor=jnp.zeros(lanes, jnp.int32),
+        size=jnp.zeros(lanes, jnp.int32),
+        lap=jnp.ones(lanes, jnp.uint32),
+    )
+
+
+def resumed(geometry: Geometry, count: np.ndarray) -> Ring:
+    """The rings after int64[E] rows, any number of them, and no `clear`."""
+    lap = count // geometry.length % (2**32 - 1) + 1
+    return Ring(
+        cursor=jnp.asarray(count % geometry.length, jnp.int32),
+        size=jnp.asarray(np.minimum(count, geometry.length), jnp.int32),
+        lap=jnp.asarray(lap, jnp.uint32),
+    )
+
+
+def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
+    """Slots for `num` rows a lane, after `skipped` rows that are too old to be kept at all.
+
+    Of more rows than a lane holds the newest stay; which slots they take is as if all had been written one by one.
+    """
+    lanes, length, _ = geometry
+    order = jnp.arange(num, dtype=jnp.int32)[:, None]
+    if keep is None:
+        rank = jnp.broadcast_to(order + jnp.int32(skipped), (num, lanes))
+        count = jnp.full((lanes,), num + skipped, jnp.int32)
+        written = None
+    else:
+        rank = jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
+        count = jnp.sum(keep, axis=0, dtype=jnp.int32)
+        written = keep & (rank >= (count - jnp.int32(length))[None, :])
+    position = (ring.cursor[None, :] + rank) % jnp.int32(length)
+    slot = slot_at(geometry, position)
+    if written is not None:
+        nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
+        slot = jnp.where(written, slot, nowhere)
+    return Placement(slot, rank, count, advance(ring, geometry, count))
+
+
+def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
+    """The rings after `count` int32[E] more rows."""
+    length = jnp.int32(geometry.length)
+    end = ring.cursor + count
+    return Ring(
+        cursor=end % length,
+        size=jnp.minimum(ring.size + count, length),
+        lap=later(ring.lap, (end // length).astype(jnp.uint32)),
+    )
+
+
+def later(lap: jax.Array, more: jax.Array) -> jax.Array:
+    """`lap + more` in 1 .. 2^32 - 1, round and round: 0 is no lap, because generation 0 says that no row lies there."""
+    new = lap + more
+    return new + (new < lap).astype(jnp.uint32)
+
+
+def retire(ring: Ring, count: jax.Array) -> Ring:
+    """The rings without their `count` int32[E] oldest rows."""
+    return Ring(ring.cursor, ring.size - count, ring.lap)
+
+
+def clear(ring: Ring) -> Ring:
+    """Empty, and every index handed out so far is stale."""
+    return Ring(
+        cursor=jnp.zeros_like(ring.cursor),
+        size=jnp.zeros_like(ring.size),
+        lap=later(ring.lap, jnp.uint32(1)),
+    )
+
+
+def slot_at(geometry: Geometry, position: jax.Array) -> jax.Array:
+    """Slots of positions int32[..., E], one column a lane."""
+    return position * jnp.int32(geometry.lanes) + jnp.arange(geometry.lanes, dtype=jnp.int32).reshape(
+        (1,) * (position.ndim - 1) + (geometry.lanes,)
+    )
+
+
+def by_age(ring: Ring, geometry: Geometry, age: jax.Array) -> jax.Array:
+    """Slots int32[A, E] of each lane's rows at `age` int32[A, E], 0 the oldest; any age, unchecked."""
+    return slot_at(geometry, ((ring.cursor - ring.size)[None, :] + age) % jnp.int32(geometry.length))
+
+
+def shift(geometry: Geometry, slot: jax.Array, offset: jax.Array) -> jax.Array:
+    """The slot `offset` rows later (or earlier) in the same lane."""
+    lanes = jnp.int32(geometry.lanes)
+    position = (slot // lanes + offset) % jnp.int32(geometry.length)
+    return position * lanes + slot % lanes
+
+
+def lane_of(geometry: Geometry, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Position and lane of slots in [0, C)."""
+    return slot // jnp.int32(geometry.lanes), slot % jnp.int32(geometry.lanes)
+
+
+def is_held(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
+    """Whether a row lies in each slot; False out of range."""
+    inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(geometry.capacity))
+    position, lane = lane_of(geometry, jnp.where(inside, slot, jnp.int32(0)))
+    behind = (ring.cursor[lane] - jnp.int32(1) - position) % jnp.int32(geometry.length)
+    return inside & (behind < ring.size[lane])
+
+
+def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
+    """uint32 generation of each slot; 0 where no row lies."""
+    held = is_held(ring, geometry, slot)
+    position, lane = lane_of(geometry, jnp.where(held, slot, jnp.int32(0)))
+    lap = ring.lap[lane]
+    before = jnp.where(lap == jnp.uint32(1), jnp.uint32(2**32 - 1), lap - jnp.uint32(1))
+    return jnp.where(held, jnp.where(position >= ring.cursor[lane], before, lap), jnp.uint32(0))

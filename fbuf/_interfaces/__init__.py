@@ -1,0 +1,1 @@
+"""Protocols through which storages, samplers, views, writers and transforms meet."""

@@ -1,0 +1,58 @@
+"""Takes what a learner says of rows back to the buffers they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._core.sample import Index
+from fbuf._interfaces.writer import ReadOnly
+from fbuf._mixture.config import MixtureConfig
+from fbuf._mixture.draw import count_up
+from fbuf._mixture.state import MixtureIndex, MixtureState
+
+
+def of(index: MixtureIndex, number: int, buffer: Buffer) -> Index:
+    """The rows of one buffer as its own index; the others are masked: C and 0."""
+    mine = index.source == jnp.int32(number)
+    return Index(jnp.where(mine, index.slot, jnp.int32(buffer.capacity)), jnp.where(mine, index.ticket, jnp.uint32(0)))
+
+
+def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
+    """uint32[], rows that name no buffer and are no masked rows of a batch."""
+    none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
+    masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))
+    return jnp.sum(none & ~masked, dtype=jnp.uint32)
+
+
+def update_priority(
+    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, td_error: Any, mask: Any, eta: Any
+) -> tuple[MixtureState, None]:
+    """`Buffer.update_priority` of each buffer that has priorities."""
+    states = dict(state.buffers)
+    for number, (name, buffer) in enumerate(mixture.members):
+        if buffer.sampler.prioritized:
+            own = of(index, number, buffer)
+            states[name] = buffer.update_priority(states[name], own, td_error, mask=mask, eta=eta)
+    counters = count_up(state, refused_out_of_range=_nowhere(index, len(mixture.members)))
+    return dataclasses.replace(state, buffers=states, counters=counters), None
+
+
+def update_rows(
+    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any
+) -> tuple[MixtureState, None]:
+    """`Buffer.update_rows` of each buffer whose rows can change."""
+    states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)
+    for number, (name, buffer) in enumerate(mixture.members):
+        if isinstance(buffer.writer, ReadOnly):
+            theirs = (index.source == jnp.int32(number)) & (index.ticket != jnp.uint32(0))
+            kept = kept + jnp.sum(theirs, dtype=jnp.uint32)
+        else:
+            states[name] = buffer.update_rows(states[name], of(index, number, buffer), fields)
+    outside = _nowhere(index, len(mixture.members))
+    counters = count_up(state, refused_out_of_range=outside, refused_read_only=kept)
+    return dataclasses.replace(state, buffers=states, counters=counters), None

@@ -1,0 +1,685 @@
+"""`Mixture`: the verbs. A frozen value over a `MixtureState`, as `Buffer` is over a `BufferState`.
+
+Rejected: one buffer over several storages (capacity, sampler and view could not differ, and a data set could not be one of
+them), and weights as the buffers' samplers give them (see `fbuf._mixture.weights`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer import checks as _buffer_checks
+from fbuf._buffer import verbs
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState, refuse_donated
+from fbuf._core.component import component
+from fbuf._core.dispatch import Verb
+from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._core.sample import Index
+from fbuf._mixture import checks, draw, feedback, quota
+from fbuf._mixture.checks import check_alike
+from fbuf._mixture.config import MixtureConfig
+from fbuf._mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+
+if TYPE_CHECKING:
+    from fbuf._buffer.plan import Plan
+    from fbuf._buffer.summary import Summary
+
+
+@component
+class Mixture(MixtureConfig):
+    r"""Several buffers as one to sample from, of any capacity, storage, sampler and view.
+
+    Attributes:
+      buffers: By name: `{"online": buffer, "offline": other}`. Their order is that of `source`. What they hand out must be
+        alike (leaves, shapes, dtypes); what they store need not.
+      fractions: How much of a batch each gives, by name; they come to 1. None: all alike.
+      quota: How a batch of B rows is made of fractions f. "exact": f B rows of each, rounded by largest remainder, so that
+        they come to B; in order of the buffers. "random": a buffer is drawn for each row, with chance f. "all": as many of
+        each as `sample(state, key, {"online": 64, "offline": 192})` says.
+      target: What `weight` corrects for. "union": that not every row of all buffers is equally likely to be drawn. "source":
+        that not every row of its own buffer is; how much each buffer gives is meant.
+      beta: Exponent of the weights; `sample(..., beta=...)` overrides it for one call, `set(state, beta=...)` for all.
+      normalize: Weights are divided by the largest in the "batch", or not at all (None).
+      if_empty: What happens where a buffer has nothing to draw. "share": its rows come from the others, by their fractions
+        (of a fraction of 0 never any), and are counted as `moved_rows`. "mask": they are masked. With "all": masked.
+      annealed: Fractions are numbers of the state, which `set(state, fractions=...)` changes without compiling again.
+
+    With share :math:`g_s` of a batch from buffer s (its rows over B; with "random" the chance of the source), :math:`n_s`
+    anchors there and :math:`P_s(i)` the chance of anchor i in a draw of its own sampler, `probability` is
+    :math:`q(i) = g_s P_s(i)`, and `weight` is :math:`(N q(i))^{-\beta}` with :math:`N = \sum_s n_s` over the buffers drawn
+    from (target "union"), or :math:`(n_s P_s(i))^{-\beta}` (target "source"). The weights and `beta` of the samplers
+    themselves are not used.
+
+    Fractions may be traced: `sample(state, key, 256, fractions={"offline": schedule(step)})` makes of them other quotas
+    without compiling again; buffers that are not named share the rest as they do in the mixture. Each buffer then draws B
+    anchors at most and reads only those that are handed out, with none lost to samplers that remember what they drew
+    (`Epoch`, `Consume`): host storages do no extra work, on the device the reads take memory for B rows of each buffer.
+
+    Cost: with exact quotas that are not traced what `sample` of each buffer costs for its quota; else the draws of S batches
+    of B anchors.
+
+    Example (offline to online, with an annealed fraction):
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> mixture = fbuf.Mixture(
+      ...     {"online": fbuf.prioritized(1000), "offline": fbuf.uniform(5000)},
+      ...     fractions={"online": 0.25, "offline": 0.75},
+      ... )
+      >>> row = {"obs": jnp.zeros(3), "reward": 0.0}
+      >>> state = mixture.init({"online": row, "offline": row})
+      >>> recorded = {"obs": jnp.ones((50, 3)), "reward": jnp.ones(50)}
+      >>> state = mixture.extend(state, "offline", recorded)
+
+      >>> def step(state, step, key):
+      ...     state = mixture.add(state, "online", row)
+      ...     offline = jnp.maximum(0.0, 1 - step / 4)
+      ...     state, batch = mixture.sample(state, key, 8, fractions={"offline": offline})
+      ...     td_error = batch.data["reward"] + 0.1  # of your network
+      ...     state = mixture.update_priority(state, batch.index, td_error)
+      ...     return state, batch.source
+      >>> step = jax.jit(step, donate_argnums=0)
+      >>> for i in range(5):
+      ...     state, source = step(state, i, jax.random.key(i))
+      ...     print(source)
+      [1 1 1 1 1 1 1 1]
+      [0 0 1 1 1 1 1 1]
+      [0 0 0 0 1 1 1 1]
+      [0 0 0 0 0 0 1 1]
+      [0 0 0 0 0 0 0 0]
+    """
+
+    def __dir__(self) -> list[str]:
+        """What a user calls; not what the package's own modules ask a mixture."""
+        return sorted(set(super().__dir__()) - {"check_alike", "check_state", "first_fractions", "shares"})
+
+    def __getattr__(self, name: str) -> Any:
+        """Says whose it is, of what only buffers have."""
+        fix = ""
+        if name in _OF_BUFFERS and "buffers" in self.__dict__:
+            one = repr(self.names[0])
+            args = f"({_OF_BUFFERS[name].format(one)})" if _OF_BUFFERS[name] else ""
+            fix = f"; its buffers have. Write mixture[{one}].{name}{args}."
+        raise AttributeError(f"'Mixture' object has no attribute {name!r}{fix}", name=name, obj=self)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", checks.checked_buffers(self.buffers))
+        if self.fractions is not None:
+            object.__setattr__(self, "fractions", checks.checked_fractions(self.fractions, self.names))
+        for name, known in _SETTINGS.items():
+            value = getattr(self, name)
+            if not isinstance(value, (str, type(None))) or value not in known:
+                raise ValueError(f"Mixture: {name} is {value!r}; expected {' or '.join(map(repr, known))}.")
+        if not isinstance(self.annealed, bool):
+            raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
+        if self.quota == "all" and (self.fractions is not None or self.annealed):
+            raise ValueError(
+                'Mixture: quota is "all", which goes by no fractions; expected fractions=None and annealed=False. Leave them '
+                'out, and write sample(state, key, {"online": 64, ...}).'
+            )
+        number = isinstance(self.beta, (int, float, np.integer, np.floating)) and not isinstance(self.beta, bool)
+        if not number or not 0 <= self.beta < float("inf"):
+            raise ValueError(f"Mixture: beta is {self.beta!r}; expected a finite number >= 0.")
+        object.__setattr__(self, "beta", float(self.beta))
+
+    def __getitem__(self, name: str) -> Buffer:
+        return dict(self.members)[self._known("Mixture", name)]
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def init(self, examples: Mapping[str, Any]) -> MixtureState:
+        """The state of a mixture.
+
+        Args:
+          examples: By name one row, as for `Buffer.init`; or a `BufferState`, for a buffer that has rows already: a data set's,
+            or one that was trained on before. It is shared, not copied: do not donate it elsewhere.
+        Raises:
+          ValueError: a name is missing or unknown; a state is another buffer's; what the buffers hand out is not alike.
+          TypeError, MemoryError: as `Buffer.init`.
+        Cost: that of the buffers; and each is traced once, to compare what it hands out.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> expert, online = fbuf.uniform(100), fbuf.uniform(10)
+          >>> recorded = expert.extend(expert.init({"t": 0}), {"t": jnp.arange(100)})
+          >>> mixture = fbuf.Mixture({"expert": expert, "online": online})
+          >>> state = mixture.init({"expert": recorded, "online": {"t": 0}})
+          >>> int(mixture.size(state))
+          100
+        """
+        call = "Mixture.init"
+        self._check_examples(call, "init", examples, "one row, or a BufferState,")
+        states: dict[str, BufferState] = {}
+        for name, buffer in self.members:
+            given = examples[name]
+            if isinstance(given, BufferState):
+                buffer.check_state(given)
+            states[name] = given if isinstance(given, BufferState) else buffer.init(given)
+        self.check_alike(call, states)
+        return MixtureState(
+            buffers=states,
+            fractions=self.first_fractions(),
+            beta=jnp.full((), self.beta, jnp.float32),
+            counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
+        )
+
+    def first_fractions(self) -> jax.Array | None:
+        """float32[S], those of a new state; None unless it is `annealed`."""
+        return quota.normalized(jnp.asarray(self.shares, jnp.float32)) if self.annealed else None
+
+    def check_alike(self, call: str, states: Mapping[str, BufferState]) -> None:
+        """Raises unless all buffers hand out the same leaves. Traces each buffer once; nothing runs."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        found = []
+        for name, buffer in self.members:
+
+            def data(state: BufferState, key: jax.Array, buffer: Buffer = buffer) -> Any:
+                return buffer.peek(state, key, 1).data
+
+            found.append((name, jax.eval_shape(data, states[name], key)))
+        check_alike(call, found)
+
+    def replace(self, state: MixtureState, states: Mapping[str, BufferState]) -> MixtureState:
+        """With the states of some buffers replaced, by name, for verbs that a mixture has not.
+
+        Example:
+          >>> import fbuf
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)})
+          >>> state = mixture.init({"online": 0.0, "offline": 0.0})
+          >>> online = mixture["online"].set(state["online"], alpha=0.5)
+          >>> state = mixture.replace(state, {"online": online})
+        """
+        call = "Mixture.replace"
+        self._check(call, "replace(state, {'online': ...})", state)
+        for name, given in states.items():
+            self[self._known(call, name)].check_state(given)
+        return dataclasses.replace(state, buffers={**state.buffers, **states})
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    def add(
+        self, state: MixtureState, name: str, row: PyTree, *, priority: Any = None, mask: Any = None
+    ) -> MixtureState:
+        """Adds one row to buffer `name`; see `Buffer.add`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.add(state, "online", {"t": 7})
+          >>> int(mixture.size(state))
+          1
+        """
+        self._check("Mixture.add", "add(state, name, row)", state)
+        buffer = self[self._known("Mixture.add", name)]
+        return self._with(state, name, buffer.add(state[name], row, priority=priority, mask=mask))
+
+    def extend(
+        self, state: MixtureState, name: str, rows: PyTree, *, priority: Any = None, mask: Any = None
+    ) -> MixtureState:
+        """Adds rows to buffer `name`; see `Buffer.extend`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(state))
+          15
+        """
+        self._check("Mixture.extend", "extend(state, name, rows)", state)
+        buffer = self[self._known("Mixture.extend", name)]
+        return self._with(state, name, buffer.extend(state[name], rows, priority=priority, mask=mask))
+
+    def update_priority(
+        self, state: MixtureState, index: MixtureIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+    ) -> MixtureState:
+        """Sets priorities of drawn rows, each in the buffer that it came from; see `Buffer.update_priority`.
+
+        Rows of buffers without priorities are left out.
+
+        Args:
+          index: `batch.index`, `[B]`.
+          td_error, mask, eta: As for `Buffer.update_priority`.
+        Raises:
+          TypeError: no buffer has priorities; `index` is no `MixtureIndex`.
+          ValueError: shapes differ.
+        Cost: O(B log C) a buffer that has priorities.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> state = mixture.update_priority(state, batch.index, jnp.ones(4))
+        """
+        call = "Mixture.update_priority"
+        self._check(call, "update_priority(state, index, td_error)", state)
+        if not any(buffer.sampler.prioritized for _, buffer in self.members):
+            raise TypeError(
+                f"{call}: no buffer of {', '.join(self.names)} has priorities. Use sampler=fbuf.samplers.Prioritized()."
+            )
+        _buffer_checks.check_eta(call, eta)
+        index = checks.checked_index(call, index)
+        td_error = jnp.asarray(td_error)
+        return _update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
+
+    def update_rows(self, state: MixtureState, index: MixtureIndex, fields: PyTree) -> MixtureState:
+        """Replaces some leaves of drawn rows, each in the buffer that it came from; see `Buffer.update_rows`.
+
+        All buffers whose rows can change must have these leaves. Rows of data sets stay, and are counted.
+
+        Raises:
+          TypeError, ValueError: as `Buffer.update_rows`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> state = mixture.update_rows(state, batch.index, {"t": batch.data["t"] + 100})
+        """
+        call = "Mixture.update_rows"
+        self._check(call, "update_rows(state, index, fields)", state)
+        return _update_rows(self, state, checks.checked_index(call, index), fields)[0]
+
+    def route(self, index: MixtureIndex, name: str) -> Index:
+        """The rows of one buffer as an `Index` of it, `[B]`; the others are masked. For verbs that a mixture has not.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> rows = mixture["offline"].get(state["offline"], mixture.route(batch.index, "offline"))
+          >>> rows.mask.tolist() == (batch.source == 1).tolist()
+          True
+        """
+        call = "Mixture.route"
+        name = self._known(call, name)
+        return feedback.of(checks.checked_index(call, index), self.names.index(name), self[name])
+
+    def clear(self, state: MixtureState, name: str | None = None) -> MixtureState:
+        """Forgets every row of buffer `name`, or of all; see `Buffer.clear`.
+
+        Raises:
+          TypeError: the rows are a data set's. Name the buffers that are to be cleared.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(mixture.clear(state, "online")))
+          10
+        """
+        self._check("Mixture.clear", "clear(state, name)", state)
+        names = self.names if name is None else (self._known("Mixture.clear", name),)
+        return dataclasses.replace(
+            state, buffers={**state.buffers, **{name: self[name].clear(state[name]) for name in names}}
+        )
+
+    def set(
+        self,
+        state: MixtureState,
+        name: str | None = None,
+        *,
+        fractions: Mapping[str, Any] | None = None,
+        beta: Any = None,
+        **numbers: Any,
+    ) -> MixtureState:
+        """Replaces numbers that a user anneals, without compiling again.
+
+        Args:
+          state: From `init` or an earlier call.
+          name: A buffer, whose sampler's `numbers` are set: `set(state, "online", alpha=0.5)`.
+          fractions: Of the mixture, by name; those that are not named share the rest. It must be `annealed`.
+          beta: Of the mixture.
+        Raises:
+          ValueError: the mixture is not `annealed`; a number is out of range, or there is no such number.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state = mixture.set(state, fractions={"online": 0.75}, beta=0.6)
+          >>> state = mixture.set(state, "online", alpha=0.5)
+        """
+        call = "Mixture.set"
+        self._check(call, "set(state, beta=...)", state)
+        if name is not None:
+            if beta is not None:
+                numbers["beta"] = beta
+            if fractions is not None:
+                raise ValueError(f"{call}: fractions belong to the mixture, not to '{name}'. Leave the name out.")
+            return self._with(state, name, self[self._known(call, name)].set(state[name], **numbers))
+        if numbers:
+            raise ValueError(
+                f"{call}: a mixture has no number '{next(iter(numbers))}' (it has: fractions, beta). For a sampler's write "
+                f"set(state, '{self.names[0]}', {next(iter(numbers))}=...)."
+            )
+        if fractions is not None:
+            if not self.annealed:
+                raise ValueError(
+                    f"{call}: the fractions of this mixture are settled; expected annealed=True. Write Mixture(..., "
+                    f"annealed=True), or sample(..., fractions=...) for one call."
+                )
+            new = quota.normalized(checks.traced_fractions(call, fractions, self.names, self.shares))
+            state = dataclasses.replace(state, fractions=new)
+        given = checks.checked_beta(call, beta)
+        return state if given is None else dataclasses.replace(state, beta=given)
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    def sample(
+        self,
+        state: MixtureState,
+        key: jax.Array,
+        batch_size: int | Mapping[str, int],
+        *,
+        fractions: Mapping[str, Any] | None = None,
+        beta: Any = None,
+    ) -> tuple[MixtureState, MixtureSample]:
+        """Draws a batch of all buffers. Carry the returned state: it orders this read before later writes.
+
+        Args:
+          state: From `init` or an earlier call.
+          key: PRNG key, typed or raw; consumed.
+          batch_size: B, a Python int; with quota="all" rows of each buffer, by name.
+          fractions: For this call alone, by name, traced or not; buffers that are not named share the rest. Negative ones and
+            NaN count as 0.
+          beta: For this call alone.
+        Returns:
+          The state, and a `MixtureSample` with leaves `[B, ...]`. Where nothing can be drawn `mask` is False and all else zero.
+        Raises:
+          ValueError, TypeError: a number is out of range; what the buffers hand out is not alike (at trace time).
+        Cost: see `Mixture`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 8, fractions={"online": 0.25})
+          >>> batch.data["t"].shape, batch.source.tolist().count(0)
+          ((8,), 2)
+        """
+        args = self._checked_draw("Mixture.sample", state, key, batch_size, fractions, beta)
+        return _sample(self, state, key, *args[:2], static=args[2:])
+
+    def peek(
+        self,
+        state: MixtureState,
+        key: jax.Array,
+        batch_size: int | Mapping[str, int],
+        *,
+        fractions: Mapping[str, Any] | None = None,
+        beta: Any = None,
+    ) -> MixtureSample:
+        """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> mixture.peek(state, jax.random.key(0), 8).weight.shape
+          (8,)
+        """
+        args = self._checked_draw("Mixture.peek", state, key, batch_size, fractions, beta)
+        return _sample(self, state, key, *args[:2], static=args[2:])[1]
+
+    def _checked_draw(
+        self, call: str, state: MixtureState, key: Any, batch_size: Any, fractions: Any, beta: Any
+    ) -> tuple[jax.Array | None, jax.Array | None, tuple[int, ...] | None, int]:
+        """Fractions and beta as arrays, quotas where they are known, and B."""
+        form = f"{call.rsplit('.', 1)[1]}(state, key, batch_size)"
+        self._check(call, form, state)
+        given = checks.checked_beta(call, beta)
+        if self.quota == "all":
+            if fractions is not None:
+                raise ValueError(
+                    f'{call}: fractions are given, but quota is "all", which goes by none. Leave them out.'
+                )
+            sizes: tuple[int, ...] | None = checks.checked_sizes(call, batch_size, self.names)
+            total = sum(sizes or ())
+        else:
+            sizes, total = None, batch_size
+            if isinstance(batch_size, Mapping):
+                raise TypeError(
+                    f"{call}: batch_size is a dict, but quota is {self.quota!r}; expected an int. For rows of each buffer use "
+                    f'Mixture(..., quota="all").'
+                )
+        total, _ = _buffer_checks.check_draw(call, form, self.members[0][1], key, total, {})
+        if sizes is not None:
+            return None, given, sizes, total
+        if fractions is not None:
+            return checks.traced_fractions(call, fractions, self.names, self.shares), given, None, total
+        if self.annealed:
+            return state.fractions, given, None, total
+        if self.quota == "random":
+            return jnp.asarray(self.shares, jnp.float32), given, None, total
+        return None, given, quota.quotas(self.shares, total), total
+
+    def can_sample(self, state: MixtureState) -> jax.Array:
+        """bool[]: there is something to draw. With quota "all", or if_empty "mask", in every buffer that is drawn from.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> bool(mixture.can_sample(state))
+          False
+        """
+        self._check("Mixture.can_sample", "can_sample(state)", state)
+        return _can_sample(self, state)[1]
+
+    def size(self, state: MixtureState) -> jax.Array:
+        """int32[]: rows held, of all buffers.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.size(state))
+          15
+        """
+        self._check("Mixture.size", "size(state)", state)
+        sizes = [buffer.size(state[name]) for name, buffer in self.members]
+        return jnp.sum(jnp.stack(sizes), dtype=jnp.int32)
+
+    def stats(self, state: MixtureState) -> dict[str, jax.Array]:
+        """Scalars worth logging: the buffers' own as `online/size`, and the mixture's: what was moved or refused.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> int(mixture.stats(state)["online/size"])
+          5
+        """
+        self._check("Mixture.stats", "stats(state)", state)
+        return _stats(self, state)[1]
+
+    def nbytes(self, state: MixtureState) -> dict[str, int]:
+        """Bytes held now: `device`, `host`, `disk`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> sorted(mixture.nbytes(state))
+          ['device', 'disk', 'host']
+        """
+        self._check("Mixture.nbytes", "nbytes(state)", state)
+        total = {"device": tree_bytes(dataclasses.replace(state, buffers={})), "host": 0, "disk": 0}
+        for name, buffer in self.members:
+            sizes = buffer.nbytes(state[name])
+            total = {place: size + sizes[place] for place, size in total.items()}
+        return total
+
+    def flush(self, state: MixtureState) -> None:
+        """Waits until every row is on the disk; see `Buffer.flush`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> mixture.flush(state)
+        """
+        self._check("Mixture.flush", "flush(state)", state)
+        for name, buffer in self.members:
+            buffer.flush(state[name])
+
+    def plan(self, examples: Mapping[str, PyTree], **settings: Any) -> dict[str, Plan]:
+        """What each buffer will take, by name; see `Buffer.plan`. A batch of traced quotas reads B rows of each buffer.
+
+        Args:
+          examples: One row for each buffer.
+          **settings: Of `Buffer.plan`, for all.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> plans = mixture.plan({"online": {"t": 0}, "offline": {"t": 0}})
+        """
+        self._check_examples("Mixture.plan", "plan", examples, "one row")
+        return {name: buffer.plan(examples[name], **settings) for name, buffer in self.members}
+
+    def summary(self, state: MixtureState, *, compare: int | None = 1 << 14) -> dict[str, Summary]:
+        """What each buffer holds, by name; see `Buffer.summary`. Eager.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mixture = fbuf.Mixture({"online": fbuf.prioritized(10), "offline": fbuf.uniform(10)}, annealed=True)
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
+          >>> sorted(mixture.summary(state))
+          ['offline', 'online']
+        """
+        self._check("Mixture.summary", "summary(state)", state)
+        return {name: buffer.summary(state[name], compare=compare) for name, buffer in self.members}
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _known(self, call: str, name: Any) -> str:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{call}: the name of a buffer is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
+                f"(state, name, ...): add(state, {self.names[0]!r}, row)."
+            )
+        if name not in self.names:
+            raise ValueError(f"{call}: there is no buffer {name!r}; expected one of {', '.join(self.names)}.")
+        return name
+
+    def _check_examples(self, call: str, verb: str, examples: Any, what: str) -> None:
+        if not isinstance(examples, Mapping) or set(examples) != set(self.names):
+            got = ", ".join(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
+            raise ValueError(
+                f"{call}: got {got}; expected {what} for each of {', '.join(self.names)}. Write "
+                f"{verb}({{{', '.join(f'{name!r}: row' for name in self.names)}}})."
+            )
+
+    def _with(self, state: MixtureState, name: str, new: BufferState) -> MixtureState:
+        return dataclasses.replace(state, buffers={**state.buffers, name: new})
+
+    def _check(self, call: str, form: str, state: Any) -> None:
+        if not isinstance(state, MixtureState):
+            raise TypeError(
+                f"{call}: first argument is {type(state).__name__}, expected MixtureState. The order is {form}."
+            )
+        if set(state.buffers) != set(self.names) or (state.fractions is None) == self.annealed:
+            had = f"{', '.join(state.buffers)}{'' if state.fractions is None else ', annealed'}"
+            raise ValueError(
+                f"{call}: this state was made by another mixture, of {had}; expected {', '.join(self.names)}"
+                f"{', annealed' if self.annealed else ''}. Use the mixture that made it."
+            )
+        for own in state.buffers.values():
+            refuse_donated(call, own)
+
+    def check_state(self, state: MixtureState) -> None:
+        """Refuses a state that another mixture made. At trace time only."""
+        self._check("Mixture", "(state, ...)", state)
+        for name, buffer in self.members:
+            buffer.check_state(state[name])
+
+
+_OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
+    "get": "state[{0}], mixture.route(batch.index, {0})",
+    "rows": "state[{0}]",
+    "last": "state[{0}], n",
+    "rebuild": "state[{0}]",
+    "convert": "other, state[{0}]",
+    "grow": "state[{0}]",
+    "resume": "row",
+}
+"""What a mixture has not, and how it is called there; as text for `format`, with the name of a buffer."""
+
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "quota": ("exact", "random", "all"),
+    "target": ("union", "source"),
+    "normalize": ("batch", None),
+    "if_empty": ("share", "mask"),
+}
+
+
+def _sample_core(mixture: MixtureConfig, state: MixtureState, key: Any, fractions: Any, beta: Any, *static: Any) -> Any:
+    return draw.sample(mixture, state, key, fractions, beta, *static)
+
+
+def _can_sample_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, jax.Array]:
+    there = draw.available(mixture, dict(state.buffers)) > jnp.int32(0)
+    shares = jnp.asarray(mixture.shares, jnp.float32) if state.fractions is None else state.fractions
+    drawn = shares > jnp.float32(0)
+    if mixture.quota == "all" or mixture.if_empty == "mask":
+        return state, jnp.all(there | ~drawn)
+    return state, jnp.any(there & drawn)
+
+
+def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, dict[str, jax.Array]]:
+    out: dict[str, jax.Array] = {name: state.counters[i] for i, name in enumerate(COUNTERS)} | {"beta": state.beta}
+    if mixture.quota == "all":
+        shares = None
+    else:
+        usual = quota.normalized(jnp.asarray(mixture.shares, jnp.float32))
+        shares = usual if state.fractions is None else state.fractions
+    for number, (name, buffer) in enumerate(mixture.members):
+        own = verbs.stats.core(buffer, state[name])[1]
+        out |= {f"{name}/{key}": value for key, value in own.items()}
+        if shares is not None:
+            out[f"{name}/fraction"] = shares[number]
+    return state, out
+
+
+_sample = Verb(_sample_core)
+_update_priority = Verb(feedback.update_priority)
+_update_rows = Verb(feedback.update_rows)
+_can_sample = Verb(_can_sample_core)
+_stats = Verb(_stats_core)

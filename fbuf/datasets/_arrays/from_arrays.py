@@ -1,0 +1,154 @@
+"""`from_arrays`: flat arrays, as D4RL and many others have them, become a data set in pieces.
+
+What slices (arrays, `numpy.memmap`, HDF5) is checked from end to end first (names, lengths, dtypes, rewards, flags), then
+written in pieces, several at a time, and resumed after an interruption. What comes as a stream (an iterator, an `.npz`) is
+checked as it comes, and leaves nothing behind where it fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.progress import Progress
+from fbuf._formats.dataset.manifest import load
+from fbuf._host.codecs.base import Codec
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.view import View
+from fbuf.datasets import _open
+from fbuf.datasets._arrays.field_names import KNOWN, default_view
+from fbuf.datasets._arrays.rows import CALL, Settings, columns_of, write_columns, write_tables
+from fbuf.datasets._arrays.segments import check_free, check_workers, path_of
+from fbuf.interop import _load
+from fbuf.interop._columns import blocks, chosen, length_of, rows_a_block
+
+
+def from_arrays(
+    data: Any,
+    *,
+    path: str | os.PathLike[str],
+    fields: Mapping[str, str] | Sequence[str] | None = None,
+    episode_end: Sequence[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    codec: Mapping[str, Codec] | None = None,
+    piece_rows: int | None = None,
+    view: View | None = None,
+    sampler: Sampler | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    workers: int = 0,
+    progress: Progress = None,
+) -> tuple[Buffer, BufferState]:
+    """Writes a data set from flat arrays, and opens it.
+
+    `observations`, `actions`, `rewards`, `terminals`, `timeouts` (and what others call them) become `obs`, `action`, `reward`,
+    `terminated`, `truncated`; other leaves keep their names. `terminated` and `truncated` are always there, bool. Where there
+    are `next_observations`, they are compared with the observations of the next rows, and kept as `final_obs` where an
+    episode ends; where they differ although nothing ended, rows are missing, and the row is marked truncated. The last row
+    of all is, unless it terminated.
+
+    Args:
+      data: A (nested) dict of arrays `[N, ...]`, or of what slices like them and has `shape` and `dtype`: `numpy.memmap`, an
+        h5py group or data set; an iterable of such dicts, in order of time, each of any length, which is read once; or the
+        path of an `.npz`, `.h5` or `.hdf5`.
+      path: The folder to write, which must not be there. What an earlier call with the same arguments left there,
+        interrupted, is completed (not of an iterable or an `.npz`, which leave nothing).
+      fields: Which leaves to take: `{name there: name here}`, or names; None: all.
+      episode_end: Further boolean leaves (names here) that end an episode; without `terminated` such an end is a truncation.
+        (): rows are steps of no episode, if no leaf says otherwise.
+      dtypes: `{name here: dtype}`, casts asked for. Nothing else is cast, but 64-bit integers that fit to 32 bits where
+        jax_enable_x64 is off.
+      codec: `{name here: codec}`, `storages.Zstd(...)`, `BitPack()` or `Raw()`; else `Zstd()` for leaves of 1 KiB a row or
+        more, and for `final_obs`.
+      piece_rows: Rows of a piece; None: what makes 512 MiB before compression, at most a million. A piece is written whole or
+        not at all, and is in memory, compressed, until it is.
+      view, sampler: Of the buffer; None: `Transition` where rows are steps, and `Uniform`.
+      metadata: What else to keep, as JSON; `fbuf.datasets.info` shows it.
+      workers: Pieces written at a time, in threads, where rows can be read in any order; 0: one.
+      progress: True: a bar; or a function of `(rows done, total)`, the total 0 for an iterable.
+    Returns:
+      The buffer and its state, as from `fbuf.datasets.open(path)`.
+    Raises:
+      FileExistsError: something else lies at `path`.
+      ValueError: leaves of different lengths; two that would have one name; none that says where episodes end; a reward that is
+        not finite; a flag that is neither 0 nor 1; text, objects; an iterable whose dicts differ; no rows.
+      TypeError: 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
+    Cost: O(N), in blocks of some 8 MiB; flags and rewards are read twice.
+
+    Example:
+      >>> import fbuf, tempfile, numpy as np
+      >>> data = {
+      ...     "observations": np.arange(12, dtype=np.float32).reshape(6, 2),
+      ...     "actions": np.zeros((6, 1), np.float32),
+      ...     "rewards": np.ones(6, np.float32),
+      ...     "terminals": np.array([0, 0, 1, 0, 0, 0], bool),
+      ...     "timeouts": np.array([0, 0, 0, 0, 0, 1], bool),
+      ... }
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/hopper")
+      ...     rows = buffer.rows(state).data
+      ...     print(buffer.capacity, rows["obs"][1], rows["terminated"])
+      ...     del state
+      6 [2. 3.] [False False  True False False False]
+    """
+    path = path_of(CALL, "path", path)
+    check_workers(CALL, workers)
+    _open.check(path, view, sampler)
+    for name, value in {"fields": fields, "episode_end": episode_end}.items():
+        if isinstance(value, str):
+            raise TypeError(f"{CALL}: {name} is {value!r}; expected names. Write {name}=({value!r},).")
+    ends = None if episode_end is None else tuple(episode_end)
+    check = functools.partial(_open.check, path, view, sampler)
+    settings = Settings(fields, ends, dtypes, codec, piece_rows, check)
+    about = _checked_metadata(metadata)
+    if isinstance(data, (str, os.PathLike)):
+        _from_file(Path(data).expanduser(), path, settings, about, workers, progress)
+    elif isinstance(data, Mapping):
+        check_free(CALL, path, unfinished=True)
+        write_columns(columns_of(CALL, data), path, settings, about, workers, progress)
+    elif isinstance(data, Iterable) and not hasattr(data, "dtype"):
+        check_free(CALL, path, unfinished=False)
+        write_tables(data, path, settings, about, progress)
+    else:
+        raise TypeError(
+            f"{CALL}: data is a {type(data).__name__}; expected a dict of arrays, an iterable of them, or a path."
+        )
+    return opened(path, view, sampler)
+
+
+def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buffer, BufferState]:
+    """A data set, by default through the view that suits its leaves."""
+    about = load(path)
+    view = default_view(about.schema.names, about.rows) if view is None else view
+    return _open.open(path, view=view, sampler=sampler)
+
+
+def _from_file(
+    file: Path, path: Path, settings: Settings, about: Mapping[str, Any], workers: int, progress: Progress
+) -> None:
+    with _load.opened(CALL, file) as reader:
+        check_free(CALL, path, unfinished=file.suffix != ".npz")
+        columns, said = _load.columns_of(file, reader)
+        if said is not None and said["lanes"] is not None:
+            raise ValueError(f"{CALL}: {file} has rows of {said['lanes']} lanes; expected one stream, [N, ...].")
+        if file.suffix != ".npz":
+            return write_columns(columns, path, settings, about, workers, progress)
+        # Members of a zip are read from front to back only.
+        names = chosen(CALL, columns, settings.fields, KNOWN)
+        columns = {name: columns[name] for name in names}
+        rows, size = length_of(CALL, columns), rows_a_block(columns.values())
+        tables = blocks(CALL, columns, 0, rows, size)
+        write_tables(tables, path, dataclasses.replace(settings, fields=names), about, progress)
+
+
+def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(dict(metadata or {}), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{CALL}: metadata is no JSON ({error}); expected a dict of text, numbers and lists.") from None

@@ -1,0 +1,1 @@
+"""The Atari DQN replay data set: plan, download, conversion."""

@@ -1,0 +1,268 @@
+"""Makes the data set of a run: downloads and converts the pieces that are missing, and says which rows of which make it up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fbuf._core.progress import Bar, Progress
+from fbuf._formats import dataset
+from fbuf._host.types import StoreCorrupted
+from fbuf.datasets._atari import plan as plan
+from fbuf.datasets._atari.segment import KINDS, schema
+from fbuf.datasets._atari.workers import ARRIVALS, Job, WorkerEnded, run_jobs
+from fbuf.datasets._lock import held
+from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, is_local, list_files
+
+FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
+MOST_WORKERS = 8
+SHARE = 1.25
+"""Bytes of a finished piece for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
+_NAME = re.compile("(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
+_Listing = dict[int, dict[str, File]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks of a run. `call` is the name of the caller's function, for messages."""
+
+    call: str
+    id: str
+    path: Path
+    source: str | os.PathLike[str] | None = None
+    pieces: list[int] | None = None
+    download: bool | str = True
+    workers: int | None = None
+    progress: Progress = False
+    codec: Any = None
+    on_corrupt: str = "raise"
+    partial: str = "keep"
+
+
+def get(ask: Request, then: Callable[[], Any]) -> Any:
+    """Make the data set at `ask.path` what was asked for. Return what `then` returns.
+
+    Nothing is written, not even a lock, where it is that already: any number of processes may open it at the same time, also
+    where they may not write. Otherwise no other process can change it before `then` is done.
+    """
+    here = ask.download != "force" and ask.path.is_dir()
+    if ask.download is False and not here:
+        raise FileNotFoundError(errno.ENOENT, _not_there(ask, ask.pieces or []))
+    if here:
+        whole = _complete(ask, plan.there(ask.call, ask.path))
+        if whole is not None and plan.is_finished(ask.path, whole):
+            with contextlib.suppress(FileNotFoundError, StoreCorrupted):  # another process may be making it again
+                made = then()
+                if plan.is_finished(ask.path, whole):
+                    return made
+    with held(ask.call, ask.path):
+        whole = None if ask.download == "force" else _complete(ask, plan.there(ask.call, ask.path))
+        if whole is None:
+            whole = _bring(ask)
+        if not plan.is_finished(ask.path, whole):
+            dataset.finish(ask.path, whole.used, whole.meta)
+        return then()
+
+
+def _complete(ask: Request, now: plan.There) -> plan.Whole | None:
+    """Return the data set that was asked for if all of its pieces are there; None if some are to be downloaded.
+
+    Raises:
+      FileNotFoundError: some are missing, and download=False.
+    """
+    about = now.about or {}
+    known = about.get("listed", [])
+    wanted = known if ask.pieces is None else ask.pieces
+    if ask.download is False and ask.pieces is None:
+        wanted = [number for number in known or now.pieces if number in now.pieces]
+    missing = [number for number in wanted if number not in now.pieces]
+    if ask.download is not False and (missing or not wanted):
+        return None
+    _check_codec(ask, now.schema)
+    if missing or not wanted:
+        raise FileNotFoundError(errno.ENOENT, _not_there(ask, missing))
+    skipped = {int(number): why for number, why in about.get("skipped", {}).items()}
+    return _whole(ask, now, wanted, about.get("source", ""), known, skipped)
+
+
+def _whole(
+    ask: Request, now: plan.There, wanted: list[int], source: str, listed: list[int], skipped: Mapping[int, str]
+) -> plan.Whole:
+    return plan.whole(
+        ask.call,
+        ask.path,
+        {number: meta for number, meta in now.pieces.items() if number in wanted},
+        dataset_id=ask.id,
+        source=source,
+        selection=ask.pieces,
+        listed=listed,
+        skipped={number: why for number, why in skipped.items() if number not in now.pieces},
+        partial=ask.partial,
+    )
+
+
+def _not_there(ask: Request, numbers: list[int]) -> str:
+    what = f"pieces {numbers} of {ask.id} are" if numbers else f"{ask.id} is"
+    return f"{ask.call}: {what} not at {ask.path}, and download=False. Pass download=True"
+
+
+def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
+    """Return the schema of pieces to come. Raises ValueError: those that are there have another codec."""
+    asked = schema(ask.codec)
+    if there is None or (ask.codec is not None and there["obs"].codec == asked["obs"].codec):
+        return asked
+    if ask.codec is None:
+        return there
+    raise ValueError(
+        f"{ask.call}: codec is {ask.codec!r}, but the pieces at {ask.path} were made with {there['obs'].codec!r}. Leave "
+        f"codec= out, or make all again with download='force'."
+    )
+
+
+def _bring(ask: Request) -> plan.Whole:
+    """Download and convert the pieces that are missing."""
+    now = plan.there(ask.call, ask.path) if ask.download is True else plan.There({}, None, None)
+    rows = _check_codec(ask, now.schema)
+    address = address_of(ask.call, ask.source)
+    listing = _list(ask, address)
+    wanted = sorted(listing) if ask.pieces is None else ask.pieces
+    if unlisted := [number for number in wanted if number not in listing]:
+        raise SourceError(
+            f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; it has {_spans(sorted(listing))}. Ask for "
+            f"these: pieces=..."
+        )
+    for number in wanted:
+        if number in now.pieces:
+            _check_same(ask, number, now.pieces[number], listing[number])
+    missing = {number: listing[number] for number in wanted if number not in now.pieces}
+    local, workers = is_local(address), ask.workers
+    if workers is None:  # over a network some wait while others work
+        workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
+    _check_disk(ask, missing, 0 if local else max(1, workers))
+    skipped = _convert(ask, missing, rows, workers)
+    return _whole(ask, plan.there(ask.call, ask.path), wanted, address, sorted(listing), skipped)
+
+
+def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:
+    """Convert pieces. Return those that were left out, and why; of them and of those not reached nothing stays."""
+    unfinished = set(missing)
+
+    def clean() -> None:
+        shutil.rmtree(ask.path / ARRIVALS, ignore_errors=True)
+        for number in unfinished:
+            plan.discard(ask.path, number)
+
+    clean()  # what a killed process left, or what is to be made again
+    jobs = [Job(ask.path, number, files, rows) for number, files in missing.items()]
+    bar = Bar(ask.progress, ask.id, sum(file.size or 0 for files in missing.values() for file in files.values()))
+    skipped: dict[int, str] = {}
+    outcomes = run_jobs(jobs, workers, bar)
+    try:
+        for job, error in outcomes:
+            if error is None:
+                unfinished.discard(job.number)
+            elif isinstance(error, FileCorrupted) and ask.on_corrupt == "skip":
+                skipped[job.number] = str(error)
+                warnings.warn(f"{ask.call}: piece {job.number} of {ask.id} is left out: {error}", stacklevel=5)
+            else:
+                raise _explained(ask, job.number, error) from error
+    finally:
+        outcomes.close()
+        bar.close()
+        clean()
+    return skipped
+
+
+def _list(ask: Request, address: str) -> _Listing:
+    """Return the files of each piece by kind. Raises SourceError: there are none, or the source cannot be listed."""
+    try:
+        for folder in _folders(ask.id, address):
+            found: _Listing = {}
+            for file in list_files(address, folder):
+                if match := _NAME.fullmatch(file.name.removeprefix(folder)):
+                    found.setdefault(int(match[2]), {})[match[1]] = file
+            if found:
+                return dict(sorted(found.items()))
+    except SourceError as error:
+        raise SourceError(
+            f"{ask.call}: the files of {ask.id} cannot be listed: {error} If you have a copy, name it: "
+            f"source='https://host/...' or source='folder'."
+        ) from error
+    here, inner = (form.format(id=ask.id) for form in FOLDERS)
+    hint = "" if is_local(address) else " A web server must list its folders, or have an index.json."
+    raise SourceError(
+        f"{ask.call}: no file of {ask.id} is at {address}; expected add_count_ckpt.0.gz and others. Name as source= the "
+        f"folder or address that holds {here} or {inner}.{hint}"
+    )
+
+
+def _folders(dataset_id: str, address: str) -> Iterator[str]:
+    """Yield where a run's files may be: in the bucket's folders, or what of them the address does not name already."""
+    yield from (form.format(id=dataset_id) for form in FOLDERS)
+    named, parts = address.split("/"), FOLDERS[1].format(id=dataset_id).split("/")
+    for number in range(1, len(parts)):
+        if named[-number:] == parts[:number]:
+            yield "/".join(parts[number:])
+
+
+def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapping[str, File]) -> None:
+    """Raise ValueError if a piece that is there was made from other files than are listed now."""
+    for kind, file in listed.items():
+        md5 = meta["files"].get(kind, {}).get("md5")
+        if md5 is not None and file.md5 is not None and md5 != file.md5:
+            raise ValueError(
+                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} has now (md5 was {md5}, "
+                f"is {file.md5}). Make all again with download='force', or pass another root=."
+            )
+
+
+def _check_disk(ask: Request, missing: _Listing, arriving: int) -> None:
+    """Raise SpaceError if the disk has no room for the pieces, and for the files of those that arrive at the same time."""
+    sizes = sorted((sum(file.size or 0 for file in files.values()) for files in missing.values()), reverse=True)
+    needed = int(SHARE * sum(sizes)) + sum(sizes[:arriving])
+    folder = next(path for path in (ask.path, *ask.path.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise SpaceError(
+            errno.ENOSPC,
+            f"{ask.call}: {ask.id} needs {needed / 1e9:.1f} GB on the disk of {folder}, which has {free / 1e9:.1f} GB free; "
+            f"nothing was downloaded. Free some, take fewer pieces, or pass another root=",
+        )
+
+
+def _spans(numbers: list[int]) -> str:
+    """Return ascending numbers as text: `0-48, 50`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _explained(ask: Request, number: int, error: BaseException) -> Exception:
+    """Return the error of a piece, with its number and what to do."""
+    what = f"{ask.call}: piece {number} of {ask.id}"
+    kept = f"Finished pieces stay at {ask.path}; call again to go on."
+    if isinstance(error, FileCorrupted):
+        return FileCorrupted(
+            f"{what} is damaged: {error} Leave it out with on_corrupt='skip', or try another source=. {kept}"
+        )
+    if isinstance(error, SourceError):
+        return SourceError(f"{what}: {error} {kept}")
+    if isinstance(error, OSError):
+        return OSError(error.errno, f"{what}: {error.strerror or error}. {kept}", error.filename)
+    if isinstance(error, WorkerEnded):
+        return RuntimeError(
+            f"{ask.call}: a worker process of {ask.id} ended; memory may have run out (fewer workers= need less). {kept}"
+        )
+    return RuntimeError(f"{what}: {type(error).__name__}: {error}. {kept}")

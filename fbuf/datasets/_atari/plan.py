@@ -1,0 +1,196 @@
+"""What is there of a run, and the data set that its pieces make."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fbuf._formats import dataset
+from fbuf._formats.dataset import manifest
+from fbuf._host.types import StoreCorrupted
+from fbuf.datasets._atari.continuity import Stretch, Use, seams, unpack
+from fbuf.datasets._atari.segment import FRAME
+from fbuf.datasets._atari.volumes import RUNS, all_numbers
+
+KIND = "atari_dqn"
+SETTINGS = {
+    "agent": "DQN (Nature), Dopamine",
+    "frame_skip": 4,
+    "sticky_actions": 0.25,
+    "observation": "84x84 grey, maximum of the last two frames",
+    "most_steps_an_episode": 27_000,
+}
+Selection = Iterable[int] | int | None
+
+
+class There(NamedTuple):
+    """What a data set's folder holds."""
+
+    pieces: dict[int, dict[str, Any]]  # pieces of the run that are whole: what is kept with each
+    schema: dataset.Schema | None  # of the first
+    about: dict[str, Any] | None  # of the finished data set
+
+
+def there(call: str, path: Path) -> There:
+    """Looks at a folder.
+
+    Raises:
+      ValueError: it holds something else.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    committed = dataset.committed(path)
+    for info in committed.values():
+        if not {"piece", "made"} <= set(info.meta):
+            raise ValueError(
+                f"{call}: {path} holds a data set of another kind; expected one made by this function, or nothing. Give "
+                f"another root=."
+            )
+        if "parts" in info.meta:  # the last of its dump
+            wanted = {number: rows for part in info.meta["parts"] for number, rows in part["pieces"]}
+            got = {n: committed[n] for n in wanted if n in committed}
+            if {n: one.rows for n, one in got.items() if one.meta["made"] == info.meta["made"]} == wanted:
+                found[info.meta["piece"]] = info.meta
+    try:
+        about = manifest.load(path).meta
+    except (FileNotFoundError, StoreCorrupted):  # it is written again
+        about = None
+    schema = next((info.schema for info in committed.values()), None)
+    return There(dict(sorted(found.items())), schema, about)
+
+
+def selected(call: str, pieces: Selection) -> list[int] | None:
+    """Numbers of pieces, ascending; None: all there are.
+
+    Raises:
+      TypeError, ValueError: they are none.
+    """
+    if pieces is None:
+        return None
+    try:
+        numbers = [pieces] if isinstance(pieces, int) else list(pieces)
+    except TypeError:
+        numbers = [pieces]  # type: ignore[list-item]
+    for number in numbers:
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < RUNS:
+            raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")
+    if not numbers:
+        raise ValueError(f"{call}: pieces is empty; expected numbers of pieces, as pieces=range(10), or None for all.")
+    return sorted({int(number) for number in numbers})
+
+
+def discard(path: Path, number: int) -> None:
+    """Removes a piece of the run, whole or not."""
+    for one in all_numbers(number):
+        dataset.discard(path, one)
+
+
+class Whole(NamedTuple):
+    """What a finished data set says of itself: which rows of which pieces it is, and what is kept with them."""
+
+    used: list[dataset.Used]
+    meta: dict[str, Any]
+
+
+def whole(
+    call: str,
+    path: Path,
+    metas: Mapping[int, dict[str, Any]],
+    *,
+    dataset_id: str,
+    source: str,
+    selection: list[int] | None,
+    listed: list[int],
+    skipped: Mapping[int, str],
+    partial: str = "keep",
+) -> Whole:
+    """Which rows of which pieces make the data set.
+
+    Raises:
+      FileNotFoundError: there is no piece.
+    """
+    if not metas:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{call}: no piece of {dataset_id} is whole at {path}; expected one or more. See the warnings before",
+        )
+    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], partial)
+    if not uses:
+        raise ValueError(
+            f"{call}: pieces {sorted(metas)} of {dataset_id} have no row that can be used; expected steps."
+        )
+    game, _, run = dataset_id.partition("/")
+    parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
+    meta = {
+        "kind": KIND,
+        "id": dataset_id,
+        "game": game,
+        "run": int(run),
+        "source": source,
+        "selected": selection,
+        "partial": partial,
+        "listed": listed,
+        "skipped": {str(number): why for number, why in sorted(skipped.items())},
+        "rows": sum(use.stop - use.begin for use in uses),
+        "episodes": sum(parts[use.number]["ends"] for use in uses),
+        "settings": SETTINGS,
+        "seams": [seam._asdict() for seam in found],
+        "pieces": {
+            str(n): {key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "files")}
+            for n, m in sorted(metas.items())
+        },
+    }
+    return Whole([one for use in uses for one in _volumes(use, parts[use.number]["pieces"])], meta)
+
+
+def stretches(meta: dict[str, Any]) -> list[Stretch]:
+    """The stretches of a dump, from what its pieces keep."""
+    number = int(meta["piece"])
+    blank = np.zeros(FRAME, np.uint8)
+    return [
+        Stretch(
+            number=part["pieces"][0][0] if part["pieces"] else -1,
+            source=number,
+            rows=part["rows"],
+            places=part["places"],
+            first=part["first"],
+            sure=part["sure"],
+            lead=part["lead"],
+            padded=meta["padded"],
+            ended=part["ended"],
+            terminal=part["terminal"],
+            change=part["change"],
+            begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),
+            end=blank if part["end"] is None else unpack(part["end"], FRAME),
+            capacity=meta["capacity"],
+            head=meta["add_count"] % meta["capacity"],
+            tail=meta["tail"],
+        )
+        for part in meta["parts"]
+    ]
+
+
+def is_finished(path: Path, said: Whole) -> bool:
+    """Whether the data set says just that already."""
+    try:
+        now = manifest.load(path)
+    except (FileNotFoundError, StoreCorrupted):
+        return False
+    infos = dataset.committed(path)
+    return now.meta == said.meta and [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.parts] == [
+        (u.number, u.begin, u.stop, u.cut, infos[u.number].save) for u in said.used if u.number in infos
+    ]
+
+
+def _volumes(use: Use, pieces: list[list[int]]) -> list[dataset.Used]:
+    """Rows of a part, in the pieces that it became."""
+    used, at = [], 0
+    for number, rows in pieces:
+        begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)
+        at += rows
+        if begin < stop:
+            used.append(dataset.Used(number, begin, stop, use.cut and at >= use.stop))
+    return used

@@ -1,0 +1,219 @@
+"""One piece of the DQN replay data set, from its six files to rows of a data set, frame by frame.
+
+Actions, rewards and ends are read whole (9 MB a million rows), frames in
+blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
+some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
+reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
+
+Inflating in a thread of its own was tried, and gains nothing: calls are short, and take turns at the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, Protocol
+
+import numpy as np
+
+from fbuf._formats import dataset
+from fbuf._host.codecs.base import Zstd
+from fbuf.datasets._atari.continuity import SAME_ROWS, pack
+from fbuf.datasets._atari.dopamine_log import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
+from fbuf.datasets._atari.volumes import BEFORE, Volumes
+from fbuf.datasets._remote import FileCorrupted
+
+Array = np.ndarray[Any, Any]
+
+OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observation", "action", "reward", "terminal"))
+ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
+KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
+FRAME = (84, 84)
+MOST_ROWS = 1 << 24
+CODEC = Zstd(repack=False)
+"""Of frames: compressing them again would take longer than all else together."""
+_LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
+_FLAGS = {"terminated": ((), "bool"), "truncated": ((), "bool")}
+_COUNTS = ("int64", "int32")
+_PAIRS = 4096  # of frames in a row, at least, between which changes are counted, if there are so many
+
+
+class Files(Protocol):
+    """The files of one piece, checked as they are read."""
+
+    def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
+        """An array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
+
+    def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Generator[Array, None, None]:
+        """An array in blocks of its first axis; after the last the file is known to be whole."""
+
+
+def schema(codec: Any = None) -> dataset.Schema:
+    """Leaves of a row: `obs` uint8[84, 84], `action` int32, `reward` float32, `terminated` and `truncated` bool."""
+    return dataset.Schema({**_LEAVES, **_FLAGS}, codec={"obs": CODEC if codec is None else codec})
+
+
+def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: dict[str, Any]) -> None:
+    """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
+
+    Args:
+      meta: What else to keep with them.
+    Raises:
+      FileCorrupted: what files say does not fit together. Or what `files` raises. There is no piece then.
+    """
+    action = files.whole(ACTION, ("int32",), (None,), MOST_ROWS)
+    reward = files.whole(REWARD, ("float32",), (len(action),), MOST_ROWS)
+    terminal = files.whole(TERMINAL, ("uint8",), (len(action),), MOST_ROWS)
+    add_count = int(files.whole(ADD_COUNT, _COUNTS, (), 1))
+    invalid = files.whole(INVALID_RANGE, _COUNTS, (None,), 1 << 16)
+    try:
+        dump = ring(number, len(action), add_count, invalid)
+    except ValueError as error:
+        raise FileCorrupted(str(error)) from None
+    parts = [part for part in (dump.before, dump.main) if part is not None]
+    if not parts:
+        raise FileCorrupted("holds no row; expected some")
+    used = np.concatenate([np.arange(part.begin, part.stop) for part in parts])
+    if (terminal[used] > 1).any():
+        raise FileCorrupted(f"{TERMINAL} has values up to {terminal[used].max()}; expected 0 and 1")
+    zeros = blanks(dump, action, reward, terminal)
+    made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
+    tail = _Tail(len(action))
+    mark = {"piece": number, "made": secrets.token_hex(16)}
+    with ExitStack() as stack:
+        for one in made:
+            begin = number + (0 if one.part is dump.main else BEFORE)
+            one.volumes = stack.enter_context(Volumes(path, begin, rows, mark))
+        at = 0
+        blocks = files.blocks(OBSERVATION, "uint8", (len(action), *FRAME))
+        for frames in stack.enter_context(closing(blocks)):
+            for one in made:
+                one.take(at, frames)
+            tail.take(at, frames, action, reward, terminal)
+            at += len(frames)
+        about = {
+            **meta,
+            "capacity": dump.capacity,
+            "add_count": add_count,
+            "invalid_range": invalid.tolist(),
+            "stack": dump.stack,
+            "horizon": dump.horizon,
+            "blanks": sum(one.dropped for one in made),
+            "padded": zeros.padded,
+            "tail": tail.sums,
+            "parts": describe(dump, made),
+        }
+        last = max((one for one in made if one.volumes.rows), key=lambda one: one.part is dump.main, default=None)
+        if last is None:
+            raise FileCorrupted("holds rows of zeros only; expected steps")
+        for one in made:
+            if one is not last:
+                one.volumes.commit()
+        last.volumes.commit(about)
+
+
+class Made:
+    """Rows of one part on their way into a piece."""
+
+    volumes: Volumes
+
+    def __init__(self, dump: Ring, part: Part, zeros: Blanks, action: Array, reward: Array, terminal: Array) -> None:
+        self.part = part
+        self.dropped = self.ends = self.ended = 0
+        self.begin: Array | None = None  # the first frame
+        self.end: Array | None = None
+        self.terminal = False
+        self.change = -1
+        self.leading: dict[int, bool] = {}  # of the places that may be zeros: whether they are
+        self._zeros, self._lead = zeros, set(zeros.lead.tolist())
+        self._action, self._reward, self._ended = action, reward, terminal.astype(bool)
+        self._cut = np.zeros(len(action), bool)
+        self._cut[sorted(dump.cuts)] = True
+        self._cut &= ~self._ended
+        self._every = max(1, len(action) // _PAIRS)
+
+    def take(self, at: int, frames: Array) -> None:
+        """The rows of a block that are in this part."""
+        low, high = max(at, self.part.begin), min(at + len(frames), self.part.stop)
+        if low >= high:
+            return
+        frames, here = frames[low - at : high - at], slice(low, high)
+        for place in self._lead & set(range(low, high)) if self._lead else ():
+            self.leading[place] = not frames[place - low].any()
+        maybe = np.flatnonzero(self._zeros.place[here])
+        if len(maybe):
+            keep = np.ones(high - low, bool)
+            keep[maybe[~frames[maybe].any(axis=(1, 2))]] = False
+            self.dropped += int((~keep).sum())
+            frames = frames[keep]
+            where = np.arange(low, high)[keep]
+        else:
+            where = np.arange(low, high)
+        if not len(where):
+            return
+        ended = self._ended[where]
+        self._compare(frames, ended)
+        if not self.ended and ended.any():
+            self.ended = self.volumes.rows + int(ended.argmax()) + 1
+        self.volumes.append(
+            {
+                "obs": frames,
+                "action": self._action[where],
+                "reward": self._reward[where],
+                "terminated": ended,
+                "truncated": self._cut[where],
+            }
+        )
+        self.ends += int(ended.sum())
+        if self.begin is None:
+            self.begin = frames[0].copy()
+        self.end, self.terminal = frames[-1].copy(), bool(ended[-1] | self._cut[where[-1]])
+
+    def _compare(self, frames: Array, ended: Array) -> None:
+        """Counts what changes from one frame of an episode to the next."""
+        first, second = frames[: -1 : self._every], frames[1 :: self._every]
+        changed = (first != second)[~ended[: -1 : self._every]]
+        self.change = max([self.change, *(int(np.count_nonzero(pair)) for pair in changed)])
+
+
+def describe(dump: Ring, made: Sequence[Made]) -> list[dict[str, Any]]:
+    """What `stretches` needs to know of each part, as JSON."""
+    leading = {place for one in made for place, zero in one.leading.items() if zero}
+    run: set[int] = set()
+    for place in in_order(dump)[:BLANKS].tolist():
+        if place not in leading:
+            break
+        run.add(place)
+    run |= {one.part.begin for one in made if not one.part.sure} & leading
+    return [
+        {
+            "pieces": one.volumes.pieces,
+            "rows": one.volumes.rows,
+            "places": one.part.stop - one.part.begin,
+            "first": one.part.first,
+            "sure": one.part.sure,
+            "lead": len([place for place in run if one.part.begin <= place < one.part.stop]),
+            "ends": one.ends,
+            "ended": one.ended,
+            "terminal": one.terminal,
+            "change": one.change,
+            "begin": None if one.begin is None else pack(one.begin),
+            "end": None if one.end is None else pack(one.end),
+        }
+        for one in made
+    ]
+
+
+class _Tail:
+    """Sums of the rows at the places before a ring's last, by which another dump is known to hold them too."""
+
+    def __init__(self, capacity: int) -> None:
+        self.sums: list[int] = []
+        self._begin, self._stop = max(0, capacity - 1 - SAME_ROWS), capacity - 1
+
+    def take(self, at: int, frames: Array, action: Array, reward: Array, terminal: Array) -> None:
+        for place in range(max(at, self._begin), min(at + len(frames), self._stop)):
+            small = b"".join(array[place].tobytes() for array in (action, reward, terminal))
+            self.sums.append(zlib.crc32(small, zlib.crc32(frames[place - at].tobytes())))

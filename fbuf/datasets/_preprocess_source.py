@@ -1,0 +1,196 @@
+"""What `preprocess` reads: rows of a data set by number, or windows of a buffer by anchor, a batch at a time.
+
+A data set is read directly, without a callback. A buffer of any kind is read as its own `sample` would, at the
+anchors in order of their rows, each once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer import state_ops
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._formats import dataset
+from fbuf._indexing.anchors import OPEN
+from fbuf._interfaces.view import View
+from fbuf.datasets import _open
+from fbuf.datasets._arrays.segments import path_of
+from fbuf.datasets._preprocess_trace import Program
+from fbuf.interop._row_reader import Reader
+from fbuf.storages import DataSet, _host_rows
+from fbuf.views import Row
+
+
+class Origin(Protocol):
+    """Where rows come from.
+
+    Attributes:
+      rows: How many.
+      row: One, as `jax.ShapeDtypeStruct`s.
+      names: Of its leaves, where it is a row; () for windows.
+      steps: Whether one row follows another, so that ends of episodes say something.
+      mark: What tells these rows from others.
+      path: Of the files, None where there are none.
+    """
+
+    rows: int
+    row: PyTree
+    names: tuple[str, ...]
+    steps: bool
+    mark: str
+    path: Path | None
+
+    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        """A function of rows `start` to `stop - 1`, at most `batch`: what the program gives for them, by leaf."""
+
+    def close(self) -> None:
+        """Lets go of files."""
+
+
+def origin_of(call: str, data: Any, view: View | None) -> Origin:
+    """What is read of a path, a data set that is open, or a buffer and its state."""
+    if isinstance(data, dataset.DataSet):
+        data = data.path
+    if not isinstance(data, tuple):
+        path = path_of(call, "data", data, "or (buffer, state)")
+        if view is None:
+            return Stored(path)
+        buffer, state = _open.open(path, view=view)
+        return Windows(call, buffer, state, path)
+    if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
+        raise TypeError(
+            f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
+        )
+    buffer, state = data
+    buffer.storage.spec(state.rows)  # refuses the state of another buffer
+    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
+    if view is None and source is not None:
+        stored = Stored(source)
+        if stored.identity != _identity(state):
+            stored.close()
+            raise ValueError(
+                f"{call}: the data set at {source} was made anew, or got other pieces, since this state was made of it; "
+                f"expected the same rows. Open it again: fbuf.datasets.open({str(source)!r})."
+            )
+        return stored
+    if buffer.lanes not in (None, 1):
+        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
+    wanted = Row() if view is None else view
+    if wanted != buffer.view:
+        other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
+        buffer, state = other, buffer.convert(other, state)
+    return Windows(call, buffer, state, source, rows=view is None)
+
+
+class Stored:
+    """Rows of a data set."""
+
+    def __init__(self, path: Path) -> None:
+        self._dataset = dataset.DataSet.open(path)
+        try:
+            self.row = _open.example(self._dataset.schema)
+        except BaseException:
+            self._dataset.close()
+            raise
+        self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
+        self.path: Path | None = path
+        self._structure: Any = jax.tree.structure(self.row)
+        self._order = list(named_leaves(self.row))
+        self.identity = self._dataset.identity
+        self.mark = f"rows {self.identity}"
+
+    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        run = jax.jit(lambda rows: program.leaves(jax.vmap(program)(rows)))
+
+        def apply(start: int, stop: int) -> dict[str, np.ndarray]:
+            rows = self._dataset.read_rows(start, stop)
+            padded = [_padded(rows[name], batch) for name in self._order]
+            out = run(self._structure.unflatten(padded))
+            return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
+
+        return apply
+
+    def close(self) -> None:
+        self._dataset.close()
+
+
+class Windows:
+    """What a view makes of each anchor of a buffer, oldest first; `rows`: these are its rows."""
+
+    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
+        self._call, self._buffer, self._state = call, buffer, state
+        self._slots = _anchors_by_age(call, buffer, state)
+        self.rows, self.path = len(self._slots), path
+        one = jax.eval_shape(functools.partial(_windows, buffer), state, jax.ShapeDtypeStruct((1,), np.int32), _key(0))
+        self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
+        self.names = tuple(named_leaves(self.row)) if rows else ()
+        self.steps = rows and buffer.writer.streams
+        whose = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
+        self.mark = f"windows {whose} {buffer.view!r} {buffer.ends!r}"
+
+    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        @jax.jit
+        def run(state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+            data, ok = _windows(self._buffer, state, slot, key)
+            return program.leaves(jax.vmap(program)(data)), ok
+
+        def apply(start: int, stop: int) -> dict[str, np.ndarray]:
+            slot = jnp.asarray(_padded(self._slots[start:stop], batch))
+            out, ok = run(self._state, slot, _key(start))
+            if not np.asarray(ok).all():
+                raise RuntimeError(
+                    f"{self._call}: rows of this state have expired; expected the state that the last verb returned."
+                )
+            return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
+
+        return apply
+
+    def close(self) -> None:
+        pass
+
+
+def _identity(state: BufferState) -> str:
+    """Of the data set that a state was made of."""
+    store: Any = _host_rows.store_of(state.rows)
+    return str(store.identity)
+
+
+def _key(number: int) -> jax.Array:
+    """For views that draw at random: the same for the same anchors."""
+    return jax.random.fold_in(jax.random.key(0), number)
+
+
+def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[PyTree, jax.Array]:
+    """What the view makes of anchors, and which are there."""
+    spec, structure = buffer.storage.spec(state.rows)
+    mask = jnp.ones(slot.shape, bool)
+    window = buffer.view.window(spec, state_ops.population(buffer, state), slot, mask, key)
+    arrays, ok = buffer.storage.read(state.rows, window.reads)
+    return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
+
+
+def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray:
+    """int32, slots of what can be drawn, in order of arrival."""
+    reader = Reader(call, buffer, state)
+    age = np.arange(int(reader.sizes[0]), dtype=np.int64)
+    slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
+    if state.anchors is None:
+        return slots
+    return slots[(np.asarray(state.anchors.flags)[slots] & OPEN) != 0]
+
+
+def _padded(rows: np.ndarray, batch: int) -> np.ndarray:
+    """`batch` rows, the last repeated."""
+    missing = batch - len(rows)
+    return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])

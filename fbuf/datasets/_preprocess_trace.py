@@ -1,0 +1,144 @@
+"""A user's function over one row, traced before any row is read: what it gives, that it is pure, and what identifies it.
+
+Traced twice: a program that differs the second time (numpy's random numbers, the clock, a counter) would have given every row
+what one call happened to give. The text of the program, with its constants (those of functions jitted within it, too),
+tells resumed work from other work; a name or the source of a function would not.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._checkpoint import row_schema
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._formats import dataset
+from fbuf._host.codecs.base import Codec
+from fbuf.interop._source import DTYPES
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
+
+
+class Program:
+    """`fn`, with the leaves of a row that it is to keep.
+
+    Attributes:
+      schema: Of what it gives.
+      mark: A short text that only equal programs have; one that calls back into Python is equal to none.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        fn: Callable[[PyTree], PyTree],
+        row: PyTree,
+        keep: Sequence[str],
+        codec: Mapping[str, Codec] | None,
+    ) -> None:
+        """Traces `fn` for a row of `jax.ShapeDtypeStruct`s. Raises what is wrong with it: ValueError, TypeError."""
+        if not callable(fn):
+            raise TypeError(f"{call}: fn is a {type(fn).__name__}; expected a function of one row.")
+        self._call, self._fn = call, fn
+        given, text = self._traced(row)
+        again, text_again = self._traced(row)
+        if text != text_again:
+            raise ValueError(
+                f"{call}: fn is another program when it is traced again; expected a pure function of its row. It calls numpy's "
+                f"random numbers, the clock, or changes what it reads; every row would get what one call gave. For "
+                f"random numbers use jax.random with a key made from the row."
+            )
+        del again
+        self._kept = [name for name in keep if name not in named_leaves(given)]
+        known = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
+        self.mark = secrets.token_hex(16) if _CALLBACK.search(text) else known
+        out = jax.eval_shape(self, row)
+        leaves = self.leaves(out)
+        for name, leaf in leaves.items():
+            if DTYPES.get(np.dtype(leaf.dtype).name if _is_plain(leaf) else "") is None:
+                raise TypeError(f"{call}: fn gives leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
+        shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
+        structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
+        if (own := row_schema.own_node(structure)) is not None:
+            raise TypeError(
+                f"{call}: fn gives a {own}; expected dicts, lists and tuples of arrays, as files name no code."
+            )
+        self.schema = dataset.Schema(shapes, structure, codec)
+
+    def __call__(self, row: PyTree) -> PyTree:
+        """What `fn` gives for a row, and what is kept of it."""
+        out = self._fn(row)
+        if self._kept:
+            leaves = named_leaves(row)
+            out = dict(out)
+            for name in self._kept:
+                out[name] = leaves[name]
+        return out
+
+    def leaves(self, out: PyTree) -> dict[str, Any]:
+        """By name."""
+        return named_leaves(out)
+
+    def _traced(self, row: PyTree) -> tuple[PyTree, str]:
+        """What `fn` gives, as shapes, and the text of its program."""
+
+        def checked(row: PyTree) -> PyTree:
+            out = self._fn(row)
+            self._check(out)
+            return out
+
+        try:
+            with jax.checking_leaks():
+                closed, out = jax.make_jaxpr(checked, return_shape=True)(row)
+        except Exception as error:
+            if "Leaked" not in str(error):
+                raise
+            raise ValueError(
+                f"{self._call}: fn lets a traced value out; expected a pure function. It keeps what it computes in a list, "
+                f"an attribute or a global; return it instead. ({str(error).splitlines()[0]:.200})"
+            ) from None
+        return out, f"{_ADDRESS.sub('', str(closed))} {_constants(closed)}"
+
+    def _check(self, out: PyTree) -> None:
+        leaves = named_leaves(out)
+        for name, leaf in leaves.items():
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                raise TypeError(
+                    f"{self._call}: fn gives '{name}' as a {type(leaf).__name__}; expected arrays. Leave it out."
+                )
+        if not isinstance(out, dict) or not leaves:
+            what = f"a {type(out).__name__}" if leaves or out is None else "no leaves"
+            raise TypeError(
+                f"{self._call}: fn gives {what} for a row; expected a dict of arrays. A row can be changed, not left out: "
+                f"return {{'obs': ..., 'action': ...}}."
+            )
+
+
+def _constants(part: Any) -> list[int]:
+    """Checksums of the arrays that a program holds: its text leaves them out, and those of functions within it."""
+    if hasattr(part, "eqns"):
+        inner = [value for eqn in part.eqns for value in (*eqn.invars, *eqn.params.values())]
+        part = [*getattr(part, "consts", ()), *inner]
+    if isinstance(part, (list, tuple)):
+        return [number for inner in part for number in _constants(inner)]
+    array = getattr(part, "val", part)  # of a literal
+    if (
+        hasattr(array, "__array__") and hasattr(array, "dtype") and _is_plain(array)
+    ):  # JAX has types of its own for them
+        return [zlib.crc32(np.ascontiguousarray(np.asarray(array)).tobytes())]
+    return []
+
+
+def _is_plain(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _only_dicts(tree: PyTree) -> bool:
+    return all(map(_only_dicts, tree.values())) if type(tree) is dict else jax.tree_util.all_leaves([tree])

@@ -1,0 +1,221 @@
+"""Lists the files of a source and downloads them, through fsspec; folders of this machine need no package.
+
+A source is an address: the public bucket, a web server, a folder, or any URL that fsspec opens. Listings of the bucket and
+of a web server's `index.json` have sizes and hashes; those of other sources have what fsspec knows.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+from fbuf.datasets._remote.errors import FileCorrupted, SourceError
+
+BUCKET = "https://storage.googleapis.com/atari-replay-datasets"
+LISTING = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"
+WAITS = (1.0, 5.0, 20.0)
+"""Seconds before each further attempt to download a file."""
+_FINAL = (400, 401, 403, 404, 405, 410)
+"""HTTP statuses that another attempt does not change."""
+_STORED = {"block_size": 0, "size": 1, "headers": {"Accept-Encoding": "gzip"}}
+"""Options for the web: the whole file by one request, and its bytes as they are stored, also if that is compressed."""
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was listed: its path below the source, where to read it, and what is known of its bytes."""
+
+    name: str
+    url: str
+    size: int | None = None
+    md5: str | None = None
+    """32 hexadecimal digits."""
+
+
+def address_of(call: str, source: str | os.PathLike[str] | None) -> str:
+    """Return the address of a source: a URL, or the absolute path of a folder; None is the public bucket."""
+    if source is None:
+        return BUCKET
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"{call}: source is a {type(source).__name__}; expected an address, a folder or None.")
+    text = os.fspath(source)
+    if text.startswith("file://"):
+        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
+    return text.rstrip("/") if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def is_local(address: str) -> bool:
+    """Return whether the address is a path of this machine."""
+    return "://" not in address
+
+
+def _is_web(address: str) -> bool:
+    """Return whether the address is one of a web server."""
+    return address.startswith(("http://", "https://"))
+
+
+def list_files(address: str, folder: str) -> list[File]:
+    """Return the files directly in `folder`, a path below the source; none if there is no such folder.
+
+    Raises:
+      SourceError: the source cannot be listed. ImportError: a package is missing; the text says which.
+    """
+    url = f"{address}/{folder}"
+    try:
+        if is_local(address):
+            with os.scandir(url) as entries:
+                return [File(folder + e.name, e.path, e.stat().st_size) for e in entries if e.is_file()]
+        if address == BUCKET:
+            return _list_bucket(folder)
+        if _is_web(address) and (index := _read_index(address)) is not None:
+            return [file for file in index if file.name.rpartition("/")[0] == folder.rstrip("/")]
+        system, path = _filesystem(url)
+        found = system.ls(path, detail=True)
+    except FileNotFoundError:
+        return []
+    except (ImportError, SourceError):
+        raise
+    except Exception as error:  # each file system raises its own kinds
+        raise SourceError(f"{url}: {_text(error)}.") from error
+    return [
+        File(
+            folder + unquote(info["name"].rpartition("/")[2]),
+            system.unstrip_protocol(info["name"]),
+            info.get("size"),
+            _hex(info.get("md5Hash")),
+        )
+        for info in found
+        if info["type"] != "directory" and info["name"].rpartition("/")[0] == path.rstrip("/")
+    ]
+
+
+def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
+    """Download a file to `path`. A download that is cut off or damaged begins again, some times.
+
+    Args:
+      report: Called with the bytes of each block; with a negative number when a download begins again.
+    Raises:
+      SourceError: the file is not available now. FileCorrupted: its size or hash is not the listed one.
+      OSError: the disk fails.
+    """
+    for wait in (*WAITS, None):
+        failure: Exception
+        try:
+            return _download(file, path, report)
+        except FileCorrupted as error:
+            failure = error
+        except Exception as error:  # each file system raises its own kinds
+            if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+            ):
+                raise
+            failure = SourceError(f"{file.url}: {_text(error)}.")
+            failure.__cause__ = error
+            wait = None if _is_final(error) else wait
+        if wait is None:
+            raise failure
+        time.sleep(wait)
+
+
+def _download(file: File, path: Path, report: Callable[[int], None]) -> None:
+    """Download a file once. Raises FileCorrupted: it is not what was listed."""
+    system, name = _filesystem(file.url)
+    options = _STORED if _is_web(file.url) else {}
+    digest, size = hashlib.md5(usedforsecurity=False), 0
+    try:
+        with system.open(name, "rb", **options) as remote, open(path, "wb") as local:
+            while block := remote.read(_BLOCK):
+                local.write(block)
+                digest.update(block)
+                size += len(block)
+                report(len(block))
+        if file.size not in (None, size):
+            raise FileCorrupted(f"{file.name}: has {size} bytes; expected {file.size} ({file.url}).")
+        if file.md5 not in (None, digest.hexdigest()):
+            raise FileCorrupted(f"{file.name}: has md5 {digest.hexdigest()}; expected {file.md5} ({file.url}).")
+    except BaseException:
+        report(-size)
+        raise
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it. Raises ImportError: a package is missing."""
+    scheme = url.partition("://")[0]
+    options: dict[str, Any] = {}
+    try:
+        from fsspec.core import url_to_fs
+
+        if _is_web(url):
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(total=None, sock_connect=30, sock_read=60)
+            options["client_kwargs"] = {"timeout": timeout, "trust_env": True, "auto_decompress": False}
+            options["headers"] = {"Accept-Encoding": "identity"}
+        system, path = url_to_fs(url, **options)
+    except ImportError as error:
+        ours = _is_web(url) or (error.name or "").startswith("fsspec")
+        extra = "fbuf[datasets]" if ours else f"fsspec[{scheme}]"
+        raise ImportError(f'{url}: {error}. Run pip install "{extra}".') from error
+    return system, path
+
+
+def _list_bucket(folder: str) -> list[File]:
+    """Return the files that the bucket's JSON interface lists."""
+    system, url = _filesystem(LISTING)
+    query = {"prefix": folder, "delimiter": "/", "fields": "nextPageToken,items(name,size,md5Hash)"}
+    files: list[File] = []
+    while True:
+        page = json.loads(system.cat_file(f"{url}?{urlencode(query)}"))
+        for item in page.get("items", []):
+            name = item["name"]
+            files.append(File(name, f"{BUCKET}/{quote(name)}", int(item["size"]), _hex(item.get("md5Hash"))))
+        if not page.get("nextPageToken"):
+            return files
+        query["pageToken"] = page["nextPageToken"]
+
+
+def _read_index(address: str) -> list[File] | None:
+    """Return the files of a web server's `index.json`; None if it has none."""
+    system, url = _filesystem(f"{address}/index.json")
+    try:
+        text = system.cat_file(url)
+    except Exception as error:
+        if _is_final(error):
+            return None
+        raise
+    try:
+        entries = [(entry["name"], entry.get("size"), entry.get("md5")) for entry in json.loads(text)["files"]]
+        return [File(name, f"{address}/{quote(name)}", size, md5 and md5.lower()) for name, size, md5 in entries]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceError(
+            f'{url}: is not an index of files; expected {{"files": [{{"name": ..., "size": ..., "md5": ...}}]}}.'
+        ) from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether another attempt would fail in the same way."""
+    return isinstance(error, (FileNotFoundError, PermissionError)) or getattr(error, "status", None) in _FINAL
+
+
+def _hex(md5: str | None) -> str | None:
+    """Return the hexadecimal digits of a hash in base64."""
+    return base64.b64decode(md5).hex() if md5 else None
+
+
+def _text(error: Exception) -> str:
+    """Return what an error says on one line, with its status or kind."""
+    if isinstance(error, FileNotFoundError):
+        return "not found"
+    text = str(getattr(error, "message", None) or error).rstrip(".")
+    return f"{getattr(error, 'status', type(error).__name__)} {text}".rstrip()

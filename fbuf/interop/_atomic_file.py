@@ -1,0 +1,117 @@
+"""One file that appears whole or not at all: written beside its place, synced, and renamed there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf.interop import _hdf5, _npz
+from fbuf.interop._source import check_name
+
+H5 = (".h5", ".hdf5")
+MASK = "__mask__"  # which rows there are, where lanes hold different numbers
+RESERVED = (_npz.ABOUT, MASK)
+
+
+class Sink:
+    """Where columns go; `about` and the dtypes that the format lacks are written at the end."""
+
+    def __init__(self, writer: _npz.Writer | _hdf5.Writer) -> None:
+        self._writer = writer
+        self.dtypes: dict[str, str] = {}
+        self.names: list[str] = []
+
+    def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
+        """One leaf of all rows, from blocks; what numpy alone does not know (bfloat16, float8) as integers."""
+        self.names.append(name)
+        if dtype.isbuiltin != 1:
+            self.dtypes[name] = dtype.name
+            dtype = np.dtype(f"u{dtype.itemsize}")
+            blocks = (np.ascontiguousarray(block).view(dtype) for block in blocks)
+        self._writer.column(name, shape, dtype, blocks)
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Describes what was written."""
+        self._writer.close(json.dumps({**about, "columns": self.names, "dtypes": self.dtypes}, sort_keys=True).encode())
+
+
+@contextlib.contextmanager
+def opened(call: str, path: Path, compress: bool, overwrite: bool) -> Iterator[Sink]:
+    """A `Sink` whose file is at `path` once the block has ended; if it raises, nothing is there that was not before.
+
+    Raises:
+      ValueError: the name ends in something else than .npz, .h5 or .hdf5.
+      FileExistsError: there is one, and `overwrite` is False.
+      OSError: the file cannot be written.
+    """
+    if path.suffix not in (".npz", *H5):
+        raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{call}: {path} exists. Write it with overwrite=True, or under another name.")
+    if path.suffix in H5:
+        _hdf5.library(call)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    writer: _npz.Writer | _hdf5.Writer = (_hdf5.Writer if path.suffix in H5 else _npz.Writer)(part, compress)
+    try:
+        yield Sink(writer)
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    except BaseException:
+        writer.abort()
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def renamed(call: str, leaves: Iterable[str], names: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Name in the file of each leaf; a subtree may be renamed or left out (None) as one.
+
+    Raises:
+      ValueError: a name that no leaf has, that two would get, or that files keep for themselves.
+    """
+    leaves, names = list(leaves), dict(names or {})
+    for name in names:
+        if not any(leaf == name or leaf.startswith(name + "/") for leaf in leaves):
+            raise ValueError(f"{call}: names has '{name}', but rows have {', '.join(leaves)}.")
+    out: dict[str, str] = {}
+    for leaf in leaves:
+        found = [name for name in names if leaf == name or leaf.startswith(name + "/")]
+        best = max(found, key=len, default=None)
+        to = leaf if best is None else names[best]
+        if to is not None:
+            out[leaf] = check_name(call, to + (leaf[len(best) :] if best is not None else ""))
+    return out
+
+
+def check_names(call: str, names: Iterable[str]) -> None:
+    """Raises if two columns would have one name, or one would be a folder of another."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen or name in RESERVED:
+            what = "is kept for the file's own" if name in RESERVED else "would be two columns"
+            raise ValueError(f"{call}: '{name}' {what}. Rename a leaf: names={{'{name}': ...}}.")
+        seen.add(name)
+    for name in seen:
+        parts = name.split("/")
+        for cut in range(1, len(parts)):
+            if "/".join(parts[:cut]) in seen:
+                above = "/".join(parts[:cut])
+                raise ValueError(
+                    f"{call}: '{above}' would be a column and a group. Rename it: names={{'{above}': ...}}."
+                )

@@ -1,0 +1,120 @@
+"""The rows of a state in order of arrival, one leaf and one block at a time, for what writes them out.
+
+`Buffer.rows` reads everything at once; here a leaf is asked of the storage block by block with one compiled program, so
+what is larger than memory (compressed, memory-mapped) passes through. A file is written leaf after leaf, which suits
+both formats: an npz member is one stream, and an h5 data set is laid out whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import Spec
+from fbuf._indexing import scatter
+from fbuf._interfaces.storage import Read
+from fbuf.interop._columns import BLOCK_BYTES
+from fbuf.storages import Ragged
+
+
+class Reader:
+    """What a state holds, oldest first.
+
+    Attributes:
+      spec: Of a row.
+      lanes: E, None for one stream.
+      sizes: int64[E], rows of each lane.
+    """
+
+    def __init__(self, call: str, buffer: Buffer, state: BufferState) -> None:
+        if not isinstance(buffer, Buffer) or not isinstance(state, BufferState):
+            raise TypeError(
+                f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its state. The order "
+                f"is {call}(path, buffer, state)."
+            )
+        if isinstance(buffer.storage, Ragged):
+            raise TypeError(
+                f"{call}: {buffer.storage!r} holds what is no array of one shape; expected another storage. Use fbuf.save."
+            )
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+            raise TypeError(f"{call}: the state is traced; expected an eager call, outside jax.jit.")
+        self.call, self.buffer, self.state = call, buffer, state
+        self.spec: Spec = buffer.storage.spec(state.rows)[0]
+        self.lanes = buffer.lanes
+        self.sizes = np.asarray(state.ring.size).astype(np.int64)
+        self._cursor = np.asarray(state.ring.cursor).astype(np.int64)
+        self._order = None if state.scatter is None else np.asarray(scatter.by_age(state.scatter))
+
+    @property
+    def steps(self) -> int:
+        """Rows of the longest lane."""
+        return int(self.sizes.max(initial=0))
+
+    def mask(self, first: int, last: int) -> np.ndarray:
+        """bool[n, E], which rows there are."""
+        age = np.arange(first, last)[:, None]
+        if self._order is not None:
+            return age * len(self.sizes) + np.arange(len(self.sizes)) < self.sizes.sum()
+        return age < self.sizes[None, :]
+
+    def slots(self, age: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        """Slots of rows by age, 0 the oldest of its lane."""
+        lanes, length, _ = self.buffer.geometry
+        if self._order is not None:
+            return self._order[age * lanes + lane]
+        return (self._cursor[lane] - self.sizes[lane] + age) % length * lanes + lane
+
+    def block(self, name: str) -> int:
+        """Rows of a leaf that make a block, over all lanes."""
+        leaf = self.spec[name]
+        rows = BLOCK_BYTES // max(1, math.prod(leaf.shape) * leaf.dtype.itemsize)
+        return max(1, min(rows, self.buffer.capacity))
+
+    def leaf(self, name: str, slot: np.ndarray, block: int) -> np.ndarray:
+        """A leaf of up to `block` rows, `[len(slot), item]`; zeros where the slot is C.
+
+        Raises:
+          RuntimeError: a row is no longer there.
+        """
+        nowhere = self.buffer.capacity
+        padded = np.full(block, nowhere, np.int32)
+        padded[: len(slot)] = slot
+        rows, ok = _gather(self.buffer, name, self.state, jnp.asarray(padded))
+        if ok is not None and not np.asarray(ok)[: len(slot)][slot < nowhere].all():
+            raise RuntimeError(
+                f"{self.call}: rows of this state have expired, as later ones took their place on the host; expected a state "
+                f"that was carried on. Export the state that the last verb returned."
+            )
+        return np.asarray(rows)[: len(slot)]
+
+    def steps_of(self, name: str) -> Iterator[np.ndarray]:
+        """A leaf of all rows, in blocks `[n, ...]`, with lanes `[n, E, ...]`; zeros where a lane has fewer rows."""
+        lanes = len(self.sizes)
+        rows = max(1, self.block(name) // lanes)
+        for first in range(0, self.steps, rows):
+            last = min(first + rows, self.steps)
+            there = self.mask(first, last)
+            age, lane = np.nonzero(there)
+            slot = np.full(there.shape, self.buffer.capacity, np.int64)
+            slot[there] = self.slots(age + first, lane)
+            block = self.leaf(name, slot.reshape(-1), rows * lanes)
+            yield block if self.lanes is None else block.reshape(last - first, lanes, *block.shape[1:])
+
+    def flag(self, name: str) -> np.ndarray:
+        """A boolean leaf of all rows, bool[T, E]; False where a lane has fewer."""
+        parts = [b.reshape(len(b), -1) for b in self.steps_of(name)]
+        return np.concatenate(parts) if parts else np.zeros((0, len(self.sizes)), bool)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gather(buffer: Buffer, name: str, state: Any, slot: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    arrays, ok = buffer.storage.read(state.rows, [Read(name, slot)])
+    return arrays[0], ok

@@ -1,0 +1,158 @@
+"""Histograms: priorities and ages, of anchors as they lie there and as they would be drawn; lengths of episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fbuf._buffer.state import BufferState
+from fbuf._buffer.summary import Seen, seen
+from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
+from fbuf.plot import _style
+
+if TYPE_CHECKING:
+    from fbuf._buffer.buffer import Buffer
+
+WIDE = 30.0  # largest over smallest, from which an axis is logarithmic
+SIZE = (6.0, 3.6)
+
+
+def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+    """Histogram of the priorities |p| of anchors, and of those that would be drawn; see `Summary.priorities`.
+
+    Args:
+      bins: How many; they are even on a logarithmic axis where priorities differ by a factor of 30 or more.
+      ax: Axes to draw into; None: those of a new figure.
+    Returns:
+      The axes.
+    Raises:
+      ValueError: the sampler has no priorities; `bins` < 1.
+      ImportError: matplotlib is missing.
+    """
+    call = "plot.priorities"
+    _style.check(call, buffer, state)
+    _check_bins(call, bins)
+    if not buffer.sampler.prioritized:
+        raise ValueError(
+            f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state), or a buffer with "
+            f"sampler=fbuf.samplers.Prioritized()."
+        )
+    found = seen(buffer, state)
+    axes = _style.new_axes(call, ax, SIZE)
+    _style.dress(axes, "Priorities", "|p|", "share")
+    known = found.priority is not None and not (found.priority[found.anchor] < 0).any()
+    if not known or found.priority is None or not found.anchor.any():
+        return _style.nothing(axes, "nothing can be drawn yet" if not found.anchor.any() else "alpha is 0: all alike")
+    values = found.priority[found.anchor].astype(np.float64)
+    positive = values[values > 0]
+    log = positive.size > 0 and bool(positive.max() > WIDE * positive.min())
+    if log:
+        edges = np.geomspace(positive.min(), positive.max() * (1 + 1e-6), bins + 1)
+        axes.set_xscale("log")
+        zeros = float((values <= 0).mean())
+        if zeros:
+            axes.text(0.01, 0.98, f"{zeros:.0%} are 0", transform=axes.transAxes, va="top", fontsize=9)
+    else:
+        edges = _even(values, bins)
+    _two(axes, values, found, edges)
+    return axes
+
+
+def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+    """Histogram of the ages of anchors, and of those that would be drawn: how much the sampler favours the new.
+
+    Args:
+      bins: How many, at most.
+      ax: Axes to draw into; None: those of a new figure.
+    Returns:
+      The axes.
+    Raises:
+      ValueError: `bins` < 1.
+      ImportError: matplotlib is missing.
+    """
+    call = "plot.ages"
+    found = _found(call, buffer, state, bins)
+    axes = _style.new_axes(call, ax, SIZE)
+    later = "of the lane that came later" if buffer.writer.streams else "that were put in later"
+    _style.dress(axes, "Ages", f"age: rows {later}", "share")
+    if not found.anchor.any():
+        return _style.nothing(axes, "nothing can be drawn yet")
+    values = found.age[found.anchor]
+    _two(axes, values, found, _whole(values, bins))
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return axes
+
+
+def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+    """Histogram of the lengths of episodes whose rows are all there.
+
+    Args:
+      bins: How many, at most.
+      ax: Axes to draw into; None: those of a new figure.
+    Returns:
+      The axes.
+    Raises:
+      ValueError: the buffer does not know where episodes end; `bins` < 1.
+      ImportError: matplotlib is missing.
+    """
+    call = "plot.episode_lengths"
+    found = _found(call, buffer, state, bins)
+    if found.start is None or found.end is None or found.reset is None:
+        raise ValueError(
+            f"{call}: {buffer!r} does not know where episodes end. Use a view that does, or "
+            f"Buffer(..., episode_end=('terminated', 'truncated')), with writers.Ring()."
+        )
+    axes = _style.new_axes(call, ax, SIZE)
+    lengths, cut = lengths_of(found.held, found.start, found.end, found.reset)
+    note = f" ({cut:,} more are cut)" if cut else ""
+    _style.dress(axes, f"Lengths of {lengths.size:,} episodes", f"rows{note}", "episodes")
+    if not lengths.size:
+        return _style.nothing(axes, "no episode is there as a whole")
+    edges, palette = _whole(lengths, bins), _style.colors(axes)
+    axes.stairs(np.histogram(lengths, edges)[0], edges, fill=True, color=palette.first, label="episodes")
+    axes.axvline(np.median(lengths), color=palette.second, linewidth=2, label=f"median {np.median(lengths):,.0f}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    _style.legend(axes)
+    return axes
+
+
+def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
+    """What there is to show, of arguments that fit."""
+    _style.check(call, buffer, state)
+    _check_bins(call, bins)
+    return seen(buffer, state)
+
+
+def _check_bins(call: str, bins: Any) -> None:
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
+        raise ValueError(f"{call}: bins is {bins!r}; expected an int >= 1.")
+
+
+def _even(values: np.ndarray, bins: int) -> np.ndarray:
+    """Edges from the least of values >= 0 to the largest; around it where all are alike."""
+    low, high = values.min(), values.max()
+    if low == high:
+        low, high = 0.95 * low, 1.05 * high or 1.0
+    return np.linspace(low, high, bins + 1)
+
+
+def _whole(values: np.ndarray, bins: int) -> np.ndarray:
+    """Edges between whole numbers, so many or fewer that each bin holds equally many of them."""
+    low, high = int(values.min()), int(values.max()) + 1
+    step = -(-(high - low) // bins)
+    return np.arange(low, high + step, step) - 0.5
+
+
+def _two(axes: Any, values: np.ndarray, found: Seen, edges: np.ndarray) -> None:
+    """Shares of anchors, filled, and of draws, as a line."""
+    palette = _style.colors(axes)
+    there = np.histogram(values, edges)[0] / values.size
+    axes.stairs(there, edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
+    chance = None if found.probability is None else found.probability[found.anchor].astype(np.float64)
+    if chance is not None and chance.sum() > 0:
+        drawn = np.histogram(values, edges, weights=chance)[0] / chance.sum()
+        axes.stairs(drawn, edges, color=palette.second, linewidth=1.8, label="of draws")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    _style.legend(axes)

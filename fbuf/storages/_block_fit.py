@@ -1,0 +1,203 @@
+"""Block and table size from real rows, by leaf: what `Deduplicated.fit` and `Deduplicated.forecast` do.
+
+Leaves whose frames have the same shape and type get the same block, so that their blocks lie in one table and what one
+leaf shows another finds there; they are counted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fbuf._algorithms import block_grid, block_stats
+from fbuf._algorithms.block_grid import Grid
+from fbuf._algorithms.block_stats import Curve
+from fbuf._core import arguments
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec, item_bytes, leaf_spec, named_leaves
+from fbuf._interfaces.storage import Forecast
+
+Block = tuple[int, int]
+
+
+class Choice(NamedTuple):
+    """What was chosen, by leaf."""
+
+    block: dict[str, Block]
+    places: dict[str, int]  # the leaf's share of its table
+
+
+def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[str, Any]]:
+    """The spec of one row, and leaves `[R, *shape]` in order of time, R <= N * E.
+
+    Raises:
+      TypeError: rows are traced, or capacity or lanes are no numbers.
+      ValueError: leading axes differ, there are fewer than 64 rows, or capacity is no multiple of lanes.
+    """
+    call = "Deduplicated.fit"
+    for what, number in (("capacity", capacity), ("lanes", 1 if lanes is None else lanes)):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+            raise TypeError(f"{call}: {what} is {number!r}; expected an int >= 1, as the buffer's.")
+    if capacity % (lanes or 1):
+        raise ValueError(f"{call}: capacity is {capacity}, not a multiple of lanes={lanes}. Give those of the buffer.")
+    leaves = named_leaves(rows)
+    lead = 1 if lanes is None else 2
+    axes = "N" if lanes is None else "N, E"
+    spec, head = {}, None
+    for name, leaf in leaves.items():
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"{call}: leaf '{name}' is traced; expected arrays, since fit counts. Call it outside jit.")
+        got = leaf_spec(leaf)
+        if len(got.shape) < lead or (lanes is not None and got.shape[1] != lanes):
+            raise ValueError(
+                f"{call}: leaf '{name}' has shape {list(got.shape)}; expected [{axes}, ...], lanes={lanes}."
+            )
+        if head is not None and got.shape[:lead] != head:
+            raise ValueError(
+                f"{call}: leaf '{name}' begins with axes {list(got.shape[:lead])}, but '{next(iter(spec))}' with "
+                f"{list(head)}. All leaves need the same [{axes}]."
+            )
+        head = got.shape[:lead]
+        spec[name] = jax.ShapeDtypeStruct(got.shape[lead:], got.dtype)
+    arguments.check_spec(call, spec)
+    return spec, {name: leaf if lead == 1 else leaf.reshape(-1, *spec[name].shape) for name, leaf in leaves.items()}
+
+
+def _looked_at(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> dict[str, Any]:
+    """The first rows of the leaves named, as numpy arrays."""
+    number = len(leaves[names[0]])
+    if number < block_stats.LEAST_ROWS:
+        raise ValueError(
+            f"Deduplicated.fit: {number} rows are too few to see how blocks grow in number; expected "
+            f"{block_stats.LEAST_ROWS} or more, better 2,000. Give more rows, or write block= and blocks=."
+        )
+    number = block_stats.rows_looked_at(number, sum(item_bytes(spec[name]) for name in names))
+    return {name: np.asarray(leaves[name][:number]).astype(spec[name].dtype, copy=False) for name in names}
+
+
+def choose(
+    leaves: Mapping[str, Any],
+    spec: Spec,
+    block: Mapping[str, Block | None],
+    places: Mapping[str, int | None],
+    each: int | None,
+    capacity: int,
+    lanes: int,
+) -> Choice:
+    """Blocks for the leaves that are given None, and places for their tables.
+
+    Args:
+      leaves: `[R, *shape]` by name, more than are to be deduplicated.
+      block: Of each leaf that is, or None.
+      places: The same; None: wanted.
+      each: Places of each table, where one number is given for all.
+    """
+    names = list(block)
+    arrays = _looked_at(leaves, spec, names)
+    chosen: dict[str, Block] = {}
+    tables: dict[
+        int, list[tuple[list[str], float, int]]
+    ] = {}  # by words of a block: leaves, distinct blocks, references
+    for members, wanted in _alike(spec, block):
+        _, height, width, channels, _ = block_grid.frame_shape(spec[members[0]].shape)
+        pixel = channels * block_grid.element_bytes(spec[members[0]].dtype)
+        tried = [wanted] if wanted is not None else block_stats.candidates(height, width, pixel)
+        grids = [{name: block_grid.grid(spec[name], pixels) for name in members} for pixels in tried]
+        cuts = [(grid[members[0]].rows, grid[members[0]].words) for grid in grids]
+        blocks = [sum(g.blocks for g in grid.values()) for grid in grids]
+        curves = block_stats.count([(arrays[name], grids[0][name]) for name in members], cuts, lanes)
+        known = [number for name in members if (number := places[name]) is not None]
+        room = sum(known) if len(known) == len(members) else each
+        best = block_stats.smallest(curves, cuts, blocks, capacity, room)
+        chosen |= dict.fromkeys(members, tried[best])
+        found = (members, curves[best].at(capacity), capacity * blocks[best])
+        tables.setdefault(cuts[best][0] * cuts[best][1], []).append(found)
+    shares: dict[str, int] = {}
+    for groups in tables.values():
+        total = block_stats.places_for(sum(group[1] for group in groups), sum(group[2] for group in groups))
+        shares |= _shared([name for group in groups for name in group[0]], places, total)
+    return Choice(chosen, {name: shares[name] for name in names})
+
+
+def _alike(spec: Spec, block: Mapping[str, Block | None]) -> list[tuple[list[str], Block | None]]:
+    """Leaves that are to have the same block, and that block where one is given."""
+    frames: dict[Any, dict[Block | None, list[str]]] = {}
+    for name, given in block.items():
+        leaf = spec[name]
+        kind = (*block_grid.frame_shape(leaf.shape)[1:4], block_grid.element_bytes(leaf.dtype))
+        frames.setdefault(kind, {}).setdefault(given, []).append(name)
+    groups: list[tuple[list[str], Block | None]] = []
+    for by_block in frames.values():
+        known = [given for given in by_block if given is not None]
+        if known and None in by_block:  # what nobody chose follows what somebody did
+            by_block[known[0]] += by_block.pop(None)
+        groups += [(members, given) for given, members in by_block.items()]
+    return groups
+
+
+def _shared(names: list[str], places: Mapping[str, int | None], total: int) -> dict[str, int]:
+    """Shares of a table's places: those given, and the rest divided among the others."""
+    given = {name: number for name in names if (number := places[name]) is not None}
+    free = [name for name in names if name not in given]
+    if not free:
+        return given
+    unit, least = block_stats.UNIT, 2 * block_stats.UNIT
+    rest = max(total - sum(given.values()), least * len(free))
+    share = rest // len(free) // unit * unit
+    return given | dict.fromkeys(free, share) | {free[0]: rest - share * (len(free) - 1)}
+
+
+def forecast(
+    trial: Mapping[str, Any] | None,
+    spec: Spec,
+    cuts: Mapping[str, tuple[Grid, int]],
+    places: list[int],
+    geometry: Geometry,
+    full: float,
+    on_full: str,
+) -> Forecast:
+    """How tables of so many `places` will fill, given each leaf's grid and the number of its table.
+
+    Args:
+      trial: Rows `[N, E, ...]`, or None.
+      full: Load from which rows give way.
+    """
+    number = 0 if trial is None else next(iter(trial.values())).shape[0] * geometry.lanes
+    if trial is None or number < block_stats.LEAST_ROWS:
+        known = f"{number} rows are too few to tell" if number else "give rows to see how many are taken"
+        return Forecast(None, sum(places), None, None, geometry.capacity, "", known)
+    leaves = {name: trial[name].reshape(-1, *spec[name].shape) for name in cuts}
+    curves = _curves(leaves, spec, cuts, geometry.lanes)
+    blocks = [curve.at(geometry.capacity) for curve in curves]
+    loads = [distinct / room for distinct, room in zip(blocks, places, strict=True)]
+    references = [0] * len(places)
+    for grid, table in cuts.values():
+        references[table] += geometry.capacity * grid.blocks
+    wanted = map(block_stats.places_for, blocks, references)
+    gives_way, held = "", geometry.capacity
+    if max(loads) > full:
+        gives_way = "retired" if on_full == "retire" else "refused"
+        fits = min(curve.until(full * room) for curve, room in zip(curves, places, strict=True))
+        held = min(held, round(fits))
+    known = f"sample of {curves[0].rows[-1]} rows"
+    return Forecast(round(sum(blocks)), sum(places), sum(wanted), max(loads), held, gives_way, known)
+
+
+def _curves(leaves: Mapping[str, Any], spec: Spec, cuts: Mapping[str, tuple[Grid, int]], lanes: int) -> list[Curve]:
+    """A curve for each table."""
+    arrays = _looked_at(leaves, spec, list(cuts))
+    parts: dict[int, dict[tuple[int, int], list[str]]] = {}
+    for name, (grid, table) in cuts.items():
+        parts.setdefault(table, {}).setdefault((grid.rows, grid.words), []).append(name)
+    out = []
+    for table in sorted(parts):
+        of_parts = [
+            block_stats.count([(arrays[name], cuts[name][0]) for name in names], [cut], lanes)[0]
+            for cut, names in parts[table].items()
+        ]
+        distinct = tuple(sum(numbers) for numbers in zip(*(curve.distinct for curve in of_parts), strict=True))
+        out.append(Curve(of_parts[0].rows, distinct))
+    return out

@@ -1,0 +1,409 @@
+"""Rows as ids of blocks: what `Deduplicated` keeps in the state, and how rows become ids and ids rows.
+
+A write goes by chunks: the rows it overwrites give back their blocks, the new rows are cut, each block is compared with the
+one in the same place of the row before, those that changed are looked up or added (`fbuf._algorithms.block_table`), then
+references are settled and ids stored. A row of which some block found no place is refused: its ids are 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._algorithms import block_grid, block_table
+from fbuf._algorithms.block_grid import Grid
+from fbuf._algorithms.block_table import Table
+from fbuf._core.component import component, state
+from fbuf._core.ordering import pin
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.state_repr import WHOLE, spec_text
+from fbuf._interfaces.storage import Read
+from fbuf.storages import _array_rows
+
+_CHUNK = block_table.CHUNK_ITEMS  # blocks encoded at once, at most
+PER_ROWS = 256
+"""`DeduplicatedRows.growth` is for so many rows."""
+
+
+@component
+class Cut:
+    """A deduplicated leaf: its rows, how they are cut, and which table holds the blocks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    grid: Grid
+    table: int
+
+    @property
+    def spec(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+
+
+@state
+class DeduplicatedRows:
+    """The rows of `Deduplicated`: the user's pytree with ids in place of the deduplicated leaves, and the blocks."""
+
+    tree: PyTree  # leaves [C, ...]; where deduplicated uint[C, blocks]: place of each block; 0: no row lies here
+    last: dict[str, jax.Array]  # uint[E, blocks]: ids of each lane's newest row
+    tables: tuple[Table, ...]
+    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, not counting what went
+    cuts: tuple[Cut, ...]  # static
+
+    def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
+        """Rows there is room for, and what a row of each leaf is and how it is kept, for people."""
+        arrays, cuts = named_leaves(self.tree), {cut.name: cut for cut in self.cuts}
+        shown = {
+            n or WHOLE: (spec_text(cuts[n].shape, cuts[n].dtype), "device, blocks")
+            if n in cuts
+            else (spec_text(a.shape[1:], a.dtype), "device")
+            for n, a in arrays.items()
+        }
+        return next(iter(arrays.values())).shape[0], shown
+
+    @property
+    def live(self) -> jax.Array:
+        """uint32[T], distinct blocks of each table that rows refer to."""
+        return jnp.stack([table.live for table in self.tables])
+
+
+def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
+    """Forgets rows in slots int32[...]; their blocks may be overwritten from now on."""
+    number, limit = slot.size, _rows_at_once(rows, block_table.CHUNK_ITEMS)
+    slot = slot.reshape(-1)
+    slots = jnp.int32(capacity(rows))
+    slot = jnp.where(slot < slots, slot, slots + jnp.arange(number, dtype=jnp.int32))
+
+    def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+        rows, token = carry
+        at = lax.dynamic_slice(slot, (begin,), (min(limit, number),))
+        rows, token = _forget(rows, at, token)
+        leaves = named_leaves(rows.tree)
+        for cut in rows.cuts:
+            nothing = jnp.zeros((at.size, cut.grid.blocks), leaves[cut.name].dtype)
+            leaves[cut.name] = _array_rows.write(leaves[cut.name], at, nothing, token)
+        return (with_leaves(rows, leaves), token), None
+
+    # Chunks may overlap at the end: what was dropped once has nothing left to drop.
+    (rows, token), _ = _over(some, (rows, token), number, limit)
+    return rows, token
+
+
+def write(
+    rows: DeduplicatedRows,
+    slot: jax.Array,
+    leaves: Mapping[str, jax.Array],
+    keep: jax.Array | None,
+    token: jax.Array,
+) -> tuple[DeduplicatedRows, jax.Array]:
+    """See `Storage.write`: chunks of at most `_CHUNK` blocks, one after another."""
+    num, lanes = slot.shape
+    flat = {n: x.reshape(num * lanes, *x.shape[2:]) for n, x in leaves.items()}
+    slots = slot.reshape(-1)
+    kept = jnp.ones(slots.shape, bool) if keep is None else keep.reshape(-1)
+    arrays = named_leaves(rows.tree)
+    side = {cut.name for cut in rows.cuts}
+    for name, values in flat.items():
+        if name not in side:
+            arrays[name] = _array_rows.write(arrays[name], slots, values, token)
+    rows = with_leaves(rows, arrays)
+    limit = _rows_at_once(rows, _CHUNK)
+    limit = limit // lanes * lanes if limit > lanes else limit
+    size = min(limit, num * lanes)
+
+    def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+        rows, token = carry
+        first = jnp.minimum(begin, jnp.int32(num * lanes - size))
+        new = first + jnp.arange(size, dtype=jnp.int32) >= begin  # the last chunk goes back to be a whole one
+        part = {name: lax.dynamic_slice_in_dim(flat[name], first, size) for name in side}
+        at = lax.dynamic_slice_in_dim(slots, first, size)
+        fresh = lax.dynamic_slice_in_dim(kept, first, size) & new
+        lane = (first + jnp.arange(min(size, lanes), dtype=jnp.int32)) % jnp.int32(lanes)
+        *carry_out, no_room, added = _write_chunk(rows, at, part, fresh, lane, token)
+        return tuple(carry_out), (no_room, added)
+
+    (rows, _), (no_room, added) = _over(some, (rows, token), num * lanes, size)
+    growth = jnp.sum(added, axis=0, dtype=jnp.uint32).astype(jnp.float32)
+    number = jnp.sum(kept, dtype=jnp.int32)
+    each = jnp.float32(PER_ROWS) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    growth = jnp.where(number > jnp.int32(0), jnp.ceil(growth * each).astype(jnp.uint32), rows.growth)
+    return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
+
+
+def update(
+    rows: DeduplicatedRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+) -> tuple[DeduplicatedRows, jax.Array | None]:
+    """See `Storage.update`; a row whose new blocks find no place stays as it was."""
+    inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity(rows)))
+    number = slot.shape[0]
+    cuts = tuple(cut for cut in rows.cuts if cut.name in leaves and number)
+    accepted = inside
+    if cuts:
+        size = min(_rows_at_once(rows, _CHUNK), number)
+
+        def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+            rows, token = carry
+            first = jnp.minimum(begin, jnp.int32(number - size))
+            new = first + jnp.arange(size, dtype=jnp.int32) >= begin
+            part = {cut.name: lax.dynamic_slice_in_dim(leaves[cut.name], first, size) for cut in cuts}
+            at = lax.dynamic_slice_in_dim(slot, first, size)
+            fresh = lax.dynamic_slice_in_dim(inside, first, size) & new
+            *carry_out, fine = _update_chunk(rows, at, part, fresh, cuts, token)
+            return tuple(carry_out), fine
+
+        (rows, token), fine = _over(some, (rows, token), number, size)
+        order = _starts(number, size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
+        order = jnp.minimum(order, jnp.int32(number - size) + jnp.arange(size, dtype=jnp.int32)[None, :])
+        accepted = jnp.zeros((number,), bool).at[order.reshape(-1)].max(fine.reshape(-1))
+    arrays = named_leaves(rows.tree)
+    nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
+    for name, values in leaves.items():
+        if name not in {cut.name for cut in cuts}:
+            arrays[name] = _array_rows.write(arrays[name], jnp.where(accepted, slot, nowhere), values, token)
+    return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
+
+
+def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
+    """See `Storage.read`: ids, then blocks. A row that was refused is not there, and reads as zeros.
+
+    Looking up blocks is what takes time, so reads that overlap (the stacks of a transition) look up theirs together.
+    """
+    arrays = named_leaves(rows.tree)
+    cuts = {cut.name: cut for cut in rows.cuts}
+    slots = jnp.int32(capacity(rows))
+    ids: dict[tuple[str, int], jax.Array] = {}
+    ok: jax.Array | None = None
+    for read in reads:
+        if read.name not in cuts:
+            continue
+        slot = read.slot if read.pool is None else read.pool
+        key = (read.name, id(slot))
+        if key not in ids:
+            ids[key] = _array_rows.read(arrays[read.name], slot).astype(jnp.int32)
+        there = (ids[key][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
+        there = _window(read, there)
+        there = jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there
+        ok = there if ok is None else ok & there
+    if ids:
+        # Pinned: XLA would look the ids up again for every word it copies.
+        _, ids = pin(jnp.max(reads[0].slot, initial=0), ids)
+    tables = {cut.name: rows.tables[cut.table].words for cut in rows.cuts}
+    blocks = {key: tables[key[0]].at[at].get(mode="promise_in_bounds") for key, at in ids.items()}
+    out = []
+    for read in reads:
+        if read.name not in cuts:
+            out.append(_array_rows.read(arrays[read.name], read.slot))
+            continue
+        cut = cuts[read.name]
+        mine = _window(read, blocks[read.name, id(read.slot if read.pool is None else read.pool)])
+        flat = mine.reshape(-1, cut.grid.blocks, cut.grid.block_words)
+        out.append(block_grid.from_blocks(flat, cut.grid, cut.spec).reshape(*read.slot.shape, *cut.shape))
+    return out, ok
+
+
+def _window(read: Read, pooled: jax.Array) -> jax.Array:
+    """What belongs to a read out of what belongs to its pool: a choice among few shifts, which fuses with what follows."""
+    if read.pool is None or read.start is None:
+        return pooled
+    length = read.slot.shape[1]
+    chosen = pooled[:, :length]
+    for shift in range(1, pooled.shape[1] - length + 1):
+        here = (read.start == jnp.int32(shift)).reshape((-1,) + (1,) * (pooled.ndim - 1))
+        chosen = jnp.where(here, pooled[:, shift : shift + length], chosen)
+    return chosen
+
+
+def clear(rows: DeduplicatedRows) -> DeduplicatedRows:
+    """No rows; the blocks stay where they are, free to be found again or overwritten."""
+    arrays = named_leaves(rows.tree)
+    for cut in rows.cuts:
+        arrays[cut.name] = jnp.zeros_like(arrays[cut.name])
+    tables = tuple(map(block_table.forget, rows.tables))
+    growth = jnp.zeros_like(rows.growth)
+    last = jax.tree.map(jnp.zeros_like, rows.last)
+    return dataclasses.replace(with_leaves(rows, arrays), last=last, tables=tables, growth=growth)
+
+
+def capacity(rows: DeduplicatedRows) -> int:
+    """C."""
+    leaves = jax.tree.leaves(rows.tree)
+    return int(leaves[0].shape[0])
+
+
+def with_leaves(rows: DeduplicatedRows, leaves: Mapping[str, jax.Array]) -> DeduplicatedRows:
+    """The same with other leaves of the tree, in its order."""
+    structure: Any = jax.tree.structure(rows.tree)
+    return dataclasses.replace(rows, tree=structure.unflatten(leaves.values()))
+
+
+def _rows_at_once(rows: DeduplicatedRows, items: int) -> int:
+    """Rows of a chunk of at most `items` blocks (one row at least)."""
+    return max(1, items // sum(cut.grid.blocks for cut in rows.cuts))
+
+
+def _starts(number: int, size: int) -> jax.Array:
+    return jnp.arange(0, number, size, dtype=jnp.int32)
+
+
+def _over(body: Any, carry: Any, number: int, size: int) -> Any:
+    """`scan` of `body` over the starts of chunks; without a loop where there is one chunk."""
+    starts = _starts(number, size)
+    if starts.shape[0] == 1:
+        carry, out = body(carry, starts[0])
+        return carry, jax.tree.map(lambda x: x[None], out)
+    return lax.scan(body, carry, starts)
+
+
+def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> DeduplicatedRows:
+    """With a table replaced."""
+    return dataclasses.replace(rows, tables=rows.tables[:number] + (table,) + rows.tables[number + 1 :])
+
+
+def _forget(
+    rows: DeduplicatedRows, slot: jax.Array, token: jax.Array, only: jax.Array | None = None, names: Any = None
+) -> tuple[DeduplicatedRows, jax.Array]:
+    """Takes back the references of rows int32[R] (those in `only`), before their ids are overwritten."""
+    arrays = named_leaves(rows.tree)
+    for cut in rows.cuts:
+        if names is not None and cut.name not in names:
+            continue
+        ids = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
+        if only is not None:
+            ids = jnp.where(only[:, None], ids, jnp.int32(0))
+        token, (ids,) = pin(token, (ids,))
+        table, token = block_table.release(rows.tables[cut.table], ids.reshape(-1), token)
+        rows = _set_table(rows, cut.table, table)
+    return rows, token
+
+
+class _Coded(NamedTuple):
+    """One leaf of a chunk, looked up."""
+
+    ids: jax.Array  # int32[R, blocks]; 0 where a block found no place
+    won: jax.Array  # bool[R, blocks], see `_blocktable.Placed`
+
+
+def _encode(
+    table: Table, cut: Cut, values: jax.Array, guess: jax.Array, keep: jax.Array, token: jax.Array
+) -> tuple[Table, _Coded, jax.Array]:
+    """Ids of rows `[R, *shape]`.
+
+    Args:
+      guess: int32[G, blocks], ids that are probably those of the first G rows; row r >= G is like row r - G.
+      keep: bool[R]; rows that are False are left alone.
+    """
+    grid, number = cut.grid, values.shape[0]
+    lanes, items = guess.shape[0], number * cut.grid.blocks
+    words = block_grid.to_words(values, grid)
+    guessed = table.words.at[guess].get(mode="promise_in_bounds")
+    alive = table.count.at[guess].get(mode="promise_in_bounds") != jnp.uint32(0)
+    changed = block_grid.differ_from_blocks(words[:lanes], guessed, grid) | ~alive | (guess == jnp.int32(0))
+    token, (changed,) = pin(token, (changed,))
+    if number > lanes:
+        later = block_grid.differ(words[lanes:], words[:-lanes], grid) | ~keep[:-lanes, None]
+        changed = jnp.concatenate([changed, later])
+    changed = changed & keep[:, None]
+
+    flat = changed.reshape(-1)
+    place = jnp.cumsum(flat, dtype=jnp.int32) - jnp.int32(1)
+    iota = jnp.arange(items, dtype=jnp.int32)
+    heads = jnp.zeros((items,), jnp.int32).at[jnp.where(flat, place, jnp.int32(items))].set(iota, mode="drop")
+    lot = block_table.lot_of(items, table.count.shape[0])
+    table, placed, token = block_table.insert(
+        table, lambda item: block_grid.take(words, grid, item), heads, place[-1] + jnp.int32(1), lot, token
+    )
+    # A block that did not change is the last one in its place that did.
+    place = jnp.where(flat, place, jnp.int32(-1)).reshape(-1, lanes, grid.blocks)
+    latest = lax.cummax(place, axis=0).reshape(number, grid.blocks)
+    known = jnp.broadcast_to(guess[None], (number // lanes, lanes, grid.blocks)).reshape(number, grid.blocks)
+    at = jnp.maximum(latest, jnp.int32(0))
+    ids = jnp.where(latest < jnp.int32(0), known, placed.place.at[at].get(mode="promise_in_bounds"))
+    won = changed & placed.won.at[at].get(mode="promise_in_bounds")
+    return table, _Coded(ids, won), token
+
+
+def _settle(
+    rows: DeduplicatedRows, cuts: tuple[Cut, ...], coded: Mapping[str, _Coded], accept: jax.Array, token: jax.Array
+) -> tuple[DeduplicatedRows, jax.Array]:
+    """Counts the references of the rows that are accepted, and lets go of what the others had taken."""
+    for number in sorted({cut.table for cut in cuts}):
+        # All leaves of a table at once: what one leaf brought may be kept by another alone.
+        mine = [coded[cut.name] for cut in cuts if cut.table == number]
+        ids = jnp.concatenate([one.ids.reshape(-1) for one in mine])
+        won = jnp.concatenate([one.won.reshape(-1) for one in mine])
+        refers = jnp.concatenate([jnp.broadcast_to(accept[:, None], one.ids.shape).reshape(-1) for one in mine])
+        table, token = block_table.refer(rows.tables[number], ids, refers, won, token)
+        rows = _set_table(rows, number, table)
+    return rows, token
+
+
+def _write_chunk(
+    rows: DeduplicatedRows,
+    slot: jax.Array,
+    leaves: Mapping[str, jax.Array],
+    keep: jax.Array,
+    lane: jax.Array,
+    token: jax.Array,
+) -> tuple[DeduplicatedRows, jax.Array, jax.Array, jax.Array]:
+    """Rows `[R, ...]` in order of time, the lanes `lane` int32[G] side by side.
+
+    Also how many found no place, and uint32[T], distinct blocks added to each table.
+    """
+    number, lanes = slot.shape[0], lane.shape[0]
+    rows, token = _forget(rows, slot, token, only=keep)
+    before = rows.live
+    coded, accept = {}, keep
+    for cut in rows.cuts:
+        guess = rows.last[cut.name].at[lane].get(mode="promise_in_bounds").astype(jnp.int32)
+        table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
+        rows = _set_table(rows, cut.table, table)
+        accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
+    rows, token = _settle(rows, rows.cuts, coded, accept, token)
+    arrays, last = named_leaves(rows.tree), dict(rows.last)
+    nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
+    at = jnp.where(keep, slot, nowhere)
+    step = jnp.arange(number // lanes, dtype=jnp.int32)[:, None]
+    newest = jnp.max(jnp.where(keep.reshape(-1, lanes), step, jnp.int32(-1)), axis=0)
+    from_row = jnp.maximum(newest, jnp.int32(0)) * jnp.int32(lanes) + jnp.arange(lanes, dtype=jnp.int32)
+    for cut in rows.cuts:
+        ids = coded[cut.name].ids
+        dtype = arrays[cut.name].dtype
+        stored = jnp.where(accept[:, None], ids, jnp.int32(0)).astype(dtype)
+        arrays[cut.name] = _array_rows.write(arrays[cut.name], at, stored, token)
+        lanes_at = jnp.where(newest >= jnp.int32(0), lane, jnp.int32(last[cut.name].shape[0]) + lane)
+        last[cut.name] = _array_rows.write(last[cut.name], lanes_at, ids[from_row].astype(dtype), token)
+    rows = dataclasses.replace(with_leaves(rows, arrays), last=last)
+    return rows, token, jnp.sum(keep & ~accept, dtype=jnp.uint32), rows.live - before
+
+
+def _update_chunk(
+    rows: DeduplicatedRows,
+    slot: jax.Array,
+    leaves: Mapping[str, jax.Array],
+    keep: jax.Array,
+    cuts: tuple[Cut, ...],
+    token: jax.Array,
+) -> tuple[DeduplicatedRows, jax.Array, jax.Array]:
+    """Replaces leaves of rows; a row whose new blocks find no place stays as it was."""
+    arrays = named_leaves(rows.tree)
+    coded, accept = {}, keep
+    for cut in cuts:
+        guess = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
+        token, (guess,) = pin(token, (guess,))
+        table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
+        rows = _set_table(rows, cut.table, table)
+        accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
+    rows, token = _settle(rows, cuts, coded, accept, token)
+    rows, token = _forget(rows, slot, token, only=accept, names={cut.name for cut in cuts})
+    arrays = named_leaves(rows.tree)
+    nowhere = jnp.int32(capacity(rows)) + jnp.arange(slot.shape[0], dtype=jnp.int32)
+    at = jnp.where(accept, slot, nowhere)
+    for cut in cuts:
+        stored = coded[cut.name].ids.astype(arrays[cut.name].dtype)
+        arrays[cut.name] = _array_rows.write(arrays[cut.name], at, stored, token)
+    return with_leaves(rows, arrays), token, accept

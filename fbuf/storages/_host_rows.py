@@ -1,0 +1,347 @@
+"""Rows partly behind tickets in a host store: the state of `Compressed`, `Host` and their like, and what is done to it.
+
+The state holds, for every slot, the ticket of the row that lies there (uint64 as a pair, 0 for none), the store's id, and
+the leaves that stay on the device. Rows are never overwritten in the store under their ticket, so an old state reads its
+own rows or hears that they have expired; two futures of one state draw different tickets and cannot read each other's
+rows.
+
+Ownership, copying and the refusal to be pickled or traced at `init` are here too; see `fbuf._bridge.lifetime`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._bridge import callbacks, lifetime
+from fbuf._bridge.lazy_rows import length_name
+from fbuf._core.geometry import Geometry
+from fbuf._core.ordering import pin
+from fbuf._core.pytree import Spec, tree_bytes
+from fbuf._core.sample import TICKET
+from fbuf._core.state_repr import WHOLE, spec_text
+from fbuf._host import OnHost
+from fbuf._host.columns.spec import one_by_one
+from fbuf._host.interfaces import Served
+from fbuf._host.io.directory import Folder
+from fbuf._host.ragged.column import Leaf
+from fbuf._host.store.store import Column, Store
+from fbuf._interfaces.storage import Held
+from fbuf.storages import _array_rows
+
+
+class Layout(NamedTuple):
+    """What the state of a host storage must know at trace time."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
+    structure: Any  # treedef of one row
+    streams: bool = True  # the store's: whether writes name no slots
+    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
+    rows: int = 0  # of `DataSet`, where there are no tickets to tell
+
+    @property
+    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = zip(self.names, self.shapes, self.dtypes, strict=True)
+        return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape, dtype in rows}
+
+
+class SideRows(OnHost):
+    """The rows of a host storage: a pytree node that keeps its store open."""
+
+    __slots__ = ("device", "id", "last", "layout", "owner", "slot", "ticket")
+
+    def __init__(self, id: Any, ticket: Any, device: Any, last: Any, slot: int, layout: Layout):
+        self.id = id  # uint32[2], names the store
+        self.ticket = ticket  # uint32[C, 2], row in each slot; 0: none
+        self.device = device  # leaves that stay on the device, [C, ...] by name
+        self.last = last  # uint32[1, 2], which write made this state; None where rows are streams
+        self.slot = slot  # static: owner group
+        self.layout = layout  # static
+        self.owner = lifetime.owner_of(slot, id)
+
+    def replace(self, ticket: Any, device: Any, last: Any = None) -> SideRows:
+        """The same store with other tickets and device leaves."""
+        return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
+        copied = [jnp.array(x, copy=True) if isinstance(x, jax.Array) else x for x in jax.tree.leaves(self)]
+        structure: Any = jax.tree.structure(self)
+        return structure.unflatten(copied)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
+            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
+            "jax.device_get(buffer.rows(state))."
+        )
+
+    def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
+        """Rows there is room for, and what a row of each leaf is and where it lies, for people."""
+        layout = self.layout
+        capacity = layout.rows if self.ticket is None else self.ticket.shape[0]
+        shown = {n: s for n, s in layout.spec.items() if n not in (TICKET, *map(length_name, layout.columns))}
+        cells = {
+            n or WHOLE: (spec_text(s.shape, s.dtype), "host" if n in layout.columns else "device")
+            for n, s in shown.items()
+        }
+        ragged = {leaf.name: (f"{leaf.kind} {leaf.dtype}".rstrip(), "host") for leaf in layout.leaves}
+        return capacity, cells | {n: cell for n, cell in ragged.items() if n not in cells}
+
+    def __repr__(self) -> str:
+        return f"SideRows(host={self.layout.columns}, device={tuple(self.device)})"
+
+
+def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
+    return (rows.id, rows.ticket, rows.device, rows.last), (rows.slot, rows.layout)
+
+
+def _flatten_with_keys(rows: SideRows) -> tuple[Any, tuple[int, Layout]]:
+    names = (jax.tree_util.GetAttrKey(n) for n in ("id", "ticket", "device", "last"))
+    children, static = _flatten(rows)
+    return tuple(zip(names, children, strict=True)), static
+
+
+def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
+    id, ticket, device, last = children
+    return SideRows(id, ticket, device, last, *static)
+
+
+jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
+
+
+def refuse_tracing(call: str, verb: str = "init") -> None:
+    """Raises under a trace: a store's id would become a constant and its owner die with the tracer."""
+    if lifetime.traced():
+        raise TypeError(
+            f"{call}: `{verb}` of a host storage cannot be traced: it opens a store, which is no array. Call "
+            f"buffer.{verb}(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
+            f"buffer.plan(example)."
+        )
+
+
+def adopt(
+    store: Served,
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[str, ...],
+    leaves: tuple[Leaf, ...] = (),
+) -> SideRows:
+    """Empty rows over a store."""
+    owned = lifetime.open_store(store)
+    rest = {n: leaf for n, leaf in spec.items() if n not in columns}
+    rows = SideRows(
+        id=jnp.asarray(lifetime.split_id(owned.id)),
+        ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
+        device=_array_rows.allocate(geometry.capacity, rest),
+        last=None if geometry.streams else jnp.zeros((1, 2), jnp.uint32),
+        slot=owned.slot,
+        layout=layout_of(geometry, spec, structure, columns)._replace(leaves=leaves),
+    )
+    rows.owner = owned
+    return rows
+
+
+def resume(
+    store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
+) -> tuple[SideRows, np.ndarray]:
+    """The rows of a store that was there before, and how many each lane ever had, int64[E].
+
+    Warns of what was wrong with its files.
+    """
+    if store.warning:
+        warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
+    count, tickets = store.newest()
+    rows = adopt(store, geometry, spec, structure, columns)
+    pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
+    return rows.replace(jnp.asarray(pairs), rows.device), count
+
+
+def layout_of(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
+    """What a state says of its rows."""
+    return Layout(
+        names=tuple(spec),
+        shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
+        dtypes=tuple(str(leaf.dtype) for leaf in spec.values()),
+        columns=columns,
+        structure=structure,
+        streams=geometry.streams,
+    )
+
+
+def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
+    """The rows' shapes, with no store."""
+    capacity = geometry.capacity
+    rest = {n: s for n, s in spec.items() if n not in columns}
+    return SideRows(
+        id=jax.ShapeDtypeStruct((2,), jnp.uint32),
+        ticket=jax.ShapeDtypeStruct((capacity, 2), jnp.uint32),
+        device={n: jax.ShapeDtypeStruct((capacity, *s.shape), s.dtype) for n, s in rest.items()},
+        last=None if geometry.streams else jax.ShapeDtypeStruct((1, 2), jnp.uint32),
+        slot=0,
+        layout=layout_of(geometry, spec, structure, columns),
+    )
+
+
+def plan_host(
+    geometry: Geometry,
+    columns: tuple[Column, ...],
+    slack: int,
+    trial: Mapping[str, jax.Array] | None,
+    ratio: float | None,
+) -> tuple[int, str, int]:
+    """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
+    columns = columns if geometry.streams else tuple(one_by_one(c) for c in columns)
+    number = geometry.lanes * (geometry.length + slack)
+    raw = number * sum(c.nbytes for c in columns)
+    if all(c.codec is None for c in columns):
+        return raw, "exact", raw
+    if ratio is not None:
+        return int(raw / ratio), "ratio given", raw
+    if trial is None:
+        return raw, "raw upper bound", raw
+    rows = trial[columns[0].name].shape[0] * geometry.lanes
+    host = sum(_trial(geometry, c, slack, np.asarray(trial[c.name])) for c in columns)
+    return host, f"sample of {rows} rows", raw
+
+
+def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> int:
+    """Bytes of one leaf in a full store, from a store that holds `rows` `[N, E, item]` of it."""
+    number = geometry.lanes * (geometry.length + slack)
+    if column.codec is None:
+        return number * column.nbytes
+    store = Store((column,), lanes=geometry.lanes, length=geometry.length, slack=slack)
+    try:
+        half, first = len(rows) // 2, None
+        for start in range(0, len(rows), 64):  # as they would come; dictionaries settle in the first half
+            if first is None and start >= half:
+                first = store.stats()
+            store.write([rows[start : start + 64]], None)
+        last = store.stats()
+    finally:
+        store.close()
+    if first is None or last["chunks"] == first["chunks"]:  # incompressible, or too few rows to tell
+        return number * column.nbytes
+    a_chunk = (last["payload_bytes"] - first["payload_bytes"]) / (last["chunks"] - first["chunks"])
+    return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
+
+
+def write(
+    rows: SideRows,
+    slot: jax.Array,
+    leaves: Mapping[str, jax.Array],
+    keep: jax.Array | None,
+    token: jax.Array,
+) -> SideRows:
+    """Host leaves to the store, their tickets and the other leaves to the device."""
+    columns = rows.layout.columns
+    side, last = [leaves[n] for n in columns], None
+    if rows.layout.streams:
+        tickets = callbacks.write(rows.id, token, _after(rows), side, keep)
+    else:  # a row that is not kept has a slot out of range
+        tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
+    device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
+    return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device, last)
+
+
+def _after(rows: SideRows) -> jax.Array:
+    """uint32[1, 2] of the ticket table: known only when the write before is done."""
+    return lax.slice(rows.ticket, (0, 0), (1, 2))
+
+
+def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
+    """Device leaves in place; host leaves as new rows under new tickets, so that old states keep theirs."""
+    device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+    side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
+    if not side:
+        return rows.replace(rows.ticket, device)
+    keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
+    token, (old,) = pin(token, (_array_rows.read(rows.ticket, slot),))
+    new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
+    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
+
+
+def clear(rows: SideRows) -> SideRows:
+    """Nothing to do: what no ring holds is never read, and the tickets still order later writes after earlier ones."""
+    return rows
+
+
+def store_of(rows: SideRows) -> Served:
+    """The store itself. Eager."""
+    return lifetime.find(lifetime.join_id(np.asarray(rows.id)))
+
+
+def nbytes(rows: SideRows) -> dict[str, int]:
+    """Device bytes of tickets and leaves; bytes of everything the store allocated in memory, and on the disk."""
+    store = store_of(rows)
+    return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
+
+
+def weigh(rows: SideRows) -> dict[str, Held]:
+    """Bytes of leaves on the device, of columns, and of what rows of `Ragged` hold beside; without tickets and changes."""
+    store: Any = store_of(rows)
+    size = {name: Held(device=tree_bytes(array)) for name, array in rows.device.items()}
+    return size | {name: Held(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
+
+
+def to_arrays(rows: SideRows) -> dict[str, Any]:
+    """Tickets, device leaves and the store's own arrays, under names of their own."""
+    arrays: dict[str, Any] = {"ticket": rows.ticket}
+    if rows.last is not None:
+        arrays["last"] = rows.last
+    arrays |= {f"device:{n}": a for n, a in rows.device.items()}
+    arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
+    return arrays
+
+
+def from_arrays(
+    arrays: Mapping[str, Any],
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[Column, ...],
+    slack: int,
+    cache: int = 0,
+    folder: Folder | None = None,
+) -> SideRows:
+    """The inverse, over a new store with an id of its own."""
+    store = Store.from_arrays(
+        columns,
+        {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")},
+        lanes=geometry.lanes,
+        length=geometry.length,
+        slack=slack,
+        cache=cache,
+        streams=geometry.streams,
+        folder=folder,
+    )
+    rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
+    device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    last = None if rows.last is None else _array_rows.restored(arrays["last"], jnp.uint32)
+    return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device, last)
+
+
+def default_slack(geometry: Geometry, slack: int | None) -> int:
+    """Rows a lane keeps beyond its length, so that a state a little old still reads its own."""
+    if slack is None:
+        return max(16, min(geometry.length // 16, 4096))
+    return -(-slack // geometry.lanes)
+
+
+def check(call: str, slack: int | None, on_expired: str) -> None:
+    """Settings common to host storages."""
+    if on_expired not in ("raise", "mask"):
+        raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
+    if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
+        raise ValueError(
+            f"{call}: slack is {slack!r}; expected an int >= 0, rows to keep beyond the capacity, or None."
+        )

@@ -1,0 +1,1 @@
+"""`Ragged`: rows of variable length, parsed eagerly or while tracing."""

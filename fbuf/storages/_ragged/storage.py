@@ -1,0 +1,322 @@
+"""`Ragged`: rows whose leaves differ in shape, and text, bytes and Python objects beside them.
+
+The other storages hold arrays, so that whole steps can be compiled; a prompt, a graph or an observation of any length
+is none. Here the numbers of a row stay arrays in the state, everything else goes to the host row by row, and the state
+holds a ticket for it, which samplers, views and checkpoints treat like any leaf. Writing is eager (a str cannot enter
+jit), drawing is not, and what was drawn is read when it is asked for: `batch.lazy`. An array leaf with a declared
+largest shape can be written and read inside jit as well, padded.
+
+Rejected: padding to the largest shape in the store (memory grows with the outlier), and guessing which leaves are
+ragged from the first rows (the batch's structure would hang on the order of the data).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._bridge import callbacks, lifetime
+from fbuf._bridge.lazy_rows import Tickets, length_name
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of
+from fbuf._core.sample import TICKET
+from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.store import Records
+from fbuf._interfaces.storage import Read
+from fbuf.storages import _array_rows, _host_rows
+from fbuf.storages._codecs import Codec
+from fbuf.storages._host_rows import SideRows
+from fbuf.storages._host_storage import Hosted
+from fbuf.storages._ragged import schema
+from fbuf.storages._ragged.parse_eager import eager
+from fbuf.storages._ragged.parse_traced import Parsed, traced
+
+_INDEX = 17  # bytes a ragged leaf and row, beside its value
+
+
+@component
+class Ragged(Hosted):
+    """Rows as dicts whose leaves may differ in shape, or be text, bytes or objects: what torchrl calls a lazy stack.
+
+    The example given to `init` says what each leaf is: a number (Python's, or a 0-d array) is an array in the state, as
+    in other storages; a str is text; bytes are bytes; an array with axes is one of that dtype and any shape; anything
+    else (None, a list, an object of yours) may hold anything. Rows are dicts with string keys, nested or not, given to
+    `extend` as a list of them (with lanes, N lists of E), or as one dict of columns: arrays `[N, ...]` or lists of N
+    values. Rows may lack ragged leaves, never the others.
+
+    A batch has the arrays in `batch.data`, and everything else in `batch.lazy` (`fbuf.Lazy`): lists, object
+    arrays, torch nested tensors, or a dense stack where shapes agree. So do `get`, `rows` and `last`. Views
+    (`Sequence`, `Transition`, ...) read arrays only; `batch.lazy` then has the rows of their windows (`Transition`: the
+    row at t).
+
+    Inside jit `sample` works as ever; `extend` there takes arrays only, so it needs `maximum`. A leaf with one is
+    stored as it is and read padded with zeros, `[B, *maximum]`, with `<name>_length` int32[B, rank] beside it (-1: the
+    row lacks it), inside jit and outside, and views can read it. In jit its lengths are those given as `<name>_length`,
+    or its whole shape. A leaf without a maximum is never in `batch.data`, only in `batch.lazy`.
+
+    Attributes:
+      keys: Leaves (or subtrees) that are ragged beside those with a maximum; None: all but numbers. Text, bytes and objects are
+        ragged whether named or not; an array with axes that is not named has one shape in all rows and is in `batch.data`.
+      maximum: Largest shape of leaves by name, `{"obs": (12,)}`; a larger row is an error, and nothing is stored.
+      encode: Object to bytes, for objects that are not text, bytes, numbers or arrays; None: they are kept as they are (the
+        very objects: what is changed later is changed in the buffer), and `to_arrays` refuses them.
+      decode: The inverse.
+      codec: What compresses each value, where that saves bytes: `Zstd(3)`; None: as they are.
+      slack: Rows kept beyond the capacity, so that an old state or batch still reads its own rows; None: a sixteenth of
+        the capacity, at least 16, at most 4096 a lane. With `prefetch=1` at least the rows written between two samples.
+      on_expired: What a read of a row dropped since does: "raise", or "mask" (None, zeros, and `mask` False).
+
+    Ragged leaves cannot be changed by `update_rows`. The capacity is the buffer's; for one that grows by itself see
+    `Replay(..., unlimited=True)`.
+
+    Cost: a write some 5 us a value, and waits for the steps before it; a read some 3 us a value asked for. 17 bytes a
+    leaf and row beside the values; arrays, text and bytes are kept as bytes, with checksums, and no Python object each.
+
+    Example:
+      >>> import fbuf, jax, numpy as np
+      >>> buffer = fbuf.Buffer(capacity=1000, storage=fbuf.storages.Ragged())
+      >>> state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
+      >>> rows = [{"obs": np.zeros(10, np.float32), "text": "a", "reward": 1.0},
+      ...         {"obs": np.ones(11, np.float32), "text": "bb", "reward": 2.0}]
+      >>> state = buffer.extend(state, rows)
+      >>> state, batch = buffer.sample(state, jax.random.key(0), 4)
+      >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
+      ((4,), True)
+    """
+
+    any_shape: ClassVar[bool] = True
+
+    keys: tuple[str, ...] | None = None
+    maximum: Any = ()
+    encode: Callable[[Any], bytes] | None = None
+    decode: Callable[[bytes], Any] | None = None
+    codec: Codec | None = None
+    slack: int | None = None
+    on_expired: str = "raise"
+
+    def __post_init__(self) -> None:
+        self._check()
+        if isinstance(self.codec, type):
+            name = self.codec.__name__
+            raise TypeError(f"Ragged: codec is the class {name}; expected a value. Write {name}().")
+        if self.codec is not None and not isinstance(self.codec, Codec):
+            raise TypeError(
+                f"Ragged: codec is {self.codec!r}; expected a value with chunk, encode and decode. Use Zstd(3)."
+            )
+        if (self.encode is None) != (self.decode is None):
+            given, other = ("encode", "decode") if self.decode is None else ("decode", "encode")
+            raise TypeError(f"Ragged: {given} is given without {other}. Give both, or none.")
+        object.__setattr__(self, "maximum", _shapes(self.maximum))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Largest shapes by name."""
+        return dict(self.maximum)
+
+    # ---------------------------------------------------------------------------------- what rows hold
+
+    def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        """Leaves padded from the host; the ragged ones besides are no arrays."""
+        return tuple(n for n in self.shapes if n in spec)
+
+    def _own_columns(self, spec: Spec) -> tuple[str, ...]:
+        return tuple(x for n in sorted(self.host_keys(spec)) for x in (n, length_name(n)))
+
+    def describe(self, call: str, example: PyTree) -> tuple[PyTree, tuple[Leaf, ...]]:
+        """The arrays of a row as the state and views see it, and the leaves beside them.
+
+        Raises:
+          TypeError, ValueError: the example is no dict of names, or `keys` or `maximum` do not fit it.
+        """
+        _host_rows.refuse_tracing("Ragged")
+        return schema.describe(call, example, self.keys, self.shapes)
+
+    def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]) -> SideRows:
+        """Empty rows over a new store."""
+        _host_rows.refuse_tracing("Ragged")
+        if not geometry.streams:
+            raise ValueError(
+                "Ragged: the writer replaces any row; expected one that replaces the oldest. Use writers.Ring()."
+            )
+        slack = self._slack(geometry)
+        store = Records(leaves, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
+        return self._adopt(store, geometry, spec, structure, leaves)
+
+    def _functions(self) -> dict[str, Any]:
+        return {"encode": self.encode, "decode": self.decode, "codec": self.codec}
+
+    def _adopt(
+        self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]
+    ) -> SideRows:
+        return _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), leaves)
+
+    def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        return self.open(geometry, spec, structure, ())
+
+    def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        return _host_rows.abstract(geometry, spec, structure, (*self._own_columns(spec), TICKET))
+
+    def plan_host(
+        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+    ) -> tuple[int, str, int]:
+        number = geometry.lanes * (geometry.length + self._slack(geometry))
+        raw = number * sum(item_bytes(spec[n]) + _INDEX for n in self.host_keys(spec))
+        known = "leaves with a maximum, all as large as that; the others are as large as their values"
+        return raw, known, raw
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def parse(self, call: str, rows: SideRows, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Parsed:
+        """Checks rows in any form, before anything is stored; inside jit they are arrays already.
+
+        Raises:
+          TypeError, ValueError: they are not what the example was, a row is beyond its maximum, or (inside jit) has leaves
+            that are no arrays.
+        """
+        layout = rows.layout
+        tracing = isinstance(rows.id, jax.core.Tracer) or lifetime.traced()
+        parse = traced if tracing else eager
+        return parse(call, given, layout.spec, layout.leaves, lead, axes)
+
+    def put(
+        self,
+        rows: SideRows,
+        values: Sequence[Sequence[Any]],
+        shape: tuple[int, int],
+        length: int,
+        mask: Any,
+        after: Any,
+    ) -> np.ndarray:
+        """Stores the ragged part of rows: tickets uint32[N, E, 2].
+
+        Args:
+          values: Of each leaf N * E values.
+          shape: [N, E].
+          length: Rows a lane of the buffer holds; of more the newest are stored.
+          mask: bool, of that many, or None.
+          after: Arrays that must be ready first: reads of rows that this may drop.
+        """
+        jax.block_until_ready((rows.id, rows.ticket, after))
+        keep = np.ones(shape, bool) if mask is None else np.asarray(mask).reshape(shape)
+        keep = keep & (np.cumsum(keep[::-1], axis=0)[::-1] <= length)
+        store = _host_rows.store_of(rows)
+        assert isinstance(store, Records)
+        tickets = store.put(values, shape[0], None if keep.all() else keep)
+        return tickets[..., None].view(np.uint32)
+
+    def write(
+        self,
+        rows: SideRows,
+        slot: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array | None,
+        token: jax.Array,
+    ) -> tuple[SideRows, None]:
+        tickets = leaves.get(TICKET)
+        if tickets is None:
+            columns = [leaves[n] for n in rows.layout.columns if n != TICKET]
+            tickets = callbacks.write(rows.id, token, _host_rows._after(rows), columns, keep)
+        device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
+        return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device), None
+
+    def update(
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    ) -> tuple[SideRows, None]:
+        device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+        return rows.replace(rows.ticket, device), None
+
+    def changeable(self, call: str, rows: SideRows, names: Sequence[str]) -> Spec:
+        """Leaves that `update_rows` can change; raises where `names` has others that rows have."""
+        host = (*rows.layout.columns, *(leaf.name for leaf in rows.layout.leaves))
+        for name in names:
+            ragged = next((n for n in host if name == n or name.startswith(f"{n}/")), None)
+            if ragged is not None and name not in rows.device:
+                raise TypeError(
+                    f"{call}: leaf '{ragged}' is ragged, and cannot change once it is stored. Add the row anew, or keep what "
+                    f"changes in a leaf of its own that is a number."
+                )
+        return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
+        return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
+
+    def request(self, rows: SideRows, held: Any) -> Any:
+        return held
+
+    def collect(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+        arrays, ok = held
+        return list(arrays), ok
+
+    def held_bytes(self, rows: SideRows, held: Any) -> int:
+        return 0
+
+    def split(self, rows: SideRows, data: dict[str, Any]) -> tuple[PyTree, Tickets]:
+        """What a view made: arrays, and the tickets among them."""
+        ticket = data[TICKET]
+        dense = tuple(n for n in rows.layout.names if n != TICKET)
+        rest = {n: x for n, x in data.items() if n != TICKET}
+        # Not the array of the state itself: that may be donated while the batch lives.
+        return rest, Tickets(
+            jnp.broadcast_to(rows.id, ticket.shape) | jnp.uint32(0), ticket, rows.slot, not self.masks_expired, dense
+        )
+
+    # ----------------------------------------------------------------------------------------------- files
+
+    def resume(
+        self, geometry: Geometry, spec: Spec, structure: Any, verify: str
+    ) -> tuple[SideRows, np.ndarray, np.ndarray]:
+        raise TypeError(
+            f"Buffer.resume: {self!r} keeps its rows in memory, and they are gone with its states; expected a storage with a "
+            f'path. For arrays of one shape use storages.Memmap(path="/data/replay").'
+        )
+
+    def flush(self, rows: SideRows) -> None:
+        """There are no files."""
+
+    def to_arrays(self, rows: SideRows) -> dict[str, Any]:
+        return _host_rows.to_arrays(rows)
+
+    def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+        own = {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")}
+        slack = self._slack(geometry)
+        store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
+        rows = self._adopt(store, geometry, spec, structure, store.leaves)
+        device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+        return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device)
+
+    def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
+        """The same rows with room for more; slots stay. Other states over the same store are not touched."""
+        store = _host_rows.store_of(rows)
+        assert isinstance(store, Records)
+        store.deepen(geometry.length, self._slack(geometry))
+
+        def longer(array: jax.Array) -> jax.Array:
+            more = jnp.zeros((geometry.capacity - array.shape[0], *array.shape[1:]), array.dtype)
+            return jnp.concatenate([array, more])
+
+        return rows.replace(longer(rows.ticket), {n: longer(a) for n, a in rows.device.items()})
+
+
+def _shapes(maximum: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Names and shapes as a value that hashes."""
+    pairs = maximum.items() if isinstance(maximum, Mapping) else maximum
+    example = 'maximum={"obs": (12,)}'
+    try:
+        found = {name_of(n): (s,) if isinstance(s, (int, np.integer)) else tuple(s) for n, s in pairs}
+    except (TypeError, ValueError):
+        raise TypeError(f"Ragged: maximum is {maximum!r}; expected shapes by name. Write {example}.") from None
+    for name, shape in found.items():
+        wrong = [n for n in shape if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1]
+        if not shape or wrong:
+            raise ValueError(
+                f"Ragged: maximum of '{name}' is {shape!r}; expected one or more sizes >= 1. Write {example}; a number needs "
+                f"none."
+            )
+    return tuple(sorted((n, tuple(map(int, shape))) for n, shape in found.items()))

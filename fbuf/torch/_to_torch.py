@@ -1,0 +1,179 @@
+"""`to_torch`: JAX arrays as tensors. A sample crosses without a copy, a state is copied by default.
+
+A batch that `sample` returned is fresh and held by nobody else, so torch may take its memory over. A state is not: torch can
+write through a shared leaf, and while that tensor lives XLA refuses to donate the leaf, without a word, so that every step
+copies it.
+
+Rejected (jax 0.10, torch 2.13): `torch.from_dlpack` of numpy arrays, which aborts the process on negative strides and writes
+into read-only ones.
+
+Source: the DLPack protocol of the Python array API standard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Sample
+from fbuf.torch._dtypes import SHARED, cross, import_torch, name_leaf, refuse
+
+
+def to_torch(tree: PyTree, *, copy: bool | None = None) -> PyTree:
+    """Turns the arrays of a pytree into tensors; the structure stays: a `Sample` stays a `Sample`.
+
+    Args:
+      tree: Pytree of concrete `jax.Array` and `numpy.ndarray` leaves, any shape (0-d and empty
+        too). A typed PRNG key crosses as `jax.random.key_data(key)`.
+      copy: None shares memory, except for leaves inside a `BufferState`, which are copied. (A leaf
+        taken out of a state by hand, `state.ring.cursor`, looks like any other: pass True.)
+        True copies every leaf and takes any strides. False shares every leaf; then, for as long as
+        a tensor lives, nobody may write to it, and donating its leaf silently copies instead.
+    Returns:
+      `tree` with tensors of the same shapes, dtypes and devices. Shared memory lives as long as
+      either side holds it. Writing to a tensor that shares memory changes the JAX array, which
+      compiled code takes for constant: drop the JAX reference before you write to a sample.
+    Raises:
+      ImportError: torch is missing.
+      TypeError, ValueError: a leaf cannot cross, or not without the copy that was not asked for.
+      RuntimeError: torch or JAX refused a leaf that had passed every check.
+    Cost: some 25 us a leaf, plus the memory copy if copied. Waits for pending arrays.
+    Source: https://dmlc.github.io/dlpack/latest/python_spec.html
+    Example:
+      >>> import jax.numpy as jnp
+      >>> to_torch({"obs": jnp.arange(3, dtype=jnp.int32)})
+      {'obs': tensor([0, 1, 2], dtype=torch.int32)}
+    """
+    call = "to_torch"
+    torch = import_torch(call)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    copies = _in_state(tree) if copy is None else [copy] * len(leaves)
+    jobs: list[tuple[str, Callable[..., Any], Any, bool]] = []
+    for (path, leaf), copied in zip(leaves, copies, strict=True):
+        where = name_leaf(call, path, "the array")
+        if isinstance(leaf, jax.Array):
+            _check_jax(where, leaf, torch)
+            jobs.append((where, _from_jax, leaf, copied))
+        elif isinstance(leaf, np.ndarray):
+            _check_numpy(where, leaf, torch, copied)
+            jobs.append((where, _from_numpy, leaf, copied))
+        else:
+            refuse(where, leaf, "a jax.Array or numpy.ndarray", "jnp.asarray(x)")
+    out = [cross(where, convert, torch, leaf, copied) for where, convert, leaf, copied in jobs]
+    for device in {t.device for t, copied in zip(out, copies, strict=True) if copied and t.is_cuda}:
+        # Once the clone's source is dropped JAX may reuse its memory (donation), on another stream.
+        torch.cuda.current_stream(device).synchronize()
+    return jax.tree.unflatten(structure, out)
+
+
+def sample_to_torch(batch: Sample) -> Sample:
+    """A batch with tensors for arrays. What names ragged rows on the host is no data, and stays."""
+    tensors: Sample = to_torch(dataclasses.replace(batch, ragged=None))
+    return dataclasses.replace(tensors, ragged=batch.ragged)
+
+
+def as_tensors(torch: Any, call: str, leaves: dict[str, Any]) -> dict[str, Any]:
+    """Leaves by name as tensors, whatever they are; numpy is copied where it cannot be shared."""
+    out = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    out |= to_torch({name: leaf for name, leaf in leaves.items() if isinstance(leaf, jax.Array)})
+    rest = {name: leaf for name, leaf in leaves.items() if name not in out}
+    out |= to_torch(rest, copy=True) if rest else {}
+    return {name: out[name] for name in leaves}
+
+
+def _in_state(tree: PyTree) -> list[bool]:
+    """For each leaf, whether it belongs to a `BufferState`."""
+    from fbuf._buffer.state import BufferState
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, BufferState)
+
+    marks: list[bool] = []
+    for node in jax.tree.leaves(tree, is_leaf=is_state):
+        marks += [True] * len(jax.tree.leaves(node)) if is_state(node) else [False]
+    return marks
+
+
+def _check_dtype(where: str, dtype: np.dtype[Any], torch: Any) -> None:
+    """Checks a dtype on its way to torch, of which an old release may lack some."""
+    name = dtype.name
+    if name in SHARED and hasattr(torch, name):
+        return
+    fix = "Leave it out of the tree."
+    if dtype.isbuiltin == 2 or dtype.kind in "fc":  # 2: made by an extension, as JAX's int4 is
+        by_kind = {"i": "int8", "u": "uint8", "c": "complex64"}
+        fix = f"Cast with x.astype(jnp.{by_kind.get(name[0], 'float32')})."
+    raise TypeError(f"{where} is {name}; expected a dtype that torch and DLPack know. {fix}")
+
+
+def _check_jax(where: str, x: jax.Array, torch: Any) -> None:
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{where} is a tracer; expected a concrete array. "
+            f"Call it outside jax.jit, on what the jitted function returns."
+        )
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"{where} is a typed PRNG key; expected a plain array. Use jax.random.key_data(key).")
+    _check_dtype(where, np.dtype(x.dtype), torch)
+    if x.is_deleted():
+        raise ValueError(
+            f"{where} is deleted (donated to a jitted call?); expected a live array. "
+            f"Use what that call returned: state = step(state)."
+        )
+    devices: set[Any] = x.sharding.device_set
+    if len(devices) > 1:
+        raise ValueError(
+            f"{where} is spread over {len(devices)} devices; expected one. "
+            f"Gather it with jax.device_put(x, jax.devices()[0])."
+        )
+    platform = next(iter(devices)).platform
+    if not _torch_reaches(torch, platform):
+        raise ValueError(
+            f"{where} is on '{platform}'; expected a device that this torch can use. "
+            f"Move it with jax.device_put(x, jax.devices('cpu')[0])."
+        )
+
+
+def _torch_reaches(torch: Any, platform: str) -> bool:
+    return platform == "cpu" or (platform in ("gpu", "cuda", "rocm") and torch.cuda.is_available())
+
+
+def _from_jax(torch: Any, x: jax.Array, copy: bool) -> Any:
+    shared = torch.from_dlpack(x)
+    return shared.clone() if copy else shared
+
+
+def _check_numpy(where: str, x: np.ndarray[Any, Any], torch: Any, copy: bool) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{where} is a masked array; expected one without a mask. Use x.filled(0).")
+    _check_dtype(where, x.dtype, torch)
+    if not x.dtype.isnative:
+        raise TypeError(
+            f"{where} has dtype '{x.dtype.str}'; expected this machine's byte order. "
+            f"Cast with x.astype(x.dtype.newbyteorder('='))."
+        )
+    if copy:
+        return
+    if any(stride < 0 or stride % x.itemsize for stride in x.strides):
+        what = f"has strides {x.strides}; expected multiples of {x.itemsize} bytes, none negative,"
+    elif not x.flags.aligned:
+        what = f"is not aligned for {x.dtype.name}; expected aligned memory"
+    elif not x.flags.writeable:
+        what = "is read-only; expected writable memory"
+    else:
+        return
+    raise ValueError(f"{where} {what} to share. Use np.array(x), or to_torch(tree, copy=True).")
+
+
+def _from_numpy(torch: Any, x: np.ndarray[Any, Any], copy: bool) -> Any:
+    if copy:
+        x = np.array(x, order="C", copy=True)
+    if x.dtype.isbuiltin == 2:  # bfloat16 and float8, which torch knows but not from numpy
+        return torch.from_numpy(x.view(f"uint{8 * x.itemsize}")).view(getattr(torch, x.dtype.name))
+    return torch.from_numpy(x)

@@ -1,0 +1,103 @@
+r"""Running mean and variance of numbers that come in portions, one by one for each element of a leaf.
+
+A portion with count :math:`n`, mean :math:`m` and sum of squared deviations :math:`s` is merged by
+
+.. math:: \delta = m - \bar x, \quad \bar x \mathrel{+}= \delta n / N, \quad M \mathrel{+}= s + \delta^2 (N - n) n / N.
+
+Mean and :math:`M` are kept as two float32 each, the rounded sum and what rounding lost: in one, a hundred million numbers in,
+a row more would change neither. Counts are 64-bit. Numbers that are not finite, or beyond 1e15, would spoil everything after
+them: they are skipped and counted.
+
+Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances"; Knuth, TAOCP
+volume 2, section 4.2.2 (the sum of two floats and its error).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._algorithms import uint64
+from fbuf._algorithms.uint64 import Wide
+from fbuf._core.component import state
+from fbuf._core.pytree import expand
+
+_LARGEST = 1e15  # a billion squares of such numbers are finite
+
+
+@state
+class Moments:
+    """What is known of one leaf's numbers, element by element."""
+
+    seen: jax.Array  # uint32[2, *item], high word first
+    mean: jax.Array  # float32[2, *item], the sum of both
+    squares: jax.Array  # float32[2, *item], sum of squared deviations from the mean, likewise
+    skipped: jax.Array  # uint32[], numbers that were not finite, or beyond 1e15; wraps
+
+
+def init(shape: tuple[int, ...]) -> Moments:
+    """Of nothing."""
+    return Moments(
+        seen=jnp.zeros((2, *shape), jnp.uint32),
+        mean=jnp.zeros((2, *shape), jnp.float32),
+        squares=jnp.zeros((2, *shape), jnp.float32),
+        skipped=jnp.zeros((), jnp.uint32),
+    )
+
+
+def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
+    """With numbers [*lead, *item] more, those where `there` bool[*lead]."""
+    axes = tuple(range(there.ndim))
+    x = values.astype(jnp.float32)
+    wanted = jnp.broadcast_to(expand(there, x.ndim), x.shape)
+    fine = wanted & (jnp.abs(x) <= jnp.float32(_LARGEST))
+    count = jnp.sum(fine, axis=axes, dtype=jnp.uint32)
+    number = jnp.maximum(count, jnp.uint32(1)).astype(jnp.float32)
+    zero = jnp.float32(0)
+    # Relative to the mean so far, which is near: so that a large mean costs no digits.
+    apart = jnp.where(fine, x - mean(moments)[(None,) * len(axes)], zero)
+    delta = jnp.sum(apart, axis=axes) / number
+    rest = jnp.where(fine, apart - delta[(None,) * len(axes)], zero)
+    correction = jnp.sum(rest, axis=axes) / number
+    squares = jnp.maximum(jnp.sum(rest * rest, axis=axes) - number * correction * correction, zero)
+    delta = delta + correction
+    seen = uint64.add(Wide(moments.seen[0], moments.seen[1]), Wide(jnp.zeros_like(count), count))
+    share = count.astype(jnp.float32) / jnp.maximum(_float(seen), jnp.float32(1))
+    before = _float(Wide(moments.seen[0], moments.seen[1]))
+    return Moments(
+        seen=jnp.stack(seen),
+        mean=_add(moments.mean, delta * share),
+        squares=_add(moments.squares, squares + delta * delta * (before * share)),
+        skipped=moments.skipped + jnp.sum(wanted & ~fine, dtype=jnp.uint32),
+    )
+
+
+def mean(moments: Moments) -> jax.Array:
+    """float32[*item]; 0 of nothing."""
+    return moments.mean[0] + moments.mean[1]
+
+
+def variance(moments: Moments) -> jax.Array:
+    """float32[*item], that of the numbers seen (divided by their count); 0 of nothing."""
+    number = jnp.maximum(count(moments), jnp.float32(1))
+    return jnp.maximum(moments.squares[0] + moments.squares[1], jnp.float32(0)) / number
+
+
+def count(moments: Moments) -> jax.Array:
+    """float32[*item], numbers seen."""
+    return _float(Wide(moments.seen[0], moments.seen[1]))
+
+
+def _float(words: Wide) -> jax.Array:
+    return words.high.astype(jnp.float32) * jnp.float32(np.float32(2**32)) + words.low.astype(jnp.float32)
+
+
+def _add(pair: jax.Array, more: jax.Array) -> jax.Array:
+    """A sum kept in two words, and a number more."""
+    total = pair[0] + more
+    part = total - pair[0]
+    lost = (pair[0] - (total - part)) + (more - part)
+    low = pair[1] + lost
+    high = total + low
+    return jnp.stack([high, low - (high - total)])
