@@ -201,7 +201,7 @@ _EXITS = """
 import sys
 import jax.numpy as jnp
 import fbuf
-from fbuf import _files
+from fbuf._formats import checkpoint as _files
 buffer = fbuf.Buffer(1000)
 state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(500)})
 fbuf.save(sys.argv[1], buffer, state, wait=False)

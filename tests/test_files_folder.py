@@ -182,7 +182,7 @@ def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
 
 _OPEN_AT_EXIT = """
 import sys
-from fbuf import _files
+from fbuf._formats import checkpoint as _files
 one, two = _files.read(sys.argv[1]), _files.read(sys.argv[1])
 two.close()
 sys.modules["kept"] = [one, two]

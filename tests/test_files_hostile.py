@@ -257,7 +257,7 @@ AUDIT = """
 import sys, warnings
 import numpy as np
 import fbuf
-from fbuf import _files
+from fbuf._formats import checkpoint as _files
 warnings.simplefilter("ignore")
 watching, seen = False, []
 def hook(event, arguments):

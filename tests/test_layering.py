@@ -35,13 +35,6 @@ HOST = (
     ("columns",),
     ("store", "ragged", "priorities"),
 )
-    ("types", "batch", "interfaces", "recovery", "__init__"),
-    ("io",),
-    ("memory",),
-    ("codecs",),
-    ("columns",),
-    ("store", "ragged", "priorities"),
-)
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -207,7 +200,6 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
     # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
     threads = (
         "_replay",
-        "_concurrency",
         "_bridge.lifetime",
         "_checkpoint.async_save",
         "torch._loader",
@@ -215,7 +207,7 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
         "datasets._atari.workers",
     )
     for module in MODULES:
-        if module.split(".")[0] not in ("demo", "_host"):
+        if module.split(".")[0] not in ("demo", "_host", "_concurrency"):
             own = {"threading"} if folder(module) in threads or module in threads else set()
             own |= {"concurrent"} if module == "datasets._atari.workers" else set()
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from fbuf import _files
+from fbuf._formats import checkpoint as _files
 from tests.support import pieces
 
 calls = 0

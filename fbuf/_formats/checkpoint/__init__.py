@@ -6,7 +6,7 @@ survives a kill at any moment, a checksum for every byte, saves that cost what i
 
 Example:
   >>> import numpy as np, tempfile
-  >>> from fbuf import _files
+  >>> from fbuf._formats import checkpoint as _files
   >>> with tempfile.TemporaryDirectory() as folder:
   ...     written = _files.write(folder, {"frames": np.arange(6).reshape(3, 2)}, {"step": 1})
   ...     with _files.read(folder) as saved:

@@ -13,7 +13,7 @@ thrown away by itself.
 
 Example:
   >>> import numpy as np, tempfile
-  >>> from fbuf import _pieces
+  >>> from fbuf._formats import dataset as _pieces
   >>> schema = _pieces.Schema({"t": ((), "int32")})
   >>> with tempfile.TemporaryDirectory() as path:
   ...     with _pieces.PieceWriter(path, 0, schema) as piece:
