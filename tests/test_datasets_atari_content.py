@@ -75,7 +75,7 @@ class Writer:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    monkeypatch.setattr(_volumes._pieces, "PieceWriter", Writer)
+    monkeypatch.setattr(_volumes.dataset, "PieceWriter", Writer)
     Writer.kept = {}
     return Writer
 

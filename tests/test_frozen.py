@@ -102,7 +102,7 @@ def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
     buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
     spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
-    return buffer, jax.eval_shape(functools.partial(fbuf._buffer.buffer._ahead.empty_state, buffer), rows)
+    return buffer, jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
     large = dataclasses.replace(buffer, capacity=4_000_000)
     spec, structure = buffer.storage.spec(state.rows)
     rows = large.storage.abstract(large.geometry, spec, structure)
-    abstract = jax.eval_shape(functools.partial(fbuf._buffer.buffer._ahead.empty_state, large), rows)
+    abstract = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, large), rows)
 
     def step(state: Any, key: Any) -> Any:
         state, batch = large.sample(state, key, 8)

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._buffer import verbs as _verbs
+from fbuf._buffer import read, verbs, write
 from fbuf.samplers import Prioritized
 from fbuf.storages import _host_rows
 from fbuf.testing import assert_inplace
@@ -46,12 +46,13 @@ def calls(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def untied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Verbs traced now do not order reads before writes."""
-    verbs = (_verbs.sample, _verbs.extend)
-    monkeypatch.setattr(_verbs, "pin", lambda token, reads: (token, reads))
-    for verb in verbs:
+    methods = (verbs.sample, verbs.extend)
+    for module in (read, write):
+        monkeypatch.setattr(module, "pin", lambda token, reads: (token, reads))
+    for verb in methods:
         verb._jitted.clear_cache()
     yield
-    for verb in verbs:
+    for verb in methods:
         verb._jitted.clear_cache()
 
 
