@@ -132,9 +132,9 @@ ROWS = (
 )
 LEFT_OUT = {
     "torchrl's Atari data set (rows in another order than their index, terminal steps in the next episode, zeroed frames at "
-    "the ends of files)": "its data must be downloaded; ours: tests/test_datasets_atari.py",
+    "the ends of files)": "its data must be downloaded; ours: tests/datasets/test_atari.py",
     "torchrl's CUDA trees (leaves written by one thread, the whole tree rebuilt an update)": "needs a GPU",
-    "torchrl's `TensorDictMaxValueWriter` (a NaN keeps better rows out)": "ours: tests/test_topk.py",
-    "torchrl's ensembles (members of different samplers raise; `len` counts members)": "ours: tests/test_mixture.py",
+    "torchrl's `TensorDictMaxValueWriter` (a NaN keeps better rows out)": "ours: tests/writers/test_topk.py",
+    "torchrl's ensembles (members of different samplers raise; `len` counts members)": "ours: tests/mixture/test_mixture.py",
     "torchrl's files of one capacity loaded into a buffer of another": "`resume` refuses that too, with an error",
 }

@@ -2,7 +2,7 @@
 
 A run is what one agent collected while it learned: 50 dumps of its replay buffer, a million steps each. They are downloaded
 and converted to compressed pieces in parallel, in bounded memory; finished pieces stay after any interruption. What
-torchrl's loader gives back instead is told in `tests/test_datasets_atari.py`.
+torchrl's loader gives back instead is told in `tests/datasets/test_atari.py`.
 
 `_atari_download` brings what is missing (`_atari_workers` in processes), `_atari_plan` says what all pieces make together
 (`_seams`: which follow one another), `_atari_ring` what a dump's counters mean, `_atari_piece` makes rows of it.

@@ -1,0 +1,60 @@
+"""Every storage with every sampler, view and writer: the same batches, or an error that says why it makes no sense.
+
+What a batch holds is shown elsewhere (`tests/contracts/test_model.py`); here that parts which know nothing of one another go
+together.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import fbuf
+from tests.support.combinations import (
+    EXAMPLE,
+    REFUSED,
+    SAMPLERS,
+    STORAGES,
+    UNORDERED,
+    UNORDERED_STORAGES,
+    UNORDERED_WRITERS,
+    VIEWS,
+    WRITERS,
+    make,
+)
+
+
+@pytest.mark.parametrize("writer", UNORDERED_WRITERS)
+def test_ordered_parts_refuse_unordered_writers(writer: str) -> None:
+    for view in VIEWS:
+        for sampler in SAMPLERS:
+            if view != "Row" or sampler not in UNORDERED:
+                with pytest.raises(ValueError, match="may replace any"):
+                    make("Device", sampler, view, writer)
+            else:
+                assert make("Device", sampler, view, writer).dense
+    for storage in STORAGES:
+        if storage not in UNORDERED_STORAGES:
+            with pytest.raises(ValueError, match="the writer replaces any row"):
+                make(storage, "Uniform", "Row", writer).init(EXAMPLE)
+
+
+@pytest.mark.parametrize("pair", REFUSED)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_combinations_without_meaning_are_refused(storage: str, pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=REFUSED[pair]):
+        make(storage, *pair)
+
+
+READ_ONLY = ("DataSet", "Frozen")  # these two go together only: tests/writers/test_frozen.py
+CODECS = ("BitPack", "Codec", "Raw", "Zstd")
+
+
+def test_every_public_part_is_in_the_tables() -> None:
+    for package, known in (
+        (fbuf.storages, STORAGES),
+        (fbuf.samplers, SAMPLERS),
+        (fbuf.views, VIEWS),
+        (fbuf.writers, WRITERS),
+    ):
+        parts = {n for n in package.__all__ if not n.endswith("State") and n not in CODECS + READ_ONLY}
+        assert parts == {name.split("(")[0] for name in known}, package.__name__

@@ -1,0 +1,24 @@
+"""Further cases of flags: see `tests/contracts/test_flags.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_verb, flags, given, plain
+
+
+@pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "host"}))
+def test_further_buffers_under_every_flag_at_once(name: str) -> None:
+    check_all_flags(name)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_every_method_under_each_flag(name: str, flag: str) -> None:
+    if flag == "debug_infs" and name == "rich":
+        pytest.skip("an empty tree of minima holds infinity")
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags(flag):
+        got = every_verb(buffer, state, x)
+    check(name, plain(got))

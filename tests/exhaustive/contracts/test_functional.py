@@ -1,0 +1,116 @@
+"""Further cases of functional: see `tests/contracts/test_functional.py`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from tests.support.functional import (
+    BUFFERS,
+    KEY,
+    check_arguments_unchanged,
+    check_eager_equals_jitted,
+    check_laps,
+    filled,
+    host,
+    rows,
+    same,
+    step,
+)
+from tests.support.paths import ROOT
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_vmap_over_states(name: str) -> None:
+    buffer, number = BUFFERS[name], 3
+    new = [rows(3, 30 + i) for i in range(number)]
+    keys = jax.random.split(KEY, number)
+    single = jax.jit(functools.partial(step, buffer))
+    states = [buffer.extend(filled(name), rows(1 + i % 2, i)) for i in range(number)]
+    stacked, many_rows = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (states, new))
+    after, batches = jax.jit(jax.vmap(functools.partial(step, buffer)))(stacked, keys, many_rows)
+    for i in range(number):
+        one = jax.tree.map(lambda x, i=i: x[i], (after, batches))
+        alone = single(states[i], keys[i], new[i])
+        same(one[1].index, alone[1].index)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), host(one), host(alone))
+
+
+@pytest.mark.parametrize("name", ["uniform-row", "deduplicated"])
+@pytest.mark.parametrize("check", [check_arguments_unchanged, check_eager_equals_jitted, check_laps])
+def test_other_buffers_are_functional(check: Any, name: str) -> None:
+    check(name)
+
+
+@pytest.mark.optimized
+def test_an_exported_step_with_blocks_gives_the_same() -> None:
+    buffer, state, raw = BUFFERS["deduplicated"], filled("deduplicated"), jax.random.key_data(KEY)
+    run = jax.jit(functools.partial(step, buffer))
+    again = export.deserialize(export.export(run)(state, raw, rows(2)).serialize())
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        host(again.call(state, raw, rows(2))),
+        host(run(state, raw, rows(2))),
+    )
+
+
+_SHARDED = """
+import functools, jax, jax.numpy as jnp, numpy as np, fbuf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+try:
+    shard_map = functools.partial(jax.shard_map, check_vma=False)
+except AttributeError:
+    from jax.experimental.shard_map import shard_map
+    shard_map = functools.partial(shard_map, check_rep=False)
+
+assert len(jax.devices()) == 8
+mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
+storage = fbuf.storages.Deduplicated(keys=("x",), block=(4, 4), blocks=64)
+buffer = fbuf.Buffer(32, storage=storage, sampler=fbuf.samplers.Prioritized())
+
+def step(state, key, rows):
+    state, batch = buffer.sample(buffer.extend(state, rows), key, 8)
+    return buffer.update_priority(state, batch.index, batch.data["n"].astype(jnp.float32)), batch
+
+def local(state, key, rows):
+    one = jax.tree.map(lambda x: x[0], (state, key, rows))
+    return jax.tree.map(lambda x: x[None], step(*one))
+
+def rows_of(turn, device):
+    rng = np.random.default_rng(100 * turn + device)
+    return {"x": rng.integers(0, 256, (5, 8, 8)).astype(np.uint8), "n": np.arange(5, dtype=np.int32) + 5 * turn}
+
+whole = NamedSharding(mesh, P("d"))
+stack = lambda *x: jnp.stack(x)
+example = {"x": np.zeros((8, 8), np.uint8), "n": np.int32(0)}
+single = [buffer.init(example) for _ in range(4)]
+state = jax.device_put(jax.tree.map(stack, *single), whole)
+sharded = jax.jit(shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")), donate_argnums=0)
+alone = jax.jit(step)
+for turn in range(6):
+    keys = [jax.random.key_data(jax.random.key(10 * turn + d)) for d in range(4)]
+    rows = [rows_of(turn, d) for d in range(4)]
+    state, batch = sharded(state, jax.device_put(jnp.stack(keys), whole), jax.device_put(jax.tree.map(stack, *rows), whole))
+    for d in range(4):
+        single[d], want = alone(single[d], keys[d], rows[d])
+        got = jax.tree.map(lambda x: np.asarray(x)[d], (state.rows, batch.data, batch.mask, batch.index))
+        jax.tree.map(np.testing.assert_array_equal, got, jax.device_get((single[d].rows, want.data, want.mask, want.index)))
+assert all(int(buffer.stats(s)["retired_rows"]) > 0 for s in single)
+assert len(state.rows.tables[0].words.sharding.device_set) == 4
+print("done")
+"""
+
+
+def test_four_devices_hold_a_buffer_each() -> None:
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", _SHARDED], env=os.environ | flags, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr

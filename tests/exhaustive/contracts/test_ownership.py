@@ -1,0 +1,27 @@
+"""The tests of ownership with the other host storages."""
+
+import pytest
+
+from tests.contracts.test_ownership import (  # noqa: F401
+    gate,
+    nothing_left,
+    test_a_handle_closes_its_store,
+    test_a_pending_read_outlives_every_state,
+    test_a_store_goes_with_its_last_state_without_the_garbage_collector,
+    test_init_cannot_be_traced,
+    test_single_leaves_do_not_own_the_store,
+    test_states_are_pytrees,
+    test_what_was_made_of_a_pending_read_outlives_it,
+)
+from tests.more.contracts.test_ownership import (  # noqa: F401
+    test_a_deep_copy_shares_the_store_and_goes_its_own_way,
+    test_a_pending_write_nobody_waits_for_is_no_error,
+    test_a_state_of_another_process_is_refused,
+    test_shapes_and_compilation_ahead_of_time,
+    test_twenty_notebook_cells,
+)
+
+
+@pytest.fixture(params=["host", "memmap"])
+def storage(request: pytest.FixtureRequest) -> str:
+    return request.param

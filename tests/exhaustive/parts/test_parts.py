@@ -1,0 +1,28 @@
+"""The tests of parts with every buffer that has one."""
+
+import pytest
+
+from tests.more.parts.test_parts import test_is_in_place  # noqa: F401
+from tests.parts.test_parts import (  # noqa: F401
+    test_a_storage_rounds_and_nothing_else,
+    test_goes_through_jit_and_scan_alike,
+    test_is_saved_and_loaded,
+)
+from tests.support.parts import BUFFERS
+
+ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
+
+
+@pytest.fixture(params=ON_THE_DEVICE)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=ON_THE_DEVICE)
+def large(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def stored() -> str:
+    return "storage with priorities, stacks"

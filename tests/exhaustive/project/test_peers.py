@@ -1,0 +1,37 @@
+"""Every installed peer of the benchmarks: see `tests/more/project/test_peers.py`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import machinery, metadata, util
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import PEERS, Library, _torchrl_tree
+from tests.support.peers import check_driver
+
+
+@pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])
+@pytest.mark.parametrize("library", PEERS, ids=lambda library: library.name)
+def test_a_driver_returns_what_was_written(library: Library, kind: str) -> None:
+    check_driver(library, kind)
+
+
+def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wheel without an extension, and one whose extension does not load."""
+    spec = machinery.ModuleSpec("torchrl", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    real = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: spec if name == "torchrl" else real(name))
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "torchrl._torchrl", raising=False)
+    with pytest.raises(ImportError, match="no extension; its wheel brings no sources"):
+        _torchrl_tree.ensure(build=False)
+    (tmp_path / "_torchrl.cpython.so").write_bytes(b"no library")
+    (tmp_path / "csrc").mkdir()
+    for name in ("pybind.cpp", "utils.cpp"):
+        (tmp_path / "csrc" / name).write_text("")
+    with pytest.raises(ImportError, match="does not load: .*; not built yet"):
+        _torchrl_tree.ensure(build=False)

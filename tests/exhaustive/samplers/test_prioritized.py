@@ -1,0 +1,82 @@
+"""Draws of `Prioritized` and `Ranked` with every option; see `tests/samplers/test_prioritized.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf._algorithms import sum_tree
+from fbuf.samplers import Prioritized, Ranked
+from tests.more.samplers.test_prioritized import test_a_share_of_a_buffer_with_lanes_ignores_priorities  # noqa: F401
+from tests.samplers.test_prioritized import (  # noqa: F401
+    test_draws_by_rank,
+    test_ranks_are_kept_and_found,
+    test_sets_are_those_of_drawing_one_after_another,
+    test_traced_numbers_are_brought_into_range,
+)
+from tests.support.priorities import KEY, filled, index_of, races
+from tests.support.uniformity import lanes_out_of_step
+
+
+@pytest.fixture
+def far_apart() -> bool:
+    return False
+
+
+@pytest.fixture
+def stratified() -> bool:
+    return True
+
+
+@pytest.fixture(params=[False, True])
+def ranked(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[1, 5, 512, 513, 40_000])
+def capacity(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def sampler() -> Any:
+    return Ranked(uniform=0.1, normalize="buffer")
+
+
+@pytest.mark.parametrize(("size", "batch_size", "trials"), [(100, 30, 4000), (5000, 64, 3000)])
+def test_chances_make_sums_unbiased(size: int, batch_size: int, trials: int) -> None:
+    """The sum of f / chance over the batch is that of f over all, whatever f: here of who holds much and who little."""
+    leaf = np.random.default_rng(1).pareto(1.2, size).astype(np.float32)
+    leaf[::10] = 0
+    tree = sum_tree.rebuild(leaf)
+    got = jax.device_get(races(tree, jax.random.split(jax.random.key(1), trials), batch_size, size))
+    assert got.mask.all() and (leaf[got.slot] > 0).all()
+    assert all(len(set(s)) == batch_size for s in got.slot.tolist())
+    order = np.argsort(leaf)
+    for part in (order[-10:], order[-size // 3 :], np.flatnonzero(leaf)):
+        of_part = np.isin(got.slot, part) / got.chance.astype(np.float64)
+        sums = of_part.sum(axis=1)
+        assert abs(sums.mean() - np.sum(leaf[part] > 0)) < 5 * sums.std() / np.sqrt(trials)
+
+
+@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition()])
+def test_all_zero_without_replacement_is_a_part_of_all(view: Any) -> None:
+    sampler = Prioritized(eps=0.0, replace=False, beta=1.0)
+    if isinstance(view, fbuf.views.Row):
+        buffer, state = filled(sampler, np.zeros(50))
+        can = np.ones(50, bool)
+    else:
+        buffer, state, can = lanes_out_of_step(sampler, length=31)
+        slots = np.flatnonzero(can).tolist()
+        state = buffer.update_priority(state, index_of(buffer, state, slots), np.zeros(len(slots), np.float32))
+    counts = np.zeros(buffer.capacity)
+    for key in jax.random.split(KEY, 60):
+        batch = jax.device_get(buffer.peek(state, key, 20))
+        assert len(set(batch.index.slot.tolist())) == 20 and can[batch.index.slot].all()
+        np.testing.assert_allclose(batch.weight, 1.0)
+        counts += np.bincount(batch.index.slot, minlength=buffer.capacity)
+    assert np.all(counts[can] > 0) and not counts[~can].any()

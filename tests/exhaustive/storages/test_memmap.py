@@ -1,0 +1,41 @@
+"""The tests of rows in files with both storages and other parts."""
+
+from typing import Any
+
+import pytest
+
+from fbuf.samplers import Epoch, Prioritized, Uniform
+from fbuf.views import Row, Sequence
+from tests.more.storages.test_memmap import (  # noqa: F401
+    test_a_checkpoint_of_one_loads_at_another_path,
+    test_another_process_goes_on,
+    test_sizes_are_those_of_the_disk,
+)
+from tests.storages.test_memmap import (  # noqa: F401
+    test_a_path_that_holds_a_store_names_resume,
+    test_a_resumed_state_is_the_state_it_was,
+    test_masked_lanes_and_changed_rows_come_back,
+)
+from tests.support.memmap import TRANSITION
+
+PARTS = [
+    ("memmap", TRANSITION, Prioritized(), 2),
+    ("files", TRANSITION, Prioritized(), 2),
+    ("files", Sequence(3), Uniform(over="episodes"), 3),
+    ("memmap", Row(), Epoch(), None),
+]
+
+
+@pytest.fixture(params=[(*parts, rows) for parts in PARTS for rows in (7, 12, 31)], ids=str)
+def way(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def storage() -> str:
+    return "files"
+
+
+@pytest.fixture(params=["pass", "raise KeyError"])
+def end(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

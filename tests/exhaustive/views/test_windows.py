@@ -1,0 +1,35 @@
+"""Windows in place, and many buffers at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Uniform
+from fbuf.views import Episode, Sequence
+from tests.views.test_windows import (
+    EXAMPLE,
+    check_inplace,
+    rows_of,
+)
+
+
+@pytest.mark.optimized
+def test_steps_are_in_place() -> None:
+    check_inplace(Episode(12, longer="cut"), Uniform("episodes"), "extend")
+
+
+def test_many_buffers_at_once() -> None:
+    buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask"), sampler=Uniform("episodes"))
+    every = [rows_of([3, 8, 1, 5]), rows_of([10, 2, 4, 1], 50), rows_of([1, 1, 1, 14], 100)]
+    alone = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
+    states = jax.vmap(buffer.extend)(jax.tree.map(lambda x: jnp.stack([x] * 3), buffer.init(EXAMPLE)), stacked)
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, batches = jax.vmap(lambda s, k: buffer.sample(s, k, 6))(states, keys)
+    for i, state in enumerate(alone):
+        got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))

@@ -1,0 +1,21 @@
+"""`writers.Reservoir` over long streams, and in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.writers.test_reservoir import check_inplace, held_sets
+
+
+def test_every_row_of_a_long_stream_is_equally_likely() -> None:
+    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
+    counts = held.sum(axis=0)
+    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
+    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
+    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
+
+
+@pytest.mark.optimized
+def test_a_step_of_many_rows_copies_nothing() -> None:
+    check_inplace(100)

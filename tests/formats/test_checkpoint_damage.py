@@ -1,0 +1,309 @@
+"""Hostile checkpoints: nothing is executed, nothing outside the folder is touched, memory is bounded.
+
+Every checksum in them is valid; only fbuf's own errors may follow from any bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import manifest as _manifest
+from fbuf._formats.checkpoint.json_limits import check_text
+from tests.support.files import PATH, Memory, load, save
+from tests.support.files_hostile import (
+    any_values,
+    at_path,
+    attempt,
+    base,
+    body_of,
+    dumps,
+    mutated_manifests,
+    put,
+    signed,
+)
+from tests.support.paths import ROOT
+
+
+@contextmanager
+def memory(extra: int) -> Iterator[None]:
+    """Limit the process to `extra` more bytes than it has."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + extra, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "message"),
+    [
+        (["files", 0, "name"], "/etc/passwd", "a file has the name"),
+        (["files", 0, "name"], "../data-000000000001.safetensors", "a file has the name"),
+        (["files", 0, "name"], "data-000000000001.safetensors/../x", "a file has the name"),
+        (["files", 0, "name"], "lock", "a file has the name"),
+        (["files", 0, "name"], "data-000000000001.safetensors\n", "a file has the name"),
+        (["files", 0, "name"], "data-00000000000\u0661.safetensors", "a file has the name"),
+        (["files", 0, "name"], ["data-000000000001.safetensors"], "a file has the name"),
+        (["files", 0, "bytes"], -1, "in place of a whole number"),
+        (["files", 0, "bytes"], 10**30, "in place of a whole number"),
+        (["files", 0, "bytes"], 100.0, "in place of a whole number"),
+        (["files", 0, "bytes"], True, "in place of a whole number"),
+        (["files", 0, "header"], 1 << 40, "a header of"),
+        (["files", 0, "save"], "os.system('x')", "32 hexadecimal digits"),
+        (["arrays", "table", "dtype"], "object", "KeyError"),
+        (["arrays", "table", "dtype"], "O", "KeyError"),
+        (["arrays", "table", "dtype"], "__import__('os').system('x')", "KeyError"),
+        (["arrays", "table", "dtype"], "finfo", "KeyError"),
+        (["arrays", "table", "dtype"], ["float32"], "list in place of text"),
+        (["arrays", "table", "shape"], [1 << 40, 5], "blocks has places or checksums for another number"),
+        (["arrays", "table", "shape"], [1 << 62], "whole number"),
+        (["arrays", "table", "shape"], [1 << 30, 1 << 30], "a shape is"),
+        (["arrays", "table", "shape"], [1] * 33, "a shape is"),
+        (["arrays", "table", "shape"], [-1, 5], "whole number"),
+        (["arrays", "table", "shape"], 40, "int in place of a list"),
+        (["arrays", "table", "shape"], [40, 1 << 20], "outside its file"),
+        (["arrays", "table", "block"], 1 << 47, "for another number"),
+        (["arrays", "table", "block"], 0, "for another number"),
+        (["arrays", "table", "file"], [5] * 10, "lies in file 5 of"),
+        (["arrays", "table", "file"], [-1] * 10, "out of range"),
+        (["arrays", "table", "file"], [0.0] * 10, "something else than whole numbers"),
+        (["arrays", "table", "offset"], [0] * 10, "outside its file"),
+        (["arrays", "table", "offset"], [2**70] * 10, "OverflowError"),
+        (["arrays", "table", "mark"], [], "for another number"),
+        (["arrays", "table", "mark"], [[]] * 10, "a mark is no text"),
+        (["arrays", "log", "cuts"], [0, 250], "cuts do not rise"),
+        (["arrays", "log", "keys"], ["piece-0"] * 5, "keys repeat"),
+        (["arrays", "log", "keys"], [[]] * 5, "in place of text"),
+        (["arrays", "log", "keys"], ["\x1b[2J", "b", "c", "d", "e"], "in place of a name"),
+        (["arrays", "\x1b[2J"], {}, "in place of a name"),
+        (["arrays"], [], "list in place of an object"),
+        (["files"], {}, "dict in place of a list"),
+        (["generation"], 3, "has the name of 2"),
+        (["version"], 2, "version 1 in the first line, 2 in the second"),
+        (["meta"], [], "in place of an object"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(path: list, new: Any, message: str) -> None:
+    assert message in attempt(base(), signed(dumps(put(body_of(base()), path, new))))
+
+
+def test_a_missing_value_is_refused() -> None:
+    body = body_of(base())
+    for path in (["files", 0], ["arrays", "table"], ["arrays", "log"], []):
+        for name in at_path(body, path):
+            changed = copy.deepcopy(body)
+            del at_path(changed, path)[name]
+            assert (attempt(base(), signed(dumps(changed))) == "read") == (name == "mark"), name
+
+
+def test_blocks_that_share_bytes_are_refused() -> None:
+    """A million arrays cannot be made of one block."""
+    body = body_of(base())
+    body["arrays"] |= {f"copy {i}": body["arrays"]["table"] for i in range(1000)}
+    assert "two blocks overlap" in attempt(base(), signed(dumps(body)))
+    body = body_of(base())
+    for column in ("file", "offset"):
+        body["arrays"]["table"][column] = body["arrays"]["table"][column][:1] * 10
+    assert "two blocks overlap" in attempt(base(), signed(dumps(body)))
+
+
+TEXTS = {
+    "deep": (b"[" * 100_000, "nested more than 64 deep"),
+    "deeper": (b"[" * 16_000_000, "nested more than 64 deep"),
+    "deep objects": (b'{"a":' * 1_000_000, "nested more than 64 deep"),
+    "65 deep": (b'{"version":1,"x":' + b"[" * 64 + b"]" * 64 + b"}", "nested more than 64 deep"),
+    "64 deep": (b'{"version":1,"x":' + b"[" * 63 + b"]" * 63 + b"}", "KeyError"),
+    "many objects": (b"[" + b"{}," * 10_000_000 + b"0]", "10000000 values; expected at most"),
+    "many numbers": (b"[" + b"1," * 30_000_000 + b"0]", "30000000 values; expected at most"),
+    "backslashes": (b'"' + b"\\" * 16_000_001, "JSONDecodeError"),
+    "a long number": (b"1" * 16_000_000, "digits"),
+    "a number of 5000 digits": (b'{"version":1,"generation":2,"x":' + b"9" * 5000 + b"}", "digits"),
+    "NaN": (b'{"version":1,"x":NaN}', "NaN is no number"),
+    "infinity": (b'{"version":1,"x":1e999,"y":Infinity}', "Infinity is no number"),
+    "no ASCII": (b'{"version":1,"x":"\xc3\xa4"}', "UnicodeDecodeError"),
+    "UTF-16": (("\u2200" + "[" * 100).encode("utf-16"), "UnicodeDecodeError"),  # from the parser
+    "nothing": (b"", "JSONDecodeError"),
+    "a key twice": (b'{"version":1,"version":1}', "KeyError"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_large_or_deep_text_takes_bounded_memory_and_cpu_time(name: str) -> None:
+    text, says = TEXTS[name]
+    disk, began = base(), time.process_time()
+    manifest = signed(text)
+    with memory(1 << 29):
+        ended = attempt(disk, manifest)
+    assert "does not describe a checkpoint" in ended and says in ended
+    assert time.process_time() - began < 10
+
+
+def test_a_manifest_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    save(str(tmp_path), 1)
+    with open(tmp_path / "manifest-000000000009.json", "wb") as file:
+        file.truncate(1 << 40)
+    with (
+        memory(1 << 28),
+        pytest.warns(RuntimeWarning, match=f"has {1 << 40} bytes; expected at most {_manifest.MOST_BYTES}"),
+    ):
+        assert load(str(tmp_path)) == 1
+
+
+def test_sizes_are_checked_before_memory_is_allocated() -> None:
+    """An array of 128 TiB in a file that is said to be as large."""
+    body = body_of(base())
+    column = {"file": [0], "offset": [1 << 20], "crc32": [0]}
+    body["arrays"]["huge"] = {"dtype": "uint8", "shape": [1 << 47], "block": 1 << 47, **column}
+    body["files"][0]["bytes"] = (1 << 47) + (1 << 20)
+    with memory(1 << 28):
+        assert "bytes; expected 1407" in attempt(base(), signed(dumps(body)))
+
+
+@given(st.binary(max_size=300), st.integers(1, 300))
+def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) -> None:
+    depth = deepest = 0
+    quoted = escaped = False
+    for byte in text:
+        if escaped:
+            escaped = False
+        elif byte == 92:
+            escaped = True
+        elif byte == 34:
+            quoted = not quoted
+        elif not quoted:
+            depth += (byte in b"[{") - (byte in b"]}")
+            deepest = max(deepest, depth)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fbuf._formats.checkpoint.json_limits._PIECE", piece)
+        for most in range(max(deepest - 1, 0), deepest + 1):
+            patch.setattr("fbuf._formats.checkpoint.json_limits.MOST_DEPTH", most)
+            if deepest > most and text:
+                with pytest.raises(ValueError, match="nested"):
+                    check_text(text)
+            else:
+                check_text(text)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_any_values_in_any_place(data: st.DataObject) -> None:
+    any_values(data)
+
+
+def test_mutated_manifests() -> None:
+    mutated_manifests(2_000, seed=0)
+
+
+def test_random_bytes_in_place_of_any_file_are_damage() -> None:
+    chance = random.Random(0)
+    for name in base().contents():
+        for size in (0, 1, 7, 8, 60, 300, 5000):
+            disk = base()
+            disk.put(name, chance.randbytes(size))
+            with pytest.raises(checkpoint.StoreCorrupted):
+                checkpoint.read(PATH, disk=disk)
+
+
+# -------------------------------------------------------------------------------------------------- outside the folder
+
+
+def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
+    save(str(tmp_path / "c"), 1)
+    victim = tmp_path / "victim"
+    for name in ("data-000000000001.safetensors", "manifest-000000000001.json"):
+        path = tmp_path / "c" / name
+        held = path.read_bytes()
+        path.unlink()
+        victim.write_bytes(held)
+        path.symlink_to(victim)
+        with pytest.raises(checkpoint.StoreCorrupted, match="is a link; expected a plain file"):
+            checkpoint.read(str(tmp_path / "c"))
+        path.unlink()
+        path.write_bytes(held)
+    victim.write_text("mine")
+    for name in ("lock", "manifest-000000000002.json.new", "data-000000000002.safetensors"):
+        path = tmp_path / "c" / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(victim)
+        try:
+            save(str(tmp_path / "c"), 2)
+        except OSError:
+            path.unlink()
+        assert victim.read_text() == "mine" and load(str(tmp_path / "c")) in (1, 2)
+
+
+AUDIT = """
+import sys, warnings
+import numpy as np
+import fbuf
+from fbuf._formats import checkpoint as _files
+warnings.simplefilter("ignore")
+watching, seen = False, []
+def hook(event, arguments):
+    if watching and (event in ("exec", "compile", "import", "os.system", "marshal.loads", "ctypes.dlopen", "code.__new__")
+                     or event.startswith(("pickle", "subprocess", "os.exec", "os.posix_spawn", "socket"))
+                     or event == "open" and arguments[2] & 3):
+        seen.append((event, str(arguments)[:200]))
+sys.addaudithook(hook)
+watching = True
+for path in sys.argv[1:]:
+    for verify in ("full", "lazy"):
+        try:
+            with _files.read(path, verify=verify) as saved:
+                for array in saved.arrays.values():
+                    np.asarray(array)
+        except (_files.StoreCorrupted, _files.VersionError, _files.CheckpointNotFound):
+            pass
+watching = False
+print(seen)
+"""
+
+
+def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path) -> None:
+    """An audit hook sees no unpickling, compiling, importing, process, or file opened for writing."""
+    checkpoint.write(
+        str(tmp_path / "a"), {"x": np.zeros(3, ml_dtypes.bfloat16), "y": np.arange(9)}, {"dtype": "eval('1')"}
+    )
+    save(str(tmp_path / "b"), 3)
+    (tmp_path / "b" / "manifest-000000000002.json").write_bytes(
+        signed(dumps(put(body_of(base()), ["arrays", "table", "dtype"], "__import__('os').system('x')")))
+    )
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "manifest-000000000002.json").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT, *(str(tmp_path / name) for name in "abc")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_booleans_other_than_0_and_1_are_damage() -> None:
+    disk = Memory()
+    checkpoint.write(PATH, {"a": np.array([True, False])}, {}, disk=disk)
+    name = "manifest-000000000001.json"
+    disk.names["data-000000000001.safetensors"].data[-1] = 2
+    body = body_of(disk, name)
+    body["arrays"]["a"]["crc32"] = [zlib.crc32(b"\1\2")]
+    disk.put(name, signed(dumps(body)))
+    with pytest.raises(checkpoint.StoreCorrupted, match="array 'a' is bool and holds other bytes than 0 and 1"):
+        np.asarray(checkpoint.read(PATH, disk=disk).arrays["a"])

@@ -1,0 +1,127 @@
+"""More of the sum tree: every capacity but the largest, other batch sizes, as JAX transforms it, exact biases."""
+
+# ruff: noqa: F401, F811
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fbuf._algorithms import random_bits, sum_tree_draw
+from fbuf._algorithms import sum_tree as st
+from tests.algorithms.test_sum_tree import path
+from tests.support.sumtree import (
+    check_frequencies,
+    check_inplace,
+    check_keep_last,
+    check_many_updates,
+    check_one_leaf,
+    check_paths,
+    check_set,
+    check_strata,
+    check_together,
+    draw_write,
+    drawer,
+    expected_tree,
+    setter,
+)
+
+
+@pytest.mark.parametrize(("capacity", "reduce"), [(2, "sum"), (65_536, "sum"), (9, "max"), (1000, "min")])
+def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
+    check_set(capacity, reduce)
+
+
+def test_trees_written_together_hold_what_plain_arrays_do(path: str) -> None:
+    check_together(1)
+
+
+def test_parents_after_ten_million_updates() -> None:
+    check_many_updates(4096)
+
+
+@pytest.mark.parametrize("capacity", [2, 7, 65_536])
+def test_one_leaf_or_none(path: str, capacity: int) -> None:
+    check_one_leaf(capacity)
+
+
+@pytest.mark.parametrize(("capacity", "batch"), [(1, 1), (1, 300), (9, 16_384), (65, 1), (1000, 16_384)])
+def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_paths(capacity, batch, monkeypatch)
+
+
+@pytest.mark.gpu
+def test_accelerator_draws_and_writes_as_the_cpu() -> None:
+    capacity = 1_000_003
+    leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
+    results = []
+    for device in (jax.devices()[0], jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            tree = jnp.asarray(expected_tree(leaves))
+            index, leaf = drawer(capacity, 4096, True)(tree, jax.random.key(0))
+            tree = setter(capacity)(tree, index, leaf + 1)
+            results.append((np.asarray(index), np.asarray(tree)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("capacity", [1, 64, 10_000])
+def test_strata_bound_the_count_of_every_leaf_or_block(path: str, capacity: int) -> None:
+    check_strata(capacity)
+
+
+@pytest.mark.parametrize("capacity", [9, 1000])
+def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
+    check_frequencies(capacity)
+
+
+def test_gradients_pass_by(path: str) -> None:
+    tree = st.rebuild(jnp.ones((100,), jnp.float32))
+
+    def loss(x: jax.Array) -> jax.Array:
+        index, _ = sum_tree_draw.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
+        new = st.set(tree, index, jnp.full((8,), x), 100)
+        _, leaf = sum_tree_draw.draw(new, jax.random.key(1), 8, 100, stratified=False)
+        return jnp.sum(leaf) + x
+
+    value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
+    assert np.isfinite(value) and slope == 1
+
+
+def test_clean_under_strict_jax(path: str) -> None:
+    start = np.random.default_rng(5).random(1000).astype(np.float32)
+    step = functools.partial(draw_write, capacity=1000)
+    plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
+        tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
+        fresh = jax.jit(lambda t, k: step(t, k))
+        with jax.transfer_guard("disallow"):
+            strict = fresh(tree, key)
+        empty = jax.jit(lambda k: sum_tree_draw.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
+    assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
+    assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
+    np.testing.assert_array_equal(plain[0], strict[0])
+    np.testing.assert_array_equal(plain[1], strict[1])
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_words_of_any_key(kind: str) -> None:
+    """The same however long the batch, other for every key."""
+    keys = jax.random.split(jax.random.key(0, impl=kind), 3)
+    first, second = map(jnp.stack, zip(*(random_bits.pairs(key, 9) for key in keys), strict=True))
+    words = np.concatenate([first, second]).ravel()
+    assert words.dtype == np.uint32 and len(np.unique(words)) == 54
+    for key, one, other in zip(keys, first, second, strict=True):
+        short = jax.jit(lambda key: random_bits.pairs(key, 4))(key)
+        np.testing.assert_array_equal(short[0], one[:4])
+        np.testing.assert_array_equal(short[1], other[:4])
+
+
+@pytest.mark.parametrize("below", [None, 334, 2**32 // 17 - 5, 2**31])
+@pytest.mark.parametrize("batch", [1, 2, 17])
+def test_keep_last(batch: int, below: int | None) -> None:
+    check_keep_last(batch, below)

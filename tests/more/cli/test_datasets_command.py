@@ -1,0 +1,15 @@
+"""Further cases of `python -m fbuf datasets`: see `tests/cli/test_datasets_command.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_a_closed_pipe_is_not_a_traceback() -> None:
+    command = [sys.executable, "-m", "fbuf", "datasets", "list", "--available"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()

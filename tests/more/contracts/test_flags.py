@@ -1,0 +1,43 @@
+"""Further cases of flags: see `tests/contracts/test_flags.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags, every_verb, flags, given, plain
+
+
+@pytest.mark.parametrize("name", ["rich", "host"])
+def test_every_method_under_every_flag_at_once(name: str) -> None:
+    check_all_flags(name)
+
+
+@pytest.mark.parametrize("name", ["rich", "host"])
+def test_eager_methods_move_nothing_to_or_from_the_device(name: str) -> None:
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags("transfer_guard"):
+        got = every_verb(buffer, state, x)
+    check(name, plain(got))
+
+
+def test_nothing_leaks_from_scan_vmap_and_grad() -> None:
+    buffer = BUFFERS["rich"]
+    x = given(buffer)
+
+    def run(weight: Any, key: Any) -> Any:
+        def step(state: Any, key: Any) -> Any:
+            state, batch = buffer.sample(buffer.extend(state, x["rows"]), key, BATCH)
+            return buffer.update_priority(state, batch.index, batch.data["reward"] * weight), batch.data["reward"]
+
+        return jnp.sum(weight * lax.scan(step, buffer.init(EXAMPLE), jax.random.split(key, 3))[1])
+
+    with jax.checking_leaks():
+        slopes = jax.jit(jax.vmap(jax.grad(run), in_axes=(0, None)))(jnp.ones((2,), jnp.float32), jax.random.key(0))
+    assert np.all(np.isfinite(slopes))

@@ -1,0 +1,170 @@
+"""Further cases of functional: see `tests/contracts/test_functional.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+import fbuf
+from tests.support.functional import (
+    BATCH,
+    BUFFERS,
+    CAPACITY,
+    EXAMPLE,
+    KEY,
+    RICH,
+    build,
+    filled,
+    host,
+    methods,
+    rows,
+    same,
+    step,
+)
+from tests.support.paths import ROOT
+
+
+def test_scan_gives_what_a_loop_gives() -> None:
+    keys, many = jax.random.split(KEY, 5), jax.tree.map(lambda *x: jnp.stack(x), *(rows(2, s) for s in range(5)))
+    scanned, batches = jax.jit(lambda s: lax.scan(lambda s, x: step(RICH, s, *x), s, (keys, many)))(filled())
+    state, jitted = filled(), jax.jit(functools.partial(step, RICH))
+    for i in range(5):
+        state, batch = jitted(state, keys[i], rows(2, i))
+        same(jax.tree.map(lambda x, i=i: x[i], batches).index, batch.index)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), host(scanned), host(state))
+
+
+# -------------------------------------------------------------------------------------------------- transformations
+
+
+def test_vmap_over_keys() -> None:
+    keys = jax.random.split(KEY, 3)
+    many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
+    for i in range(3):
+        one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
+        same(one.index, alone.index)
+        same(one.data["obs"], alone.data["obs"])
+
+
+def loss(weight: jax.Array, state: Any, key: Any) -> Any:
+    state, batch = RICH.sample(state, key, BATCH)
+    error = weight * batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2)) - batch.data["reward"]
+    return jnp.mean(batch.weight * error**2), (state, batch, error)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
+def test_grad_around_sample(wrap: Any) -> None:
+    weight = jnp.float32(0.5)
+    gradient = jax.jit(jax.grad(wrap(loss), has_aux=True))
+    slope, (state, batch, error) = gradient(weight, filled(), KEY)
+    alone = RICH.peek(filled(), KEY, BATCH)
+    same(batch.index, alone.index)
+    feature = alone.data["obs"].astype(jnp.float32).mean(axis=(1, 2))
+    want = jnp.mean(2 * alone.weight * (weight * feature - alone.data["reward"]) * feature)
+    np.testing.assert_allclose(slope, want, rtol=1e-5)
+    after = RICH.update_priority(state, batch.index, error)
+    assert float(after.sampler.max_priority) >= float(jnp.max(jnp.abs(error)))
+
+
+def test_grad_through_rows_that_were_stored() -> None:
+    """Device rows are plain arrays: what is read depends on what was written."""
+    buffer = fbuf.Buffer(capacity=8)
+
+    def total(x: jax.Array) -> jax.Array:
+        state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
+        return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
+
+    slope = jax.jit(jax.grad(total))(jnp.arange(4, dtype=jnp.float32))
+    assert float(jnp.sum(slope)) == 16.0 and float(jnp.min(slope)) >= 0.0
+    many = jax.vmap(jax.grad(total))(jnp.ones((2, 4), jnp.float32))
+    np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
+
+
+def test_a_loop_that_carries_the_state() -> None:
+    def turn(i: Any, state: Any) -> Any:
+        return RICH.sample(state, jax.random.fold_in(KEY, i), BATCH)[0]
+
+    after = jax.jit(lambda s: lax.fori_loop(0, 3, turn, s))(filled())
+    assert int(RICH.size(after)) == CAPACITY
+
+
+def test_ahead_of_time() -> None:
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (filled(), KEY, rows(2)))
+    compiled = jax.jit(functools.partial(step, RICH)).lower(*shapes).compile()
+    state, batch = compiled(filled(), KEY, rows(2))
+    same(batch.index, step(RICH, filled(), KEY, rows(2))[1].index)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("crossing", ["state", "buffer"])
+def test_export_round_trip(crossing: str) -> None:
+    """The state crosses as itself, and so does the buffer, as JSON of its fields."""
+    raw = jax.random.key_data(KEY)
+    if crossing == "state":
+        exported = export.export(jax.jit(functools.partial(step, RICH)))(filled(), raw, rows(2))
+        again = export.deserialize(exported.serialize())
+        state, batch = again.call(filled(), raw, rows(2))
+    else:
+        exported = export.export(jax.jit(step))(RICH, filled(), raw, rows(2))
+        again = export.deserialize(exported.serialize())
+        state, batch = again.call(build(), filled(), raw, rows(2))
+        with pytest.raises(ValueError, match="tree"):
+            again.call(dataclasses.replace(RICH, capacity=2 * CAPACITY), filled(), raw, rows(2))
+    assert isinstance(state, fbuf.BufferState) and isinstance(batch, fbuf.Sample)
+    want = jax.jit(functools.partial(step, RICH))(filled(), raw, rows(2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((state, batch)), host(want))
+
+
+_CACHED = """
+import sys, jax, jax.numpy as jnp, fbuf
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+buffer = fbuf.Buffer(capacity=16, sampler=fbuf.samplers.Prioritized())
+def step(state, key, rows):
+    state, batch = buffer.sample(buffer.extend(state, rows), key, 4)
+    return buffer.update_priority(state, batch.index, batch.weight), batch
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("/cache_hits")))
+state = jax.jit(buffer.init)({"x": jnp.zeros((), jnp.float32)})
+jax.jit(step)(state, jax.random.key(0), {"x": jnp.ones((3,), jnp.float32)})
+print(sum(hits))
+"""
+
+
+@pytest.mark.optimized
+def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
+    """Host stores put no entry there (JAX caches no program with a callback); nothing of a Device step may do so."""
+
+    def run() -> tuple[int, set[str]]:
+        done = subprocess.run(
+            [sys.executable, "-c", _CACHED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout), {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
+
+    hits, first = run()
+    assert hits == 0 and any("step" in name for name in first)
+    hits, second = run()
+    assert hits >= 2 and second == first
+
+
+@pytest.mark.parametrize("name", ["prioritized-transition", "deduplicated"])
+def test_no_method_calls_back_to_the_host(name: str) -> None:
+    """A callback of any kind shows in the lowered text."""
+    state = jax.eval_shape(BUFFERS[name].init, EXAMPLE)
+    for method, call in methods(BUFFERS[name]).items():
+        text = jax.jit(call).lower(state).as_text()
+        assert "callback" not in text, method
+    control = jax.jit(lambda x: jax.pure_callback(np.sin, x, x)).lower(jax.ShapeDtypeStruct((), np.float32))
+    assert "callback" in control.as_text()

@@ -1,0 +1,247 @@
+"""Further cases of inplace: see `tests/contracts/test_inplace.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf.testing import assert_inplace, measure
+from tests.support.inplace_orders import (
+    BATCH,
+    CAPACITY,
+    FORMS,
+    LANES,
+    ROW,
+    ROWS,
+    VIEWS,
+    buffer_of,
+    filled,
+    inputs,
+    leading,
+    orders,
+    pointers,
+    rows_at,
+    shape,
+    some,
+    state_of,
+    step_of,
+)
+
+pytestmark = pytest.mark.optimized
+
+
+DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
+
+
+# For the richest state (rows, tree, flags) every pair: a scan of "es" also orders the "e" of a turn after the "s" of the
+# one before, so one of each two is enough. Some for the others, and some longer ones.
+PAIRS = [
+    *(("jit", "prioritized", "transition", o) for o in orders(2, "prioritized") if o[0] != o[1] and "t" not in o),
+    *(("jit", "prioritized", "transition", o) for o in ("te", "st")),
+    *(("scan", "prioritized", "transition", o) for o in orders(2, "prioritized") if o == "su" or o <= o[::-1]),
+    *(("scan", "uniform", "transition", o) for o in ("se", "er")),
+    *(("scan", "prioritized", "row", o) for o in ("se", "oe")),
+    *(("scan", "minimum", "transition", o) for o in ("so", "re")),
+    *(("jit", "prioritized", "transition", o) for n in (3, 4) for o in some(n, "prioritized", 2)),
+    *(("jit", s, "transition", "stu") for s in ("everything", "ranked", "distinct")),
+]
+
+
+@pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS)
+def test_every_pair_of_methods_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
+    FORMS[form](buffer_of(sampler, view), order)
+
+
+@pytest.mark.parametrize(
+    ("form", "sampler", "view", "order"),
+    [
+        ("scan", "prioritized", "transition", "esu"),
+        ("jit", "prioritized", "transition", "seor"),
+        ("jit", "uniform", "transition", "ter"),
+    ],
+)
+def test_orders_are_in_place_with_blocks(form: str, sampler: str, view: str, order: str) -> None:
+    FORMS[form](buffer_of(sampler, view, storage=DEDUPLICATED), order)
+
+
+WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
+
+
+@pytest.mark.parametrize(
+    ("form", "writer", "sampler", "order"),
+    [
+        ("scan", "topk", "prioritized", "estu"),
+        ("jit", "topk", "uniform", "ser"),
+        ("scan", "topk", "minimum", "seor"),
+        ("scan", "reservoir", "prioritized", "estu"),
+        ("jit", "reservoir", "uniform", "ser"),
+    ],
+)
+def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
+    FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
+
+
+@pytest.mark.parametrize("lanes", [None, LANES])
+def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
+    buffer = buffer_of("prioritized", "transition", lanes=lanes)
+    axes = (ROWS,) if lanes is None else (ROWS, lanes)
+
+    def step(state: Any, rows: Any, mask: Any, priority: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        return buffer.extend(state, rows, mask=mask, priority=priority), batch
+
+    memory = assert_inplace(
+        step,
+        jax.eval_shape(buffer.init, ROW),
+        leading(ROW, *axes),
+        shape(axes, jnp.bool_),
+        shape(axes, jnp.float32),
+        shape((2,), jnp.uint32),
+    )
+    state_of(buffer, memory.bound)
+
+
+@pytest.mark.parametrize("verb", ["add", "set", "last", "get", "rebuild", "add, ranked"])
+def test_other_verbs_are_in_place(verb: str) -> None:
+    """Verbs that give no state back come after the last write: nothing orders them before one."""
+    buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
+    state = jax.eval_shape(buffer.init, ROW)
+    if verb == "rebuild":
+        assert_inplace(lambda s, a: buffer.rebuild(buffer.set(s, alpha=a)), state, shape((), jnp.float32))
+    elif verb.startswith("add"):
+        assert_inplace(buffer.add, state, leading(ROW, LANES))
+    elif verb == "set":
+        assert_inplace(lambda s, a: buffer.set(s, alpha=a), state, shape((), jnp.float32))
+    elif verb == "last":
+        assert_inplace(lambda s, r: (s := buffer.extend(s, r), buffer.last(s, 2)), state, leading(ROW, ROWS, LANES))
+    else:
+        index = inputs()["index"]
+        assert_inplace(
+            lambda s, r, i: (s := buffer.extend(s, r), buffer.get(s, i)), state, leading(ROW, ROWS, LANES), index
+        )
+
+
+def test_more_rows_than_fit_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row", capacity=100_000)
+    rows = leading(ROW, 60_000, LANES)  # a lane holds 50,000
+    memory = measure(buffer.extend, jax.eval_shape(buffer.init, ROW), rows)
+    assert memory.temporary < memory.given
+
+
+# ------------------------------------------------------------------------------------------------- many at once
+
+
+@pytest.mark.parametrize("order", ["seu", "sroe"])
+def test_vmapped_states_are_in_place(order: str) -> None:
+    buffer, copies = buffer_of("prioritized", "transition"), 3
+    step = jax.vmap(step_of(buffer, order))
+    state = leading(jax.eval_shape(buffer.init, ROW), copies)
+    assert_inplace(step, state, inputs((copies,)), bound=copies * 64 * 1024)
+    state_of(buffer, 64 * 1024)
+
+
+def test_vmapped_uniform_states_are_in_place() -> None:
+    buffer, copies = buffer_of("uniform", "transition"), 3
+    state = leading(jax.eval_shape(buffer.init, ROW), copies)
+    memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
+    state_of(buffer, memory.bound)
+
+
+def test_states_vmapped_twice_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row")
+    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
+    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))
+
+
+def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
+    """Squared error of a linear value of the frames, and the errors themselves."""
+    frames = batch.data["obs"].astype(jnp.float32).reshape(batch.mask.shape[0], -1)
+    error = frames @ jnp.resize(weights, (frames.shape[1],)) - batch.data["reward"]
+    return jnp.mean(batch.weight * error**2), error
+
+
+def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
+    """A whole run, `init` included, as one function of a key."""
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
+
+    def learn(weights: jax.Array, state: Any, key: jax.Array) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        (_, error), slope = gradient(weights, batch)
+        if buffer.sampler.prioritized:
+            # Masked instead of lax.cond: an empty sample has weight 0, and its index is skipped.
+            state = buffer.update_priority(state, batch.index, error)
+        return weights - jnp.float32(1e-6) * slope, state
+
+    def step(carry: Any, key: jax.Array) -> Any:
+        weights, state = carry
+        state = buffer.extend(state, rows_at(key))
+        if buffer.sampler.prioritized:
+            weights, state = learn(weights, state, key)
+        else:
+            weights, state = lax.cond(
+                buffer.can_sample(state), learn, lambda weights, state, key: (weights, state), weights, state, key
+            )
+        return (weights, state), jnp.sum(weights)
+
+    def run(key: jax.Array) -> Any:
+        carry = jnp.zeros((48,), jnp.float32), buffer.init(ROW)
+        return lax.scan(step, carry, jax.random.split(key, steps))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("sampler", "view", "seeds"),
+    [
+        ("uniform", "row", 4),
+        ("prioritized", "transition", 4),
+        ("uniform", "transition", 4),
+        ("prioritized", "row", 4),
+        ("uniform", "transition", None),
+        ("prioritized", "transition", None),
+    ],
+)
+def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
+    """README's two recipes: with `Uniform` the state goes through `lax.cond`, with `Prioritized` nothing does."""
+    buffer = buffer_of(sampler, view)
+    run = trainer(buffer, 6)
+    keys = shape((2,) if seeds is None else (seeds, 2), jnp.uint32)
+    memory = measure(run if seeds is None else jax.vmap(run), keys, donate=())
+    # The state is made inside and returned, so it is no temporary. With seeds, zeros that all of them begin with may be.
+    least = 64 * 1024 if seeds is None else 2 * CAPACITY
+    assert memory.temporary < least
+    assert memory.made > least * 10
+    for leaf in jax.tree.leaves(jax.eval_shape(buffer.init, ROW)):
+        size = (seeds or 1) * leaf.size * leaf.dtype.itemsize
+        assert size < 4096 or size > least, f"a copy of {leaf} would go unnoticed"
+
+
+def test_vmapped_trainers_give_what_single_ones_give() -> None:
+    buffer = buffer_of("uniform", "transition", capacity=64)
+    run, keys = trainer(buffer, 40), jax.random.split(jax.random.key(3), 2)
+    together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
+    for i in range(2):
+        one = jax.tree.map(lambda x, i=i: x[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-9), one, run(keys[i]))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_donated_add_keeps_every_large_leaf_where_it_was(sampler: str, view: str) -> None:
+    buffer = buffer_of(sampler, view, capacity=4096)
+    state = filled(buffer)
+    large = {n for n, leaf in zip(pointers(state), jax.tree.leaves(state), strict=False) if leaf.size >= 4096}
+    before = {name: pointers(state)[name] for name in large}
+    add = jax.jit(buffer.add, donate_argnums=0)
+    for key in jax.random.split(jax.random.key(5), 3):
+        state = add(state, jax.tree.map(lambda x: x[0], rows_at(key)))
+    after = pointers(state)
+    assert large
+    assert {name: after[name] for name in large} == before

@@ -1,0 +1,220 @@
+"""Further cases of ownership: see `tests/contracts/test_ownership.py`."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf._bridge import lifetime
+from tests.support import ownership as _support
+from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of, run_script
+
+storage = _support.storage
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test leaves a store behind, and none was there."""
+    gc.collect()
+    assert fbuf.stores() == []
+    yield
+    for handle in fbuf.stores():
+        handle.close()
+
+
+def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
+    """Everything is dropped while rows are on their way: nothing is printed, nothing hangs, nothing is left."""
+    script = f"""
+import gc, jax, jax.numpy as jnp, fbuf
+from tests.support.ownership import EXAMPLE, filled, late, make, rows_of
+buffer = make({storage!r})
+for i in range(4):
+    state = buffer.extend(filled(buffer), late(rows_of(8, 4)))
+    del state
+    gc.collect()
+pending = late(rows_of(0, 1))
+jax.block_until_ready(pending)
+assert fbuf.stores() == [], fbuf.stores()
+state = buffer.extend(filled(buffer), late(rows_of(8, 4)))  # pending when the interpreter ends
+print("done")
+"""
+    done = run_script(script)
+    assert done.stdout.strip() == "done" and done.stderr.strip() == ""
+
+
+def test_the_garbage_collector_may_come_inside_a_callback() -> None:
+    """It runs finalizers in any thread, here in one that holds the very locks of the store."""
+    buffer = make("host")
+    state = filled(buffer)
+    store = lifetime.find(id_of(state))
+    box = [state]
+    box.append(box)  # only the collector can free it
+    del state
+
+    def collect() -> None:
+        with store._writing, store._lock:
+            box.clear()
+            gc.collect()
+            fbuf.stores()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "deadlock"
+    assert fbuf.stores() == []
+
+
+# ------------------------------------------------------------------------------------------------ notebooks, traces
+
+
+def test_twenty_notebook_cells(storage: str) -> None:
+    """A cell run again and again: at most two stores at once, two traces in all."""
+    traces, most = [], 0
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def step(buffer: fbuf.Buffer, state: Any, key: Any, rows: Any) -> Any:
+        traces.append(state.rows.slot)
+        state = buffer.extend(state, rows)
+        return buffer.sample(state, key, 4)
+
+    for cell in range(20):
+        buffer = make(storage)
+        state = buffer.init(EXAMPLE)
+        most = max(most, len(fbuf.stores()))
+        for i in range(3):
+            state, batch = step(buffer, state, jax.random.key(i), rows_of(100 * cell + 5 * i, 5))
+        assert np.isin(agree(batch), np.arange(100 * cell, 100 * cell + 15)).all()
+    assert most <= 3 and len(traces) <= 3
+    jax.block_until_ready(state)
+    del state, batch
+    gc.collect()
+    assert fbuf.stores() == []
+
+
+def test_one_trace_for_each_store_open_at_the_same_time() -> None:
+    buffer = make("host")
+    traces: list[int] = []
+
+    @jax.jit
+    def step(state: Any) -> Any:
+        traces.append(state.rows.slot)
+        return buffer.extend(state, rows_of(0, 2))
+
+    one, two = filled(buffer), filled(buffer)
+    for state in (one, two, one, two):
+        jax.block_until_ready(step(state))
+    assert sorted(traces) == [0, 1]
+    del state
+    for _ in range(3):
+        del one, two
+        gc.collect()
+        assert fbuf.stores() == []
+        one, two = filled(buffer, 100), filled(buffer, 200)
+        changed = [step(s) for s in (one, two)]
+        assert [agree(buffer.rows(s))[0] for s in changed] == [102, 202]
+        del changed
+    assert sorted(traces) == [0, 1]
+
+
+def test_jit_caches_keep_no_store_open() -> None:
+    buffer = make("host")
+    state = filled(buffer)
+    step = jax.jit(lambda s: buffer.extend(s, rows_of(0, 2)))
+    compiled = step.lower(state).compile()
+    jax.block_until_ready((step(state), compiled(state)))
+    del state
+    gc.collect()
+    assert fbuf.stores() == []
+
+
+def test_a_state_of_another_process_is_refused(storage: str, tmp_path: Path) -> None:
+    """Ids are random: no store of this process can have one by chance."""
+    buffer = make(storage)
+    state = filled(buffer)
+    path = tmp_path / "leaves.npz"
+    np.savez(path, *(np.asarray(x) for x in jax.tree.leaves(state)))
+    script = f"""
+import jax, numpy as np
+from tests.support.ownership import KEY, filled, make
+buffer = make({storage!r})
+mine = filled(buffer, 500)
+given = jax.tree.unflatten(jax.tree.structure(mine), np.load({str(path)!r}, allow_pickle=False).values())
+try:
+    jax.block_until_ready(buffer.peek(given, KEY, 4))
+except (RuntimeError, ValueError) as error:
+    assert "belongs to another process" in str(error) and "fbuf.save(path, buffer, state)" in str(error)
+    print("refused")
+"""
+    assert run_script(script).stdout.strip() == "refused"
+
+
+# ----------------------------------------------------------------------------------------------- copies, pytrees
+
+
+def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
+    buffer = make(storage)
+    state = filled(buffer)
+    for other in (copy.deepcopy(state), copy.copy(state)):
+        assert len(fbuf.stores()) == 1 and other.rows.owner is state.rows.owner
+    other = copy.deepcopy(state)
+    donating = jax.jit(buffer.extend, donate_argnums=0)
+    other, first = donating(other, rows_of(100, 3)), state
+    state = buffer.extend(state, rows_of(200, 4))
+    np.testing.assert_array_equal(agree(buffer.rows(other)), [*range(3, 8), 100, 101, 102])
+    np.testing.assert_array_equal(agree(buffer.rows(state)), [*range(4, 8), 200, 201, 202, 203])
+    np.testing.assert_array_equal(agree(buffer.rows(first)), np.arange(8))
+    del state, first
+    gc.collect()
+    assert agree(buffer.rows(other)).size == 8
+    del other
+    gc.collect()
+    assert fbuf.stores() == []
+
+
+def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
+    buffer = make(storage)
+    state = filled(buffer)
+    before = fbuf.stores()[0].stats()
+    shapes: Any = jax.eval_shape(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), state, rows_of(0, 3))
+    assert shapes[1].data["obs"].shape == (4, 6) and shapes[0].rows.owner is None
+    assert jax.tree.structure(shapes[0]) == jax.tree.structure(state)
+    step = jax.jit(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), donate_argnums=0)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    compiled = step.lower(abstract, rows_of(0, 3)).compile()
+    assert fbuf.stores()[0].stats() == before
+    for i in range(3):
+        state, batch = compiled(state, rows_of(10 * i, 3))
+        assert agree(batch).size == 4
+    assert agree(buffer.rows(state))[-1] == 22
+
+
+def test_opening_and_dropping_in_threads() -> None:
+    """Slots and ids stay apart."""
+    buffer, errors = make("host"), []
+
+    def work(first: int) -> None:
+        try:
+            for i in range(20):
+                state = filled(buffer, first + i)
+                assert agree(buffer.rows(state))[0] == first + i
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(1000 * i,), daemon=True) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not errors and not any(t.is_alive() for t in threads)
+    gc.collect()
+    assert fbuf.stores() == []

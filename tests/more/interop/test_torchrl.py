@@ -1,0 +1,148 @@
+"""torchrl dumps that torchrl wrote, row by row and priority by priority."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fbuf._core.pytree import named_leaves
+from fbuf.interop import _columns, from_torchrl
+from tests.support.interop import run
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(_columns, "BLOCK_BYTES", 64)
+
+
+@pytest.fixture(scope="module")
+def torchrl():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torchrl.data
+    return torchrl.data
+
+
+def rollout(n: int, first: int = 0):
+    import tensordict
+    import torch
+
+    t = torch.arange(first, first + n)
+    after = {
+        "observation": t[:, None].float().repeat(1, 3) + 1,
+        "reward": t[:, None].double(),
+        "done": (t % 5 == 4)[:, None],
+    }
+    return tensordict.TensorDict(
+        {
+            "observation": t[:, None].float().repeat(1, 3),
+            "action": t,
+            "pixels": (t[:, None] % 256).to(torch.uint8).repeat(1, 4),
+            "half": t.to(torch.bfloat16),
+            "next": after,
+        },
+        [n],
+    )
+
+
+def flat(td) -> dict[str, np.ndarray]:
+    """Leaves of a tensordict by name, as numpy; bfloat16 as float32."""
+    out = {}
+    for key, leaf in td.items(True, True):
+        name = key if isinstance(key, str) else "/".join(key)
+        out[name] = (leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf).numpy()
+    return out
+
+
+def compare(buffer, state, td, order) -> None:
+    got = named_leaves(buffer.rows(state).data)
+    wanted = {n: x for n, x in flat(td).items() if n != "index"}
+    assert sorted(got) == sorted(wanted)
+    for name, leaf in wanted.items():
+        assert np.array_equal(np.asarray(got[name].astype(jnp.float32)), leaf[order].astype(np.float32)), name
+
+
+@pytest.mark.parametrize("kind", ["LazyTensorStorage", "LazyMemmapStorage", "lanes"])
+def test_rows_of_a_dump(torchrl, kind, tmp_path):
+    if kind == "lanes":
+        storage = torchrl.LazyTensorStorage(12, ndim=2)
+        data = [rollout(14).reshape(2, 7), rollout(4, 14).reshape(2, 2)]
+    else:
+        more = {"scratch_dir": str(tmp_path / "scratch")} if kind == "LazyMemmapStorage" else {}
+        storage = getattr(torchrl, kind)(8, **more)
+        data = [rollout(7), rollout(6, 7)]
+    replay = torchrl.TensorDictReplayBuffer(storage=storage, batch_size=4)
+    for part in data:
+        replay.extend(part)
+    replay.dumps(tmp_path / "dump")
+    buffer, state = from_torchrl(tmp_path / "dump", dtypes={"next/reward": "float32"})
+    cursor = json.loads((tmp_path / "dump" / "writer" / "metadata.json").read_text())["cursor"]
+    room = 6 if kind == "lanes" else 8
+    assert buffer.lanes == (2 if kind == "lanes" else None) and buffer.capacity == len(replay)
+    order = (cursor + np.arange(room)) % room
+    compare(buffer, state, storage._storage, order)
+    with pytest.raises(TypeError, match="leaf 'next/reward' is float64"):
+        from_torchrl(tmp_path / "dump")
+    if kind == "LazyMemmapStorage":
+        buffer, state = from_torchrl(tmp_path / "scratch", rows=8, cursor=cursor, fields=["action"])
+        assert np.array_equal(buffer.rows(state).data["action"], storage._storage["action"].numpy()[order])
+
+
+def test_pytrees_are_read(torchrl, tmp_path):
+    import torch
+
+    replay = torchrl.ReplayBuffer(storage=torchrl.LazyTensorStorage(8), batch_size=4)
+    replay.extend({"a": torch.arange(5), "b": {"c": torch.ones(5, 2)}})
+    replay.dumps(tmp_path / "tree")
+    buffer, state = from_torchrl(tmp_path / "tree")
+    rows = buffer.rows(state).data
+    assert rows["a"].tolist() == [0, 1, 2, 3, 4] and rows["b"]["c"].shape == (5, 2)
+    replay = torchrl.ReplayBuffer(storage=torchrl.LazyTensorStorage(8), batch_size=4)
+    replay.extend(torch.arange(10).reshape(5, 2))
+    replay.dumps(tmp_path / "one")
+    buffer, state = from_torchrl(tmp_path / "one")
+    assert buffer.rows(state).data["row"].tolist() == torch.arange(10).reshape(5, 2).tolist()
+
+
+def test_text_can_be_left_out(torchrl, tmp_path):
+    replay = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(8), batch_size=4)
+    replay.extend(rollout(5).set_non_tensor("name", "hello"))
+    replay.dumps(tmp_path / "dump")
+    with pytest.raises(ValueError, match="leaf 'name' is a NonTensor"):
+        from_torchrl(tmp_path / "dump", dtypes={"next/reward": "float32"})
+    assert from_torchrl(tmp_path / "dump", fields=["action"])[0].capacity == 5
+
+
+PRIORITIES = """
+import sys
+from benchmarks.peers import _torchrl_tree
+try:
+    _torchrl_tree.ensure()
+except ImportError as error:
+    print("absent", error)
+    raise SystemExit
+import torch
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from tests.more.interop.test_torchrl import rollout
+replay = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(8), batch_size=4)
+replay.extend(rollout(13))
+replay.update_priority(torch.arange(8), torch.linspace(0.1, 2, 8))
+replay.dumps(sys.argv[1])
+"""
+
+
+def test_priorities_of_a_dump(tmp_path):
+    """torchrl's wheel may hold trees that do not load; then they are built."""
+    if "absent" in (out := run(PRIORITIES, str(tmp_path / "dump"))):
+        pytest.skip(out)
+    buffer, state = from_torchrl(tmp_path / "dump", fields=["action"])
+    _, batch = buffer.sample(state, jax.random.key(0), 256)
+    slots = dict(zip(np.fromfile(tmp_path / "dump/storage/action.memmap", np.int64).tolist(), range(8), strict=True))
+    leaf = (np.linspace(0.1, 2, 8) + 1e-8) ** 0.6
+    at = [slots[t] for t in np.asarray(batch.data["action"]).tolist()]
+    np.testing.assert_allclose(batch.probability, leaf[at] / leaf.sum(), rtol=1e-4)

@@ -1,0 +1,48 @@
+"""Further parts of one's own, alone, in place and vmapped; see `tests/parts/test_parts.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.testing import assert_inplace
+from tests.parts.test_parts import test_goes_through_jit_and_scan_alike  # noqa: F401
+from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
+
+
+@pytest.fixture(params=["writer", "codec", "transforms"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def large() -> str:
+    return "storage, sampler, view"
+
+
+@pytest.mark.optimized
+def test_is_in_place(large: str) -> None:
+    buffer = fbuf.Buffer(20_000, **({"episode_end": ("terminated", "truncated")} | BUFFERS[large]))
+    state, rows = buffer.init(EXAMPLE), rows_of(4, buffer.lanes)
+
+    def step(state: Any, rows: Any, key: Any) -> Any:
+        return buffer.sample(buffer.extend(state, rows), key, BATCH)
+
+    assert_inplace(step, state, rows, jax.random.key(0))
+
+
+def test_a_storage_updates_rows_and_maps() -> None:
+    buffer = make(BUFFERS["storage"])
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(30, None))
+    state, batch = buffer.sample(state, jax.random.key(0), BATCH)
+    state = buffer.update_rows(state, batch.index, {"action": jnp.full((BATCH,), 77, jnp.int32)})
+    assert set(np.asarray(buffer.get(state, batch.index).data["action"])) == {77}
+    keys = jax.random.split(jax.random.key(0), 3)
+    states = jax.vmap(lambda _: buffer.init(EXAMPLE))(keys)
+    states = jax.vmap(lambda s: buffer.extend(s, rows_of(9, None)))(states)
+    assert jax.vmap(lambda s, k: buffer.peek(s, k, 4).data["action"])(states, keys).shape == (3, 4)

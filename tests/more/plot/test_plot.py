@@ -1,0 +1,145 @@
+"""Plots: words beside their frames, themes, and axes of any values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+from tests.plot.test_plot import axes, closed, filled, pixels, stairs  # noqa: E402, F401
+
+
+@pytest.mark.parametrize(("item", "number"), [((8, 8), 6), ((84, 84), 60), ((4, 40), 3)])
+def test_words_and_lines_stay_beside_their_frames(item: tuple[int, int], number: int) -> None:
+    """Words end before the next strip begins, and stand above its frames; lines are thin, however small frames are."""
+    buffer = fbuf.uniform(8)
+    state = buffer.init({"obs": jnp.zeros(item, jnp.uint8), "action": 0, "reward": jnp.float32(0)})
+    more = {"obs": jnp.ones((8, *item), jnp.uint8), "action": jnp.arange(8), "reward": jnp.arange(8.0) * 1e6}
+    made = fbuf.plot.frames(buffer, buffer.extend(state, more), number=number)
+    made.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in made.texts if text.get_text()]
+    assert boxes and not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    grey = (pixels(made) == 128).mean()
+    assert 0 < grey < 0.15
+    for text in made.texts:
+        below = made.transData.inverted().transform(text.get_window_extent())
+        sheet = np.asarray(made.images[0].get_array())
+        rows, columns = np.round(np.sort(below, 0)).astype(int)[:, ::-1].T
+        assert not text.get_text() or not sheet[slice(*rows), slice(*columns), 3].any()
+
+
+@pytest.mark.parametrize("priority", [[3.4e38, 3.4e38, 1.0], [0.0, 0.0, 0.0]])
+def test_priorities_of_any_size_have_a_histogram(priority: list[float]) -> None:
+    buffer = fbuf.prioritized(8)
+    state = buffer.extend(buffer.init(0.0), jnp.ones(3), priority=jnp.array(priority))
+    there, edges = stairs(fbuf.plot.priorities(buffer, state, ax=axes()))[0]
+    assert there.sum() == pytest.approx(1) and edges[0] >= 0 and np.isfinite(edges).all()
+
+
+def test_one_record_alone_is_seen() -> None:
+    buffer, state = filled()
+    evolution = fbuf.plot.Evolution()
+    evolution.record(buffer, state, 7)
+    assert {line.get_marker() for line in evolution.plot(ax=axes()).lines} == {"o"}
+    evolution.record(buffer, state, 8)
+    assert {line.get_marker() for line in evolution.plot(ax=axes()).lines} == {"None"}
+
+
+def test_without_matplotlib_the_extra_is_named() -> None:
+    """And `fbuf` itself imports without it, and without pyplot or rich."""
+    code = (
+        "import sys\n"
+        "import fbuf, jax.numpy as jnp\n"
+        "assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules), 'imported'\n"
+        "sys.modules['matplotlib'] = None\n"
+        "b = fbuf.uniform(4); s = b.init(jnp.zeros(2))\n"
+        "for draw in (fbuf.plot.ages, fbuf.plot.memory, fbuf.plot.overview):\n"
+        "    try:\n"
+        "        draw(b, s)\n"
+        "    except ImportError as error:\n"
+        "        assert 'pip install \"fbuf[plot]\"' in str(error), error\n"
+        "    else:\n"
+        "        raise SystemExit('no error')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("theme", ["default", "dark_background"])
+def test_everything_at_once_in_both_themes(theme: str) -> None:
+    with pyplot.style.context(theme):
+        buffer, state = filled()
+        made = fbuf.plot.overview(buffer, state)
+        assert set(made) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
+        figure = made["ages"].get_figure()
+        figure.canvas.draw()
+        page = np.asarray(figure.canvas.buffer_rgba())[..., :3].mean()
+        assert (page < 100) if theme == "dark_background" else (page > 150)
+
+
+def test_stacks_and_the_frames_after_them() -> None:
+    view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action")
+    buffer, state = filled(view=view)
+    batch = buffer.peek(state, jax.random.key(0), 1)
+    made = fbuf.plot.frames(buffer, state, jax.random.key(0), number=1, ax=axes())
+    line = pixels(made)[-5]
+    frames = line[(line != -1) & (line != 128)]
+    both = np.concatenate([np.asarray(batch.data[name])[0, :, 0] for name in ("obs", "next_obs")])
+    np.testing.assert_array_equal(frames, both.repeat(8, -1).reshape(-1))  # eight pixels for each
+    assert made.get_title(loc="left") == "obs | next_obs" and "discount" in made.texts[0].get_text()
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    """Where all are alike, too."""
+    buffer = fbuf.Buffer(8, episode_end=("end",))
+    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
+    one = fbuf.Buffer(8)
+    made = [
+        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
+        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
+    ]
+    for ticks in (drawn.get_xticks() for drawn in made):
+        np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
+def test_an_empty_buffer_says_so() -> None:
+    buffer, _ = filled()
+    state = buffer.init({"obs": np.zeros((8, 8), np.uint8), "action": 0, "done": False})
+    for draw, words in {
+        fbuf.plot.ages: "nothing can be drawn yet",
+        fbuf.plot.priorities: "nothing can be drawn yet",
+        fbuf.plot.episode_lengths: "no episode is there as a whole",
+        fbuf.plot.frames: "there is nothing to draw",
+    }.items():
+        assert draw(buffer, state, ax=axes()).texts[0].get_text() == words
+    assert set(fbuf.plot.overview(buffer, state)) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
+    flat = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(alpha=0.0))
+    held = flat.extend(flat.init(0.0), jnp.ones(3))
+    assert fbuf.plot.priorities(flat, held, ax=axes()).texts[0].get_text() == "alpha is 0: all alike"
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs",))])
+def test_memory_has_a_bar_for_each_leaf_and_place(storage: Any) -> None:
+    buffer, state = filled(storage=storage)
+    made = fbuf.plot.memory(buffer, state, ax=axes())
+    total = {
+        container.get_label().split()[0]: sum(bar.get_width() for bar in container) for container in made.containers
+    }
+    assert total == {place: size for place, size in buffer.nbytes(state).items() if size}
+    summary = buffer.summary(state)
+    names = [label.get_text() for label in made.get_yticklabels()]
+    bars = {name: sum(container[i].get_width() for container in made.containers) for i, name in enumerate(names)}
+    for name, leaf in summary.leaves.items():
+        assert leaf.stored is not None and bars[name] == sum(leaf.stored)
+    assert names[0] == "obs" or storage != fbuf.storages.Device()

@@ -1,0 +1,152 @@
+"""Further cases of public: see `tests/project/test_public.py`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PROGRAM = """
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.transforms import Cast, Rename, Scale
+
+buffer = fbuf.Buffer(
+    capacity=1000,
+    storage=fbuf.storages.Compressed(keys=("obs",), codec={"obs": fbuf.storages.Zstd(chunk=4)}),
+    sampler=fbuf.samplers.Prioritized(alpha=0.6, beta=0.4),
+    view=fbuf.views.Transition(n_step=3, gamma=0.99, stack=4),
+    lanes=8,
+    on_write=(Rename({"observation": "obs"}), Cast("action", "int16")),
+    on_read={"frames": Scale(("obs", "next_obs"))},
+)
+state: fbuf.BufferState = buffer.init({"observation": np.zeros((8, 8), np.uint8), "action": 0})
+
+
+@partial(jax.jit, donate_argnums=0)
+def step(state: fbuf.BufferState, rows: dict[str, jax.Array], key: jax.Array) -> tuple[fbuf.BufferState, jax.Array]:
+    state = buffer.extend(state, rows)
+    state, batch = buffer.sample(state, key, 32, beta=0.5)
+    state = buffer.update_priority(state, batch.index, jnp.abs(batch.data["reward"]))
+    return state, batch.weight
+
+
+size: jax.Array = buffer.size(state)
+stats: dict[str, jax.Array] = buffer.stats(state)
+replay = fbuf.Replay(fbuf.prioritized(100), {"t": np.int32(0)}, seed=1, limit=fbuf.limits.samples_per_insert(8, 10))
+with replay:
+    batch: fbuf.Sample = replay.sample(8, to="numpy")
+    index: fbuf.Index = batch.index
+saving: fbuf.Saving = fbuf.save("here", buffer, state, wait=False)
+mixture = fbuf.Mixture({"a": buffer, "b": fbuf.uniform(10)}, fractions={"a": 0.5, "b": 0.5})
+drawn: tuple[fbuf.MixtureState, fbuf.MixtureSample] = mixture.sample(
+    mixture.init({"a": state, "b": {"t": 0}}), jax.random.key(0), {"a": 4, "b": 4}
+)
+with_text = fbuf.storages.Ragged(keys=("text",), maximum={"obs": (12,)})
+sampler: fbuf.parts.Sampler = fbuf.samplers.Epoch()
+view: fbuf.parts.View = fbuf.views.Hindsight(fbuf.views.Transition(), lambda achieved, goal: jnp.float32(0))
+
+
+@fbuf.parts.component
+class Lately(fbuf.parts.NthSampler):
+    share: float = 0.5
+
+    def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((batch_size,), jnp.int32), jnp.ones((batch_size,))
+
+
+@fbuf.parts.component
+class Pairs(fbuf.parts.FieldsView):
+    rule = fbuf.parts.Rule("pairs", back=1)
+
+    def fields(self, spec: Any, population: fbuf.parts.Population, slot: jax.Array) -> dict[str, Any]:
+        return {"t": ("t", fbuf.parts.earlier(population, slot, 1))}
+
+
+@fbuf.parts.component
+class Own(fbuf.parts.ArrayStorage):
+    pass
+
+
+@fbuf.parts.component
+class Clip:
+    largest: float
+
+    def apply(self, data: Any, context: fbuf.parts.Context) -> Any:
+        return data
+
+
+own = fbuf.Buffer(10, storage=Own(), sampler=Lately(share=0.1), view=Pairs(), on_read=Clip(1.0))
+"""
+WRONG = """
+import fbuf
+
+buffer = fbuf.uniform("many")
+fbuf.samplers.Prioritized(alpha="much")
+fbuf.Buffer(10, sampler=fbuf.views.Row())
+buffer.sampel
+state, index = buffer.extend(buffer.init({"t": 0}), {"t": 0})
+"""
+
+
+def marked(output: str, path: Path) -> set[int]:
+    """Lines of a program that a checker found wrong."""
+    return {int(n) for n in re.findall(rf"{re.escape(path.name)}:(\d+)(?::\d+)?:? (?:- )?error", output)}
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder beside which fbuf lies as an installed package does."""
+    import os
+
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "fbuf").symlink_to(ROOT / "fbuf")
+    return tmp_path, os.environ | {"MYPYPATH": str(tmp_path / "site"), "PYTHONPATH": str(tmp_path / "site")}
+
+
+def test_mypy_understands_a_users_program(installed: tuple[Path, dict[str, str]]) -> None:
+    pytest.importorskip("mypy")
+    folder, environment = installed
+    for name, text in (("good.py", PROGRAM), ("wrong.py", WRONG)):
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "good.py", "wrong.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert not marked(done.stdout, folder / "good.py"), done.stdout
+    assert marked(done.stdout, folder / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout
+
+
+def test_pyright_understands_a_users_program(installed: tuple[Path, dict[str, str]]) -> None:
+    if shutil.which("pyright") is None:
+        pytest.skip("pyright is not installed: pip install pyright, which brings its own node or fetches one")
+    folder, environment = installed
+    for name, text in (("good.py", PROGRAM), ("wrong.py", WRONG)):
+        (folder / name).write_text(text)
+    (folder / "pyrightconfig.json").write_text('{"extraPaths": ["site"], "typeCheckingMode": "standard"}')
+    done = subprocess.run(
+        ["pyright", "--pythonpath", sys.executable, "good.py", "wrong.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if "error" not in done.stdout:
+        pytest.skip(f"pyright did not run: {done.stdout[-300:]}{done.stderr[-300:]}")
+    assert not marked(done.stdout, folder / "good.py"), done.stdout
+    assert marked(done.stdout, folder / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout

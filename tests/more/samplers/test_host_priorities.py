@@ -1,0 +1,190 @@
+"""Priorities on the host in every form of calling, threads, and with other parts; see
+`tests/samplers/test_host_priorities.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Prioritized
+from tests.support.host import use_other_callbacks
+from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, same, verb
+from tests.support.threads import Thread
+
+WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from(("extend",) * 3 + ("learn",) * 4 + VERBS), st.integers(0, 2**16)), min_size=2, max_size=14
+)
+
+
+@pytest.fixture
+def way() -> tuple[str, str, dict[str, Any]]:
+    """How methods are called, by which options, and the other parts of the buffer."""
+    return "donated", "buffer", {"view": WINDOWS}
+
+
+@settings(max_examples=25)
+@given(program=PROGRAMS)
+def test_any_sequence_of_methods_is_that_of_the_device(way, program):
+    form, options, parts = way
+    device, host = make("device", options, **parts), make("host", options, **parts)
+    states = device.init(EXAMPLE), host.init(EXAMPLE)
+    for what, seed in program:
+        (first, one), (second, two) = (
+            run(buffer, form)(what, state, np.int32(seed)) for buffer, state in zip((device, host), states, strict=True)
+        )
+        states = first, second
+        same(one, two)
+        compare(*states)
+
+
+def test_order_within_a_jit_is_the_order_written() -> None:
+    """Many writes and draws of one program, on several branches."""
+
+    def tangle(verb: Any, state: Any) -> Any:
+        out = []
+        state, _ = verb("extend", state, 1)
+        left = right = state
+        for i in range(2):
+            left, one = verb("learn", left, i)
+            right, two = verb("learn", right, 10 + i)
+            out += [one, two, verb("learn", state, 20 + i)[1]]
+        return left, right, out
+
+    host = make("host")
+    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
+    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
+    same(one[2], two[2])
+    compare(one[0], two[0])
+    compare(one[1], two[1])
+
+
+def test_a_state_that_is_too_old_says_so() -> None:
+    buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
+    old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})
+    new = old
+    add = jax.jit(buffer.add)
+    for i in range(260):
+        new = add(new, {"x": i})
+    for attempt in (
+        lambda: buffer.sample(old, jax.random.key(0), 4),
+        lambda: buffer.clear(old),
+        lambda: add(old, {"x": 0}),
+        lambda: jax.jit(buffer.add, donate_argnums=0)(old, {"x": 0}),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=EXPIRED):
+            jax.block_until_ready(attempt())
+    assert isinstance(fbuf.stores()[0]._store.last_error, RuntimeError)
+    assert np.asarray(buffer.sample(new, jax.random.key(0), 4)[1].mask).all()  # who carries on does not notice
+
+
+def test_threads_that_share_states() -> None:
+    """Each goes its own way from the same states, all at once."""
+    device, host = make("device"), make("host")
+    start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
+
+    def work(number: int) -> None:
+        one, two = start
+        for i in range(12):
+            what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
+            one, first = run(device, "jit")(what, one, seed)
+            two, second = run(host, "jit")(what, two, seed)
+            same(first, second)
+        compare(one, two)
+
+    for thread in [Thread(work, n) for n in range(4)]:
+        thread.ends()
+
+
+def test_convert_and_resume(tmp_path: Any) -> None:
+    memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
+    plain = fbuf.Buffer(20, storage=memmap)
+    host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
+    state = plain.extend(plain.init({"x": 0}), {"x": jnp.arange(31)})
+    made = plain.convert(host, state)
+    assert len(fbuf.stores()) == 2
+    device = dataclasses.replace(plain, sampler=Prioritized())
+    batches = [b.peek(s, jax.random.key(0), 6) for b, s in ((host, made), (device, plain.convert(device, state)))]
+    same(*batches)
+    del state, made
+    for buffer in (device, host):
+        gc.collect()
+        state = buffer.resume({"x": 0})
+        batches.append(buffer.peek(state, jax.random.key(0), 6))
+        if buffer is device:
+            del state
+    same(*batches[2:])
+    with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
+        jax.jit(lambda s: host.convert(host, s))(state)
+
+
+def test_growing() -> None:
+    grown = []
+    for on in ("device", "host"):
+        ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
+        state = ragged.extend(ragged.init({"x": 0.0, "s": ""}), [{"x": float(i), "s": "a"} for i in range(4)])
+        state, batch = ragged.sample(state, jax.random.key(0), 4)
+        state = ragged.update_priority(state, batch.index, jnp.arange(4.0))
+        larger, state = ragged.grow(state, capacity=9)
+        state = larger.add(state, {"x": 9.0, "s": ""})
+        batch = larger.sample(state, jax.random.key(1), 8)[1]
+        grown.append((batch.index, batch.probability, batch.weight))
+    same(*grown)
+
+
+def test_bytes_are_counted() -> None:
+    example, capacity = {"x": jnp.zeros(4)}, 50_000
+    for storage in (fbuf.storages.Device(), fbuf.storages.Host()):
+        device, host = (
+            fbuf.Buffer(capacity, storage=storage, sampler=Prioritized(on=on, normalize="buffer"))
+            for on in ("device", "host")
+        )
+        state, other = host.init(example), device.init(example)
+        assert host.nbytes(state)["device"] < device.nbytes(other)["device"] - 9 * capacity
+        assert host.nbytes(state)["device"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        own = host.nbytes(state)["host"] - device.nbytes(other)["host"]
+        assert 5 * capacity < own < 5.5 * capacity
+        assert sum(handle.nbytes for handle in fbuf.stores()) >= own
+        if storage == fbuf.storages.Device():
+            plan = host.plan(example)
+            assert plan.device == host.nbytes(state)["device"] and plan.host_from == "exact"
+            assert own <= plan.host == plan.host_raw < 2 * own + 256 * 600
+        del state, other
+
+
+def test_the_callbacks_for_accelerators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make("host")
+    buffer = dataclasses.replace(plain, sampler=Prioritized(on="host", beta=0.5))  # `verb` gives beta; traced anew
+
+    def step(state: Any, seed: jax.Array) -> Any:
+        return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
+
+    expected, single = plain.init(EXAMPLE), []
+    for seed in np.arange(4, dtype=np.int32):
+        expected, batch = run(plain, "jit")("learn", run(plain, "jit")("extend", expected, seed)[0], seed)
+        single.append(batch)
+    keys = jax.random.split(jax.random.key(0), 3)
+    peeked = [plain.peek(expected, key, 4, beta=0.7) for key in keys]
+    same(
+        jax.tree.map(lambda *x: np.stack(x), *peeked),
+        jax.vmap(lambda key: plain.peek(expected, key, 4, beta=0.7))(keys),
+    )
+    used = use_other_callbacks(monkeypatch)
+    state, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(buffer.init(EXAMPLE))
+    same(jax.tree.map(lambda *x: np.stack(x), *single), batches)
+    compare(expected, state)
+    many = jax.vmap(lambda key: buffer.peek(state, key, 4, beta=0.7))(keys)
+    same(jax.tree.map(lambda *x: np.stack(x), *peeked), many)
+    assert set(used) == {"io_callback", "pure_callback"}
+    with pytest.raises(TypeError, match="priorities live on the host cannot be vmapped"):
+        jax.vmap(lambda x: buffer.set(buffer.clear(verb(buffer, "extend", state, x)[0])))(jnp.arange(2))

@@ -1,0 +1,168 @@
+"""Rows in files: their size, checkpoints, failed writes and other processes; see `tests/storages/test_memmap.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Uniform
+from fbuf.views import Sequence
+from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
+from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of, same
+from tests.support.paths import ROOT
+
+FRAMES = {"obs": EXAMPLE["obs"]}
+
+
+@pytest.fixture
+def way() -> tuple[Any, ...]:
+    return "files", Sequence(3), Uniform(over="episodes"), 3, 31
+
+
+@pytest.fixture
+def storage() -> str:
+    return "memmap"
+
+
+@pytest.fixture
+def end() -> str:
+    return "pass"
+
+
+def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
+    buffer = make(storage, tmp_path, 200_000, **PLAIN)
+    plan = buffer.plan(FRAMES)
+    state = buffer.init(FRAMES)
+    assert buffer.nbytes(state)["disk"] < 100_000 < 10**8 < plan.disk and plan.host < 2 * 10**6
+    for i in range(10):
+        state = buffer.extend(state, {"obs": rows_of(50 * i, 50, 2)["obs"]})
+    jax.block_until_ready(state)
+    for path in tmp_path.iterdir():  # a file system may count blocks late
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+    sizes = buffer.nbytes(state)
+    blocks = sum(p.stat().st_blocks * 512 for p in tmp_path.iterdir())
+    assert sizes["disk"] == blocks == fbuf.stores()[-1].disk and f"{blocks} on disk" in repr(fbuf.stores()[-1])
+    if storage == "memmap":
+        assert 1000 * 1600 < blocks < 1000 * 1700 + 100_000 and sizes["host"] < 10_000
+        few = make(storage, tmp_path / "few", 2000, **PLAIN)
+        assert few.plan(FRAMES).disk == pytest.approx(2000 * 1600 * (1 + 1 / 16) ** 2, rel=0.02)
+    else:
+        assert blocks < 1000 * 1600 / 10
+    with pytest.raises(OSError), fbuf.stores()[-1]:
+        buffer.init(FRAMES)
+    with pytest.raises(RuntimeError, match="not open in this process"):
+        buffer.nbytes(state)
+
+
+def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path) -> None:
+    buffer = make(storage, tmp_path / "one", **PLAIN)
+    state = buffer.init(EXAMPLE)
+    for i in range(5):
+        state = buffer.extend(state, rows_of(4 * i, 4, 2))
+    arrays = buffer.storage.to_arrays(state.rows)
+    other = make(storage, tmp_path / "two", **PLAIN)
+    spec, structure = buffer.storage.spec(state.rows)
+    rows = other.storage.from_arrays(arrays, other.geometry, spec, structure)
+    same(other.rows(dataclasses.replace(state, rows=rows)), buffer.rows(state))
+    held = jax.device_get(buffer.rows(state))
+    # Where a store lies, open or closed, or anything else, nothing is touched.
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "diary").write_text("dear")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for taken in ("one", "two", "three"):
+        there = make(storage, tmp_path / taken, **PLAIN).storage
+        with pytest.raises((FileExistsError, BlockingIOError), match=f"{taken} is taken. What lies there stays"):
+            there.from_arrays(arrays, other.geometry, spec, structure)
+    del rows, state
+    with pytest.raises(FileExistsError, match="one is taken"):
+        buffer.storage.from_arrays(arrays, other.geometry, spec, structure)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
+    same(other.rows(other.resume(EXAMPLE)), held)
+
+
+def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that was donated is lost with the call, the rows are not: they can be resumed."""
+    buffer = make("memmap", tmp_path, **PLAIN)
+    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12, 2)))
+    held = jax.device_get(buffer.rows(state))
+
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    step = jax.jit(lambda s, r: buffer.extend(s, r), donate_argnums=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(
+            Exception, match="cannot write .*No space left on device.*bytes are free there. Make room in"
+        ):
+            jax.block_until_ready(buffer.extend(state, rows_of(12, 5, 2)))
+        same(buffer.rows(state), held)
+        with pytest.raises(Exception, match="No space left"):
+            jax.block_until_ready(step(state, rows_of(12, 5, 2)))
+    del state
+    gc.collect()
+    state = buffer.resume(EXAMPLE)
+    same(buffer.rows(state), held)
+    assert int(np.asarray(buffer.last(buffer.extend(state, rows_of(12, 5, 2)), 1).data["action"])[0, 0]) == 32
+
+
+SCRIPT = """
+import sys, jax, fbuf, numpy as np
+from tests.support.memmap import make, rows_of, EXAMPLE
+storage, path, verb, end = sys.argv[1:]
+buffer = make(storage, path)
+state = getattr(buffer, verb)(EXAMPLE)
+first = int(buffer.size(state))
+for i in range(3):
+    state = jax.block_until_ready(buffer.extend(state, rows_of(first + 4 * i, 4, 2)))
+print(np.asarray(buffer.rows(state).data["action"]).sum())
+exec(end)
+"""
+
+
+def test_another_process_goes_on(storage: str, end: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    args = [sys.executable, "-c", SCRIPT, storage, str(tmp_path), "init", end]
+    done = subprocess.run(args, capture_output=True, text=True, env=environment)
+    assert done.returncode == (end != "pass"), done.stderr
+    buffer = make(storage, tmp_path)
+    state = buffer.resume(EXAMPLE)
+    assert int(np.asarray(buffer.rows(state).data["action"]).sum()) == int(done.stdout) == np.arange(24).sum()
+
+
+def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    replay = fbuf.Replay(buffer, {"t": 0})
+    replay.extend({"t": np.arange(5, dtype=np.int32)})
+    with monkeypatch.context() as patched:
+        real = os.pwrite
+
+        def full(*args: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(Exception, match="No space left"):
+            replay.extend({"t": np.arange(5, dtype=np.int32)})
+            len(replay)
+        assert os.pwrite is not real
+    with pytest.raises(RuntimeError, match=r"went with it; .*Replay\(buffer, example, resume=True\)"):
+        replay.sample(2)
+    with pytest.raises(TypeError, match=r"example is a BufferState; expected one row"):
+        fbuf.Replay(buffer, replay.state)
+    del replay
+    again = fbuf.Replay(buffer, {"t": 0}, resume=True)
+    assert np.asarray(again.rows().data["t"])[:5].tolist() == [0, 1, 2, 3, 4] and len(again) == 5

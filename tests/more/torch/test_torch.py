@@ -1,0 +1,175 @@
+"""Further cases of torch: processes of their own, the page's code and tables, GPUs. See `tests/torch/test_torch.py`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import fbuf
+from fbuf.torch import to_torch
+from tests.support.paths import ROOT
+from tests.support.tensors import run_program
+
+
+def test_torch_is_imported_when_it_is_needed() -> None:
+    code = """
+        import sys, fbuf, fbuf.torch
+        print("torch" in sys.modules)
+        import jax.numpy as jnp
+        fbuf.torch.to_torch(jnp.ones(2))
+        print("torch" in sys.modules)
+    """
+    assert run_program(code, options=("-W", "error")) == ["False", "True"]
+
+
+def test_one_of_several_devices_is_named() -> None:
+    code = """
+        import jax, jax.numpy as jnp, numpy as np, torch
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from fbuf.torch import from_torch, to_torch
+
+        first, second = jax.devices()
+        mesh = Mesh(np.array(jax.devices()), "d")
+        for spec in (P("d"), P()):
+            x = jax.device_put(jnp.arange(16, dtype=jnp.int32), NamedSharding(mesh, spec))
+            for copy in (None, True):
+                try:
+                    to_torch({"obs": x}, copy=copy)
+                except ValueError as error:
+                    print(error)
+            assert to_torch(jax.device_put(x, jax.devices()[0])).shape == (16,)
+            assert to_torch(x.addressable_shards[0].data).dtype == torch.int32
+        there = jax.device_put(jnp.arange(16, dtype=jnp.int32), second)
+        assert to_torch(there).tolist() == list(range(16))
+
+        t = torch.arange(16, dtype=torch.int32)
+        for device in (first, second):
+            y = from_torch(t, device=device)
+            assert y.devices() == {device}
+            assert y.unsafe_buffer_pointer() != t.data_ptr()
+        sharded = from_torch(t, device=NamedSharding(mesh, P("d")))
+        assert sharded.sharding.spec == P("d") and sharded.tolist() == t.tolist()
+        y = from_torch(t, copy=False, device=first)
+        assert y.unsafe_buffer_pointer() == t.data_ptr()
+        t.fill_(9)
+        assert sharded.tolist() == list(range(16))
+        for device in (second, NamedSharding(mesh, P("d"))):
+            try:
+                from_torch({"obs": t}, copy=False, device=device)
+            except ValueError as error:
+                print(error)
+    """
+    lines = run_program(code, devices=2)
+    assert len(lines) == 6
+    for line in lines[:4]:
+        assert "to_torch: leaf 'obs' is spread over 2 devices; expected one. Gather it with" in line
+    for line in lines[4:]:
+        assert "from_torch: leaf 'obs' is on" in line
+        assert "Use from_torch(tree, copy=True, device=device)." in line
+
+
+CRASHES = """
+    import warnings; warnings.simplefilter("ignore")
+    import jax, jax.numpy as jnp, numpy as np, torch
+    import fbuf
+    from fbuf.torch import from_torch, nested, to_torch
+
+    def attempt(name, call):
+        try:
+            call()
+            print("worked", name, flush=True)
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            print("refused" if "_torch" in str(error) or "Replay" in str(error) else f"FOREIGN {error}", name, flush=True)
+
+    x = np.arange(16, dtype=np.float32)
+    t = torch.arange(16, dtype=torch.float32)
+    deleted = jnp.ones(4); deleted.delete()
+    donated = jnp.ones(4); jax.jit(lambda v: v + 1, donate_argnums=0)(donated)
+    leaves = dict(
+        negative=x[::-1], negative_2d=x.reshape(4, 4)[:, ::-1], broadcast=np.broadcast_to(x, (3, 16)),
+        read_only=np.asarray(jnp.ones(4)), zero_stride=np.lib.stride_tricks.as_strided(x, (4, 4), (0, 4)),
+        overlapping=np.lib.stride_tricks.as_strided(x, (4, 4), (4, 4)), empty_negative=x[:0][::-1],
+        record=np.zeros(3, [("a", "u1"), ("b", "<f4")])["b"], foreign=x.astype(">f4"), text=np.array(["a"]),
+        key=jax.random.key(0), keys=jax.random.split(jax.random.key(0), 3), deleted=deleted, donated=donated,
+        int4=jnp.zeros(3, jnp.int4), float4=jnp.zeros(4, "float4_e2m1fn"), huge_dims=np.zeros((1,) * 20),
+    )
+    for name, leaf in leaves.items():
+        for copy in (None, True, False):
+            attempt(name, lambda: to_torch({"x": leaf}, copy=copy))
+    tensors = dict(
+        grad=t.clone().requires_grad_(), neg=torch._neg_view(t), conj=torch.ones(4, dtype=torch.complex64).conj(),
+        expanded=t[:1].expand(9), strided=t[::3], offset=t[1:], flipped=t.flip(0), meta=t.to("meta"), sparse=t.to_sparse(),
+        csr=torch.eye(3).to_sparse_csr(), jagged=torch.nested.nested_tensor([t, t[:3]], layout=torch.jagged),
+        strided_nested=torch.nested.nested_tensor([t, t[:3]]), quantized=torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+        fake=torch.empty_strided((2, 3), (0, 0)), half=torch.zeros(4, dtype=torch.complex32), wide=t.double(),
+        overlapping=t.as_strided((4, 4), (1, 1)), freed=torch.empty(0).set_(torch.UntypedStorage(0)),
+    )
+    resized = torch.ones(64); resized.untyped_storage().resize_(0)
+    tensors["resized"] = resized
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    tensors["pretended"] = FakeTensorMode().from_tensor(torch.ones(64))
+    torch.func.functionalize(lambda x: attempt("functional", lambda: from_torch({"x": x})))(t)
+    torch.func.vmap(lambda x: (attempt("mapped", lambda: from_torch({"x": x})), x)[1])(t)
+    for name, leaf in tensors.items():
+        for copy in (True, False):
+            attempt(name, lambda: from_torch({"x": leaf}, copy=copy))
+        example = {"x": np.zeros(leaf.shape[1:] if not leaf.is_nested else (), np.float32)}
+        attempt(f"row {name}", lambda: fbuf.Replay(fbuf.uniform(64), example).extend({"x": leaf}))
+    print("end")
+"""
+
+
+def test_no_array_and_no_tensor_ends_the_process() -> None:
+    """Run apart: what crashes here ends with a signal, not with an exception."""
+    lines = run_program(CRASHES)
+    assert lines[-1] == "end" and len(lines) > 90
+    assert not [line for line in lines if line.startswith("FOREIGN")]
+    refused = {line.split(" ", 1)[1] for line in lines if line.startswith("refused")}
+    worked = {line.split(" ", 1)[1] for line in lines if line.startswith("worked")}
+    hostile = "negative key deleted int4 grad neg conj pretended functional mapped meta sparse jagged wide resized"
+    assert set(hostile.split()) <= refused
+    assert {"negative", "expanded", "strided", "flipped", "offset"} <= worked  # negative: with copy=True
+
+
+def test_the_tables_of_the_page_are_measured() -> None:
+    run_program(
+        """
+        import runpy
+        runpy.run_module("tests.support.torch_table", run_name="__main__")
+    """,
+        devices=2,
+    )
+
+
+def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "fbuf" / "TORCH.md").read_text()
+    found = re.findall(r"^```python[^\n]*\n(.*?)^```$", page, flags=re.S | re.M)
+    assert len(found) >= 5
+    scope: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        for number, block in enumerate(found):
+            exec(compile(block, f"TORCH.md block {number}", "exec"), scope)
+    assert "torch.Size([4, j" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_arrays_on_a_gpu_are_shared() -> None:
+    gpu = jax.device_put(jnp.arange(16.0), jax.devices("gpu")[0])
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="expected a device that this torch can use"):
+            to_torch(gpu)
+        return
+    shared = to_torch(gpu)
+    assert shared.is_cuda and shared.data_ptr() == gpu.unsafe_buffer_pointer()
+    back = fbuf.torch.from_torch(shared, copy=False)
+    assert back.unsafe_buffer_pointer() == shared.data_ptr()
+    copied = fbuf.torch.from_torch(shared)
+    assert copied.devices() == gpu.devices() and copied.unsafe_buffer_pointer() != shared.data_ptr()
+    assert not to_torch(jax.device_put(gpu, jax.devices("cpu")[0])).is_cuda

@@ -1,0 +1,14 @@
+"""More layouts and sizes of `Transition` against a plain accumulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.views.test_transition import CASES, LAYOUTS, QUICK, check_accumulated
+
+
+@pytest.mark.parametrize(
+    ("layout", "case"), [(layout, case) for layout in LAYOUTS for case in CASES if (layout, case) not in QUICK]
+)
+def test_transitions_equal_accumulating_before_storing(layout, case):
+    check_accumulated(layout, *case)

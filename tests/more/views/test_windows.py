@@ -1,0 +1,80 @@
+"""More windows: chances, priorities that arrive late, many buffers at once, structure, nothing to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.views import Episode, Sequence
+from tests.views.test_windows import (
+    ENDS,
+    EXAMPLE,
+    WINDOWS,
+    check_chances,
+    check_cuts,
+    check_late_priorities,
+    rows_of,
+)
+
+
+@pytest.mark.parametrize("view", [Sequence(1, episode_end=ENDS), WINDOWS[0]], ids=repr)
+def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
+    check_chances(view, Uniform(over="episodes"))
+
+
+@pytest.mark.parametrize(
+    "view", [Sequence(8), Sequence(8, boundary="mask"), Sequence(5, boundary="mask", at=2)], ids=repr
+)
+def test_late_priorities_revive_no_window_across_the_write_head(view: Any) -> None:
+    check_late_priorities(view)
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
+    check_cuts(at)
+
+
+def test_episodes_of_one_row() -> None:
+    rows = rows_of([2, 3, 3]) | {"terminated": np.isin(np.arange(8), (1, 4))}
+    for longest in (1, 2):
+        buffer = fbuf.Buffer(20, view=Episode(longest, longer="cut", autoreset="next_step"))
+        state = buffer.extend(buffer.init(EXAMPLE), rows)
+        ids = np.asarray(buffer.peek(state, jax.random.key(0), 100).data["id"])
+        assert set(ids[:, 0].tolist()) == {0, 3, 6}
+
+
+def test_leaves_keep_their_structure() -> None:
+    rows = rows_of([5, 5]) | {"carry": (np.zeros((10, 2)), {"h": [np.ones(10)]})}
+    buffer = fbuf.Buffer(10, view=Sequence(3))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.peek(state, jax.random.key(0), 4).data
+    assert jax.tree.structure(data["carry"]) == jax.tree.structure(rows["carry"])
+    assert data["carry"][1]["h"][0].shape == (4, 3)
+
+
+def test_nothing_to_draw() -> None:
+    """Too few rows, or no episode over yet: nothing, and it is counted."""
+    for view, sampler in (
+        (Sequence(4), Uniform("episodes")),
+        (Episode(9), Prioritized()),
+        (Sequence(4, boundary="mask"), Uniform()),
+    ):
+        buffer = fbuf.Buffer(20, view=view, sampler=sampler)
+        rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}
+        state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
+        assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
+        assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))
+
+
+def test_a_replay_takes_errors_of_windows() -> None:
+    buffer = fbuf.Buffer(20, view=Sequence(4), sampler=Prioritized(alpha=1.0, eps=0.0))
+    replay = fbuf.Replay(buffer, EXAMPLE)
+    replay.extend(rows_of([20]))
+    index, errors = replay.sample(8).index, np.arange(1.0, 5.0, dtype=np.float32) * np.ones((8, 1), np.float32)
+    replay.update_priority(index, errors, mask=np.arange(4) * np.ones((8, 1)) < 2, eta=0.5)
+    assert replay.stats()["max_priority"] == 1.75  # 0.5 * 2 + 0.5 * (1 + 2) / 2

@@ -1,0 +1,192 @@
+"""More of frozen buffers: every verb in every form, replays, prefetch, threads, saved states."""
+
+# ruff: noqa: F401, F811
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Epoch, Prioritized, Uniform
+from fbuf.storages import DataSet
+from fbuf.testing import assert_inplace
+from fbuf.views import Transition
+from tests.support import pieces
+from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, same, small_blocks, stepping
+
+CASES = [
+    ("Prioritized", "Transition"),
+    ("Epoch", "Sequence('mask')"),
+    ("Staleness(version=...)", "Transition"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "view"), CASES)
+def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, view: str) -> None:
+    check_batches(*made, sampler, view)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+def test_eager_jitted_scanned_and_donated(made: tuple[Path, pieces.Rows], sampler: Any) -> None:
+    buffer, state = fbuf.datasets.open(made[0], view=STACKS, sampler=sampler)
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def step(state: Any, key: Any) -> Any:
+        state, batch = buffer.sample(state, key, BATCH)
+        if sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
+        return state, batch
+
+    eager, one = [], state
+    for key in keys:
+        one, batch = step(one, key)
+        eager.append(batch)
+    scanned = jax.jit(lambda state: lax.scan(step, state, keys))(state)[1]
+    donating, two = jax.jit(step, donate_argnums=0), copy.deepcopy(state)
+    for i, (key, batch) in enumerate(zip(keys, eager, strict=True)):
+        same(jax.tree.map(lambda x, i=i: x[i], scanned), batch)
+        two, again = donating(two, key)
+        same(again, batch)
+    same(step(state, keys[0])[1], eager[0])  # the state is as it was
+
+
+@pytest.mark.optimized
+def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
+    buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3), sampler=Prioritized())
+    large = dataclasses.replace(buffer, capacity=4_000_000)
+    spec, structure = buffer.storage.spec(state.rows)
+    rows = large.storage.abstract(large.geometry, spec, structure)
+    abstract = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, large), rows)
+
+    def step(state: Any, key: Any) -> Any:
+        state, batch = large.sample(state, key, 8)
+        state = large.update_priority(state, batch.index, jnp.ones(8))
+        return large.sample(state, key, 8)
+
+    assert_inplace(step, abstract, jax.ShapeDtypeStruct((2,), jnp.uint32))
+    # and anchors of four million rows are made with the memory of a block
+    other = dataclasses.replace(large, sampler=Uniform())
+    made_of = jax.jit(lambda state: large.convert(other, state)).lower(abstract).compile().memory_analysis()
+    assert made_of.temp_size_in_bytes < 500_000
+
+
+def test_numbers_and_priorities(made: tuple[Path, pieces.Rows]) -> None:
+    path, rows = made
+    settings: Any = {"view": Transition(stack=2), "sampler": Prioritized(largest="held", uniform=0.2)}
+    one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
+    for i in range(3):
+        drawn = []
+        for buffer, state in (one, two):
+            state = buffer.rebuild(buffer.set(state, alpha=0.3 + i))
+            state, batch = buffer.sample(state, jax.random.key(i), BATCH, beta=0.5)
+            state = buffer.update_priority(state, batch.index, jnp.arange(BATCH) - 3.0)
+            drawn.append((buffer, state, batch))
+        same(drawn[0][2], drawn[1][2])
+        one, two = drawn[0][:2], drawn[1][:2]
+    same(one[0].stats(one[1]), two[0].stats(two[1]))
+
+
+def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None:
+    (_, rows), (buffer, state) = made, opened
+    checked = fbuf.checked(buffer)
+    state, batch = checked.sample(state, jax.random.key(0), BATCH)
+    state = checked.update_priority(state, batch.index, jnp.ones(BATCH))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan))
+    replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
+    batch = replay.sample(BATCH)
+    replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
+    same(batch, replay.sample(BATCH))
+    replay.update_priority(batch.index, np.ones(BATCH))
+    with pytest.raises(TypeError, match="stay as they are"):
+        replay.extend(rows)
+
+
+def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened: Any) -> None:
+    buffer, state = opened
+    index = buffer.peek(state, jax.random.key(0), 2).index
+    state = buffer.update_priority(state, index, jnp.full(2, jnp.nan))  # counted, and no business of the replay
+    replay = fbuf.Replay(buffer, state)
+    replay.update_priority(replay.sample(2).index, np.full(2, 9.0))
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 2
+    same(buffer.peek(state, jax.random.key(0), 2).index, index)
+    with pytest.raises(ValueError, match="made by another buffer"):
+        fbuf.Replay(dataclasses.replace(buffer, sampler=Uniform()), state)
+    live = fbuf.Buffer(4)
+    with pytest.raises(TypeError, match="example is a BufferState; expected one row"):
+        fbuf.Replay(live, live.init({"t": 0}))
+    with pytest.raises(ValueError, match=r"other.storage is DataSet.*datasets.open\('/elsewhere'\)"):
+        buffer.convert(dataclasses.replace(buffer, storage=DataSet("/elsewhere")), state)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_another_view_of_the_same_rows(made: tuple[Path, pieces.Rows], traced: bool) -> None:
+    buffer, state = fbuf.datasets.open(made[0])
+    other = dataclasses.replace(buffer, view=fbuf.views.Sequence(3), sampler=Epoch())
+    want = fbuf.datasets.open(made[0], view=other.view, sampler=other.sampler)[1]
+    got = (jax.jit(buffer.convert, static_argnums=0) if traced else buffer.convert)(other, state)
+    same(dataclasses.replace(got, rows=None), dataclasses.replace(want, rows=None))
+    back = other.convert(buffer, got)
+    same(dataclasses.replace(back, rows=None), dataclasses.replace(state, rows=None))
+
+
+def test_prefetch(made: tuple[Path, pieces.Rows]) -> None:
+    buffer, state = fbuf.datasets.open(made[0], prefetch=1, batch_size=BATCH)
+    state, batch = buffer.sample(state, jax.random.key(0))
+    same(batch, buffer.peek(state, jax.random.fold_in(jax.random.key(0), 1)))
+    for i in range(1, 4):
+        state, batch = buffer.sample(state, jax.random.key(i))
+        same(batch, buffer.peek(state, jax.random.key(i - 1)))
+    assert fbuf.stores()[-1].nbytes > 2 * BATCH * 36  # rows that were read ahead
+
+
+def test_save_and_load(made: tuple[Path, pieces.Rows], opened: Any, tmp_path: Path) -> None:
+    buffer, state = opened
+    step = stepping(buffer)
+    state, _ = step(state, jax.random.key(0))
+    written = fbuf.save(tmp_path / "saved", buffer, state, extra={"n": 1}).result()
+    assert written.bytes_total < 34 * 36  # no frames
+    again, other, extra = fbuf.load(tmp_path / "saved", extra=True)
+    assert again == buffer and extra == {"n": 1}
+    for i in range(1, 3):
+        (state, batch), (other, wanted) = step(state, jax.random.key(i)), step(other, jax.random.key(i))
+        same(batch, wanted)
+
+
+def test_load_where_it_moved(tmp_path: Path) -> None:
+    was, now = tmp_path / "was", tmp_path / "now"
+    pieces.make(was)
+    buffer, state = fbuf.datasets.open(was, sampler=Epoch())
+    state, _ = buffer.sample(state, jax.random.key(0), 3)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    want = buffer.peek(state, jax.random.key(1), 5)
+    was.rename(now)
+    with pytest.raises(FileNotFoundError, match=r"no data set at .*storages.DataSet\('/its/path'\)"):
+        fbuf.load(tmp_path / "saved")
+    there = dataclasses.replace(buffer, storage=DataSet(str(now), memory=5))
+    other, state = fbuf.load(tmp_path / "saved", there)
+    assert other == there
+    same(other.peek(state, jax.random.key(1), 5), want)
+    pieces.make(was, seed=1)  # the same shapes, other rows
+    with pytest.raises(fbuf.SchemaError, match="has identity .* made anew"):
+        fbuf.load(tmp_path / "saved")
+    with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
+        fbuf.load(tmp_path / "saved", resize=50)
+
+
+def test_many_keys_at_once(made: tuple[Path, pieces.Rows]) -> None:
+    buffer, state = fbuf.datasets.open(made[0])
+    keys = jax.random.split(jax.random.key(1), 3)
+    many = jax.vmap(lambda key: buffer.peek(state, key, 4))(keys)
+    same(jax.tree.map(lambda x: x[1], many), buffer.peek(state, keys[1], 4))

@@ -1,0 +1,261 @@
+"""Check which folders may import which, what the package never contains, and that everything public is documented.
+
+A module imports only from its own folder and from floors below it, inside functions and under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "fbuf"
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("_core", "_concurrency", "_host"),
+    ("_algorithms", "_interfaces", "_formats.__init__", "_formats.checkpoint"),
+    ("_indexing", "_bridge", "_formats.dataset", "limits", "testing"),
+    ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
+    ("_buffer", "parts"),
+    ("_mixture", "torch", "plot"),
+    ("_checkpoint", "interop"),
+    ("_replay", "orbax", "datasets"),
+    ("_cli", "demo", "__main__", "__init__"),
+)
+PARTS = ("storages", "samplers", "views", "writers", "transforms")
+HOST = (
+    ("types", "batch", "interfaces", "recovery", "__init__"),
+    ("io",),
+    ("memory",),
+    ("codecs",),
+    ("columns",),
+    ("store", "ragged", "priorities"),
+)
+DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
+
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+INTERFACES = [name for name in MODULES if name.startswith("_interfaces.")]
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def folder(module: str) -> str:
+    """Return the name of a module's row in the table: that of its folder, or its own."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "_formats" else parts[0]
+
+
+def floor(module: str) -> int:
+    found = [number for number, names in enumerate(FLOORS) if folder(module) in names]
+    assert found, f"fbuf.{module} is on no floor: add its folder to FLOORS in tests/project/test_layering.py."
+    return found[0]
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterator[ast.AST]:
+    """Yield all nodes; on request without those inside functions, or with those under TYPE_CHECKING."""
+    for child in ast.iter_child_nodes(node):
+        if not typing and is_type_checking(child):
+            continue
+        if not functions and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        yield child
+        yield from walk(child, functions, typing)
+
+
+@functools.cache
+def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
+    """Dotted names a module imports: `fbuf._indexing.ring`, `jax.numpy`."""
+    return list(_imports(module, functions, typing))
+
+
+def _imports(module: str, functions: bool, typing: bool) -> Iterator[str]:
+    names = {m.removesuffix(".__init__") for m in MODULES}
+    for node in walk(TREES[module], functions, typing):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"fbuf.{module} line {node.lineno}: relative import; write it in full"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner.removeprefix("fbuf.") in names else (node.module or ""))
+
+
+def ours(module: str) -> list[str]:
+    """Modules of the package it imports, under TYPE_CHECKING too, without the prefix."""
+    return [name.removeprefix("fbuf.") for name in imports(module, typing=True) if name.startswith("fbuf.")]
+
+
+def test_imports_go_downwards() -> None:
+    upward = [
+        f"fbuf.{module} imports fbuf.{other}, which is not below it"
+        for module in MODULES
+        if module not in ("__init__", "__main__")
+        for other in ours(module)
+        if folder(other) != folder(module) and floor(other) >= floor(module)
+    ]
+    assert not upward, "\n".join(upward)
+    of_itself = [
+        m for m in MODULES if folder(m) not in ("demo", "_cli", "__main__", "__init__") and "fbuf" in imports(m)
+    ]
+    assert not of_itself, f"import the package itself: {of_itself}"
+
+
+def test_imports_within_the_host_store_go_downwards() -> None:
+    row = {name: number for number, names in enumerate(HOST) for name in names}
+    for module in MODULES:
+        if module.startswith("_host."):
+            own = module.split(".")[1]
+            for other in (name.split(".")[1] for name in ours(module) if name.startswith("_host.")):
+                assert other == own or row[other] < row[own] or row[own] == row[other] == 0, (
+                    f"fbuf.{module} imports _host.{other}"
+                )
+
+
+def test_only_public_modules_are_at_the_root() -> None:
+    assert {m for m in MODULES if "." not in m and m.startswith("_")} == {"__init__", "__main__"}
+
+
+def test_parts_never_import_one_another() -> None:
+    found = [(m, other) for m in MODULES if folder(m) in PARTS for other in ours(m) if folder(other) in PARTS]
+    assert not [pair for pair in found if folder(pair[0]) != folder(pair[1])]
+
+
+def test_no_import_cycles() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"a cycle: {' -> '.join((*path, module))}"
+        if module in done:
+            return
+        for other in ours(module):
+            other = other if other in MODULES else f"{other}.__init__"
+            if other in MODULES:
+                visit(other, (*path, module))
+        done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def top_level(module: str, functions: bool = True) -> set[str]:
+    return {name.split(".")[0] for name in imports(module, functions)}
+
+
+def test_callbacks_use_numpy_only() -> None:
+    """JAX must not be called inside a callback."""
+    host = [m for m in MODULES if m.startswith("_host.")]
+    assert host and not [m for m in host if "jax" in top_level(m)]
+
+
+def test_only_the_core_dependencies_are_imported_at_the_top() -> None:
+    """All but the demo and the orbax handler, which need their extras and are imported by name."""
+    allowed = set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
+    extra = {m: top_level(m, functions=False) - allowed for m in MODULES if folder(m) not in ("demo", "orbax")}
+    assert not {m: names for m, names in extra.items() if names}
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "__import__", "jnp.load", "jax.numpy.load"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def test_no_pickle_and_no_eval() -> None:
+    assert not [m for m in MODULES if top_level(m) & FORBIDDEN_MODULES]
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in FORBIDDEN_CALLS, f"fbuf.{module} line {node.lineno}"
+                pickled = [k for k in node.keywords if k.arg == "allow_pickle" and ast.unparse(k.value) != "False"]
+                assert not pickled, f"fbuf.{module} line {node.lineno}"
+
+
+CALLBACKS = {"buffer_callback", "io_callback", "pure_callback", "host_callback"}
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return names | {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_callbacks_are_in_one_module() -> None:
+    assert [m for m, tree in TREES.items() if names_in(tree) & CALLBACKS] == ["_bridge.callbacks"]
+
+
+def test_no_ordered_effects() -> None:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "ordered":
+                assert ast.unparse(node.value) == "False", f"fbuf.{module} line {node.value.lineno}"
+
+
+def test_only_the_host_uses_threads_and_zstd() -> None:
+    # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
+    threads = (
+        "_replay",
+        "_bridge.lifetime",
+        "_checkpoint.async_save",
+        "torch._loader",
+        "torch._iterator",
+        "datasets._atari.workers",
+    )
+    for module in MODULES:
+        if module.split(".")[0] not in ("demo", "_host", "_concurrency"):
+            own = {"threading"} if folder(module) in threads or module in threads else set()
+            own |= {"concurrent"} if module == "datasets._atari.workers" else set()
+            assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
+
+
+# --------------------------------------------------------------------------------------------------- documentation
+
+
+def documented(*modules: str, only: str = "") -> set[str]:
+    """Methods with a docstring in classes of `modules` that have a base whose name contains `only`."""
+    return {
+        method.name
+        for module in modules
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.ClassDef) and (not only or any(only in ast.unparse(base) for base in node.bases))
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
+    }
+
+
+def test_everything_public_is_documented() -> None:
+    """A method may leave it to the Protocol of its part, or to a base class beside it."""
+    protocols = documented(*INTERFACES, only="Protocol")
+    bare = []
+    for module, tree in TREES.items():
+        inherited = documented(module) | (protocols if folder(module) in (*PARTS, "parts") else set())
+        for node in tree.body:
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node):
+                bare.append(f"{module}.{node.name}")
+            if isinstance(node, ast.ClassDef) and folder(module) != "demo":
+                methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef) and not ast.get_docstring(m)]
+                bare += [f"{module}.{node.name}.{m}" for m in methods if m[0] != "_" and m not in inherited]
+    assert not bare, f"without a docstring: {', '.join(bare)}"
+
+
+def test_methods_of_protocols_are_documented() -> None:
+    for node in (node for module in INTERFACES for node in ast.walk(TREES[module])):
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+            assert ast.get_docstring(node)
+            assert all(ast.get_docstring(m) for m in node.body if isinstance(m, ast.FunctionDef)), node.name
+
+
+def test_exports_exist_and_are_documented() -> None:
+    import fbuf
+
+    assert sorted(fbuf.__all__) == sorted(set(fbuf.__all__))
+    for name in fbuf.__all__:
+        value = getattr(fbuf, name)
+        assert inspect.getdoc(value), name

@@ -1,0 +1,300 @@
+"""`Replay.batches`: batches drawn ahead by a thread, its errors, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import limits
+from fbuf._replay.batches import Batches
+from tests.support.replay import EXAMPLE, at_exit, drawing, make, rows, waiting
+from tests.support.threads import Thread, soon
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    soon(lambda: not drawing())
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_batches_are_those_of_sample(prefetch: int) -> None:
+    one, other = make(None), make(None)
+    for replay in (one, other):
+        replay.extend(rows(0, 20))
+    with one.batches(4, prefetch=prefetch, beta=0.7) as batches:
+        for batch in itertools.islice(batches, 6):
+            jax.tree.map(np.testing.assert_array_equal, batch, other.sample(4, beta=0.7))
+            assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
+
+
+def test_prefetch_bounds_the_batches_drawn_ahead() -> None:
+    replay = make(limits.min_size(1))
+    replay.extend(rows(0, 20))
+    with replay.batches(4, prefetch=3) as batches:
+        for taken in range(4):
+            soon(lambda taken=taken: replay.pace.drawn == 4 * (3 + taken))
+            soon(lambda: repr(batches) == "Batches(3 of 3 ready)")
+            next(batches)
+    assert repr(batches) == "Batches(closed)"
+
+
+def test_batches_of_numpy() -> None:
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    with replay.batches(4, to="numpy") as batches:
+        batch = next(batches)
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
+        replay.update_priority(batch.index, batch.weight)
+
+
+def test_ragged_batches() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Ragged()), {"text": "a", "t": 0})
+    replay.extend([{"text": "x" * i, "t": i} for i in range(6)])
+    with replay.batches(4, device=jax.devices()[0]) as batches:
+        batch = next(batches)
+        assert [len(text) for text in batch.lazy["text"]] == np.asarray(batch.data["t"]).tolist()
+
+
+def test_closing_the_replay_hands_out_what_was_drawn() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(32, sampler=fbuf.samplers.Consume()), EXAMPLE, limit=limits.queue(32))
+    replay.extend(rows(0, 20))
+    batches = replay.batches(4, prefetch=2, to="numpy")
+    drawn = next(batches).data["t"].tolist()
+    soon(lambda: replay.pace.drawn == 12)
+    replay.close()
+    drawn += [t for batch in batches for t in batch.data["t"].tolist()]
+    assert len(set(drawn)) == 12
+    assert next(batches, None) is None and repr(batches) == "Batches(ended)"
+
+
+def test_closing_the_replay_ends_a_waiting_iterator() -> None:
+    replay = make()
+    batches = replay.batches(10)
+    thread = Thread(lambda: list(batches))
+    soon(lambda: waiting(replay) == 1)
+    replay.close()
+    assert thread.ends() == []
+
+
+def test_another_thread_may_close_the_iterator() -> None:
+    replay = make()
+    batches = replay.batches(10)
+    thread = Thread(lambda: list(batches))
+    soon(lambda: waiting(replay) == 1 and batches._ahead._filled._waiters)
+    batches.close()
+    assert thread.ends() == [] and not batches._ahead._thread.is_alive()
+    batches.close()
+    replay.extend(rows(0, 10))
+    assert next(batches, None) is None and replay.pace.drawn == 0
+
+
+def test_threads_share_one_iterator() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(128, sampler=fbuf.samplers.Consume()), EXAMPLE, limit=limits.queue(128))
+    replay.extend(rows(0, 120))
+    with replay.batches(4, to="numpy") as batches:
+        threads = [Thread(lambda: [next(batches).data["t"] for _ in range(10)]) for _ in range(3)]
+        drawn = np.concatenate([np.concatenate(thread.ends()) for thread in threads])
+    assert sorted(drawn.tolist()) == list(range(120))
+
+
+def test_dropping_the_iterator_ends_its_thread() -> None:
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    for _ in replay.batches(4):
+        break
+    soon(lambda: not drawing())
+    waits = make().batches(4)  # one that waits for rows
+    soon(lambda: drawing())
+    del waits
+    soon(lambda: not drawing())
+
+
+def test_a_closed_iterator_keeps_no_replay_alive() -> None:
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    gone = weakref.ref(replay)
+    batches = replay.batches(4)
+    next(batches)
+    del replay
+    assert gone() is not None
+    batches.close()
+    del batches
+    soon(lambda: gone() is None)
+
+
+class Garbage:
+    """A cycle, which only the garbage collector frees, in any thread."""
+
+    def __init__(self, batches: Batches):
+        self.batches, self.own = batches, self
+
+
+def test_the_finalizer_takes_no_lock() -> None:
+    """The garbage collector may run in a thread that holds the mutex."""
+    replay = make()
+    Garbage(replay.batches(10))
+    soon(lambda: waiting(replay) == 1)
+    with replay._turns._mutex:
+        Thread(gc.collect).ends()  # in another thread
+    soon(lambda: not drawing())
+    Garbage(replay.batches(10))
+    soon(lambda: waiting(replay) == 1)
+    with replay._turns._mutex:
+        gc.collect()  # in this one
+    soon(lambda: not drawing())
+
+
+def fails(replay: fbuf.Replay, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let drawing fail from batch `after` on."""
+    draw, calls = replay._sample, itertools.count()
+
+    def failing(*args: Any) -> Any:
+        if next(calls) >= after:
+            raise OSError(5, "no disk")
+        return draw(*args)
+
+    monkeypatch.setattr(replay, "_sample", failing)
+
+
+def test_an_error_is_raised_after_earlier_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    fails(replay, monkeypatch, after=2)
+    batches = replay.batches(4)
+    assert next(batches).mask.all() and next(batches).mask.all()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no disk"):
+            next(batches)
+    batches.close()  # it was raised
+    assert next(batches, None) is None
+
+
+def test_close_raises_an_error_not_yet_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    fails(replay, monkeypatch, after=1)
+    with pytest.raises(OSError, match="no disk"), replay.batches(4) as batches:
+        next(batches)
+        soon(lambda: batches._ahead._error is not None)
+    batches.close()
+    fails(replay, monkeypatch, after=0)
+    with pytest.raises(KeyError) as caught, replay.batches(4) as batches:  # the error of the block wins
+        soon(lambda: batches._ahead._error is not None)
+        batches._ahead.hear()
+        raise KeyError
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    replay = make(None)
+    replay.extend(rows(0, 20))
+    fails(replay, monkeypatch, after=0)
+    batches = replay.batches(4)
+    ahead = batches._ahead
+    soon(lambda: ahead._error is not None)
+    assert not told
+    del batches
+    soon(lambda: told)
+    assert isinstance(told[0], OSError)
+
+
+def test_an_empty_replay_without_a_limit_is_an_error() -> None:
+    with (
+        make(None).batches(4) as batches,
+        pytest.raises(ValueError, match=r"Replay\.batches: there is nothing to draw now"),
+    ):
+        next(batches)
+
+
+def test_next_has_a_timeout() -> None:
+    replay = make()
+    with replay.batches(10, timeout=0) as batches:
+        with pytest.raises(
+            TimeoutError, match=r"Replay\.batches: no batch in 0 s; 0 rows are held, but min_size is 10"
+        ):
+            next(batches)
+        replay.extend(rows(0, 10))
+        soon(lambda: batches._ahead._ready)
+        assert next(batches).mask.all()  # it goes on
+        soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
+        next(batches)
+        with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows were added and 20 drawn"):
+            next(batches)
+    with make(None).batches(4, timeout=0) as batches, replay._turns.turn():
+        assert batches._explain() == "one is being drawn"
+        batches._ahead.hear()
+        soon(lambda: batches._ahead._error is not None)
+        batches._ahead._raised = True
+
+
+def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make().batches(10) as batches:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match=r"this process was forked, and the thread that draws is not in it"):
+            next(batches)
+        monkeypatch.undo()
+
+
+def test_stale_indices_are_counted_but_not_raised() -> None:
+    replay = make(None, capacity=16)
+    replay.extend(rows(0, 16))
+    with replay.batches(4) as batches:
+        batch = next(batches)
+    replay.extend(rows(16, 16))
+    replay.update_priority(batch.index, np.ones(4, np.float32))
+    assert replay.stats()["refused_stale"] == 4
+    with pytest.raises(ValueError, match="4 nonfinite"):
+        replay.update_priority(replay.sample(4).index, np.full(4, np.nan))
+
+
+def test_pending_donated_steps_do_not_block_actors() -> None:
+    replay = fbuf.Replay(
+        fbuf.prioritized(256, storage=fbuf.storages.Compressed(keys=("obs",))),
+        {"obs": np.zeros((16, 16), np.uint8), "t": np.int32(0)},
+        limit=limits.samples_per_insert(4, min_size=32, rows=8, draws=32),
+    )
+
+    @jax.jit
+    def heavy(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 20, lambda _, x: x @ x / jnp.linalg.norm(x), x)
+
+    step = jax.jit(lambda p, obs: heavy(p + obs.mean(dtype=jnp.float32)), donate_argnums=0)
+
+    def act() -> int:
+        try:
+            for i in itertools.count():
+                obs = np.full((8, 16, 16), i % 251, np.uint8)
+                replay.extend({"obs": obs, "t": np.full(8, i % 251, np.int32)})
+        except fbuf.ReplayClosed:
+            return i
+        return 0
+
+    params = jnp.eye(200)
+    with replay:
+        actors = [Thread(act) for _ in range(2)]
+        with replay.batches(32) as batches:
+            for batch in itertools.islice(batches, 30):
+                params = step(params, batch.data["obs"])
+                replay.update_priority(batch.index, batch.data["t"].astype(jnp.float32))
+                np.testing.assert_array_equal(batch.data["obs"][:, 3, 3], batch.data["t"])
+    assert all(actor.ends() > 0 for actor in actors) and np.isfinite(np.asarray(params)).all()
+
+
+def test_the_interpreter_exits_while_the_thread_waits_for_rows() -> None:
+    at_exit("rows")

@@ -1,0 +1,167 @@
+"""`samplers.Staleness`: how often each row is drawn, by its age or by the version of the policy that made it.
+
+What it does in the company of views, lanes, conversions and other verbs is compared with the model in
+`tests/contracts/test_model.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf.samplers import Staleness
+from fbuf.views import Sequence, Transition
+from tests.support.epoch import FIELDS
+from tests.support.inplace import assert_draw_write_draw
+from tests.support.uniformity import chi_square_z
+
+DRAWS = 2**17
+INVERSE = [1, 1 / 2, 1 / 3, 1 / 4]
+
+
+def check_chances(buffer: fbuf.Buffer, rows: Any, weights: np.ndarray) -> Any:
+    """Write rows `[call, N, ...]`; draw each slot as often as its weight says, and tell its chance; the state."""
+    example = jax.tree.map(lambda x: x.reshape(-1)[0], rows)
+
+    @jax.jit
+    def run(rows: Any) -> Any:
+        state, _ = lax.scan(lambda s, x: (buffer.extend(s, x), None), buffer.init(example), rows)
+        batch = buffer.peek(state, jax.random.key(0), DRAWS)
+        return state, (batch.mask, batch.weight, batch.probability, batch.index.slot)
+
+    state, (mask, weight, probability, slot) = run(rows)
+    assert np.all(mask) and np.all(weight == 1)
+    chances = np.asarray(weights, np.float64) / np.sum(weights)
+    np.testing.assert_allclose(probability, chances[np.asarray(slot)], rtol=1e-5)
+    assert abs(chi_square_z(np.bincount(slot, minlength=buffer.capacity), chances)) < 4
+    return state
+
+
+def check_versions(sampler: Staleness, weights: Any) -> None:
+    """Two lanes that are not level: what counts is the newest version of all."""
+    version = np.stack([np.repeat(np.arange(5), 6), np.repeat(np.arange(5), 6) - 1], axis=1).astype(np.int32)
+    held = np.zeros(40, int)
+    held[[t % 20 * 2 + e for t in range(10, 30) for e in range(2)]] = version[10:].reshape(-1)
+    expected = np.array([([*weights, 0, 0])[4 - v] for v in held])
+    buffer = fbuf.Buffer(40, lanes=2, sampler=sampler)
+    check_chances(buffer, {"version": version.reshape(10, 3, 2)}, expected)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "weights"),
+    [
+        (Staleness(3, version="version"), INVERSE),
+        (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
+    ],
+)
+def test_chances_by_version(sampler: Staleness, weights: Any) -> None:
+    check_versions(sampler, weights)
+
+
+def test_chances_by_age() -> None:
+    buffer = fbuf.Buffer(15, sampler=Staleness(3, unit=3))
+    age = (23 - np.arange(15)) % 15
+    expected = np.array([*np.repeat(INVERSE, 3), *[0] * 15])[age]
+    state = check_chances(buffer, np.arange(24, dtype=np.int32).reshape(8, 3), expected)
+    assert int(buffer.stats(state)["anchors_fresh"]) == (expected > 0).sum()
+
+
+def test_a_learner_ahead_of_its_actors() -> None:
+    buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
+    state = buffer.extend(buffer.init({"version": jnp.int32(0)}), {"version": jnp.arange(5)})
+    step = jax.jit(lambda state, version: buffer.sample(buffer.set(state, version=version), jax.random.key(0), 64))
+    for version, fresh in ((4, {2, 3, 4}), (5, {3, 4}), (6, {4}), (7, set()), (3, {1, 2, 3, 4})):
+        state, batch = step(state, jnp.int32(version))
+        assert set(batch.data["version"][batch.mask].tolist()) == fresh
+        assert bool(batch.mask.all()) == bool(batch.mask.any()) == bool(fresh) == bool(buffer.can_sample(state))
+        assert bool((batch.weight == batch.mask).all())
+        assert int(buffer.stats(state)["version"]) == version
+    assert step._cache_size() == 1
+    state = buffer.extend(state, {"version": jnp.array([9])})
+    assert int(buffer.stats(state)["version"]) == 9
+    assert int(buffer.stats(buffer.clear(state))["version"]) == 9
+
+
+def test_rows_that_are_no_anchors_age_the_others() -> None:
+    """The current version is that of the newest policy heard of, whether or not its rows can be drawn already."""
+    buffer = fbuf.Buffer(8, sampler=Staleness(2, version="version"), view=Sequence(4, episode_end=("end",)))
+    state = buffer.init({"version": 0, "end": False})
+    for version, current in (([0, 0, 0, 0], 0), ([2], 2), ([9], 9), ([20], 9), ([3, 30, *[3] * 20], 30)):
+        rows = {"version": np.resize(np.int32(version), 22), "end": np.zeros(22, bool)}
+        there = np.arange(22) < len(version)  # of one shape: it compiles once
+        state = buffer.extend(state, rows, mask=there & (rows["version"] != 20))
+        assert int(buffer.stats(state)["version"]) == current
+
+
+def test_counts_do_not_overflow() -> None:
+    """Lots are counted modulo 2^32."""
+    buffer = fbuf.Buffer(10, sampler=Staleness(2))
+    state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8))
+    sampler = state.sampler
+    stamp = jnp.asarray(np.asarray(sampler.stamp - sampler.stamp[-1:]) + np.int32(2**31 - 2))
+    state = dataclasses.replace(state, sampler=dataclasses.replace(sampler, stamp=stamp))
+    for i in range(8, 16):
+        state = buffer.add(state, jnp.int32(i))
+        assert set(buffer.peek(state, jax.random.key(i), 64).data.tolist()) == {i, i - 1, i - 2}
+    assert int(state.sampler.stamp[-1, 0]) < 0
+
+
+@pytest.mark.optimized
+def test_steps_are_in_place() -> None:
+    view = Transition(n_step=3, stack=4)
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Staleness(8, version="action"), view=view)
+    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
+        ({"maximum": 100_000}, "for greater ages use lots: unit=..."),
+        ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
+        ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
+        ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
+        ({"maximum": 2, "decay": "exponential"}, "Write Staleness(2, decay='exponential', half_life=8)."),
+        ({"maximum": 2, "half_life": 3}, "half_life is for decay='exponential'"),
+        ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1."),
+        ({"maximum": 2, "unit": 2, "version": "v"}, "with a version leave it out"),
+        ({"maximum": 2, "runs": 9}, "for versions only"),
+        ({"maximum": 9, "runs": 9, "version": "v"}, "from maximum + 1 = 10"),
+    ],
+)
+def test_wrong_settings(given: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        Staleness(**given)
+
+
+def test_wrong_leaves_and_numbers() -> None:
+    buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
+    with pytest.raises(ValueError, match="goes by leaf 'version', but rows have x"):
+        buffer.init({"x": 0.0})
+    for wrong in (0.0, jnp.zeros(2, jnp.int32), True, np.uint32(0)):
+        with pytest.raises(TypeError, match="goes by leaf 'version', which is .* expected an integer"):
+            buffer.init({"x": 0.0, "version": wrong})
+    state = buffer.init({"x": 0.0, "version": 0})
+    with pytest.raises(TypeError, match=r"version is 1.5; expected an integer\. Write int\(x\)"):
+        buffer.set(state, version=1.5)
+    with pytest.raises(TypeError, match="version is '3'; expected a number"):
+        buffer.set(state, version="3")
+    with pytest.raises(ValueError, match="less than 2"):
+        buffer.set(state, version=2**31)
+    with pytest.raises(ValueError, match="has no number 'alpha'"):
+        buffer.set(state, alpha=1.0)
+    state = buffer.extend(state, {"x": jnp.zeros(3), "version": jnp.zeros(3, jnp.int32)})
+    index = buffer.last(state, 2).index
+    with pytest.raises(ValueError, match=r"'version' is what Staleness\(.*\) goes by, and cannot change"):
+        buffer.update_rows(state, index, {"version": jnp.ones(2, jnp.int32)})
+    with pytest.raises(ValueError, match="has no number 'version'"):
+        ages = fbuf.Buffer(10, sampler=Staleness(2))
+        ages.set(ages.init(0.0), version=3)

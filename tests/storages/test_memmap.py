@@ -1,0 +1,174 @@
+"""Buffers whose rows lie in files, through JAX: `Memmap`, `Compressed(path=...)` and `Buffer.resume`.
+
+What they share with every host storage is shown where those are (`tests/storages/test_host.py`,
+`tests/contracts/test_model.py`), what the files hold in `tests/host/test_file_columns.py`; here that a state comes back, and
+what is said when it does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Prioritized
+from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of, same
+
+
+@pytest.fixture
+def storage() -> str:
+    """`Compressed(path=...)` is in the other tiers."""
+    return "memmap"
+
+
+@pytest.fixture
+def way() -> tuple[Any, ...]:
+    """The storage, view, sampler and lanes, and how many rows are written."""
+    return "memmap", TRANSITION, Prioritized(), 2, 31
+
+
+def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
+    """The same rows in the same slots, drawn as from `convert`, which starts samplers again too; then it goes on."""
+    storage, view, sampler, lanes, rows = way
+    buffer = make(storage, tmp_path, 12 * (lanes or 1), view=view, sampler=sampler, lanes=lanes)
+    buffer = dataclasses.replace(buffer, episode_end=("terminated", "truncated"))
+    plain = dataclasses.replace(buffer, storage=Device())
+    step = jax.jit(lambda s, r: buffer.extend(s, r), donate_argnums=0)
+
+    def batch(first: int, count: int) -> Any:
+        made = rows_of(first, count, lanes or 1)
+        return made if lanes else jax.tree.map(lambda x: x[:, 0], made)
+
+    state, other = buffer.init(EXAMPLE), plain.init(EXAMPLE)
+    for first in range(0, rows, 4):
+        count = min(4, rows - first)
+        state, other = step(state, batch(first, count)), plain.extend(other, batch(first, count))
+    held = jax.device_get(buffer.rows(state))
+    ring = jax.device_get(state.ring)
+    del state
+    gc.collect()
+    state = buffer.resume(EXAMPLE)
+    same(buffer.rows(state), held)
+    same(state.ring, ring)
+    other = plain.convert(plain, other)
+    for i in range(6):
+        key = jax.random.key(i)
+        state, mine = buffer.sample(state, key, 8)
+        other, theirs = plain.sample(other, key, 8)
+        same(mine, theirs)
+        if sampler == Prioritized():
+            state = buffer.update_priority(state, mine.index, np.arange(8, dtype=np.float32))
+            other = plain.update_priority(other, theirs.index, np.arange(8, dtype=np.float32))
+        state, other = step(state, batch(rows + 3 * i, 3)), plain.extend(other, batch(rows + 3 * i, 3))
+    same(buffer.rows(state), plain.rows(other))
+
+
+def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -> None:
+    buffer = make(storage, tmp_path, 20, **PLAIN)
+    state = buffer.init(EXAMPLE)
+    rng = np.random.default_rng(0)
+    for i in range(9):
+        state = buffer.extend(state, rows_of(5 * i, 5, 2), mask=rng.random((5, 2)) < [0.9, 0.3])
+    index = jax.tree.map(lambda x: x.reshape(-1), buffer.last(state, 4).index)
+    state = buffer.update_rows(
+        state, index, {"reward": np.arange(8, dtype=np.float32), "obs": np.full((8, 40, 40), 255, np.uint8)}
+    )
+    state = buffer.update_rows(
+        state,
+        jax.tree.map(lambda x: x[:3], index),
+        {"reward": -np.ones(3, np.float32), "next": {"half": np.ones((3, 3), jnp.bfloat16)}},
+    )
+    held = jax.device_get(buffer.rows(state))
+    for _ in range(2):
+        del state
+        state = buffer.resume(EXAMPLE)
+        same(buffer.rows(state), held)
+    state = buffer.extend(state, rows_of(100, 2, 2))
+    assert (np.asarray(buffer.last(state, 2).data["action"]) == [[200, 201], [202, 203]]).all()
+
+
+def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) -> None:
+    buffer = make(storage, tmp_path)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5, 2))
+    for verb in (buffer.init, buffer.resume):
+        with pytest.raises(BlockingIOError, match="in use by this process; expected nobody. Drop every state of it"):
+            verb(EXAMPLE)
+    del state
+    with pytest.raises(FileExistsError, match=r"Go on with its rows: buffer.resume\(example\)"):
+        buffer.init(EXAMPLE)
+    assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
+    with pytest.raises(ValueError, match="Buffer.resume: the store at .* has length 12; expected 13"):
+        make(storage, tmp_path, 26).resume(EXAMPLE)
+    with pytest.raises(
+        ValueError, match=r"Buffer.resume: leaf 'action' of the store at .* has dtype int32; expected int16"
+    ):
+        buffer.resume(EXAMPLE | {"action": np.int16(0)})
+    with pytest.raises(ValueError, match="Buffer.resume: the store at .* has leaves action, next/half"):
+        buffer.resume(EXAMPLE | {"more": 0})
+    if storage == "files":
+        other = fbuf.Buffer(24, lanes=2, storage=Compressed(path=str(tmp_path)))
+        with pytest.raises(
+            ValueError, match="leaf 'obs' of the store at .* has codec .*'chunk': 4.*; expected .*'chunk': 8"
+        ):
+            other.resume(EXAMPLE)
+    assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    def resume(storage: Any) -> Any:
+        return fbuf.Buffer(10, storage=storage).resume(EXAMPLE)
+
+    with pytest.raises(
+        TypeError, match=r"Buffer.resume: Device\(\) keeps no files; .*storage=fbuf.storages.Memmap\(path="
+    ):
+        resume(Device())
+    for storage in (Host(), Compressed()):
+        with pytest.raises(ValueError, match=r"keeps its rows in memory, and they are gone .*Write \w+\(path="):
+            resume(storage)
+    with pytest.raises(ValueError, match=r"keeps its rows in a temporary folder, .*Write Memmap\(path="):
+        resume(Memmap())
+    for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
+        with pytest.raises(
+            ValueError, match="leaf 'action' is kept on the device, not in the files of .*Leave keys out"
+        ):
+            resume(storage)
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no store at .*; expected one. Make one with buffer.init\(example\)"
+    ):
+        resume(Memmap(str(tmp_path)))
+    with pytest.raises(TypeError, match="Memmap: `resume` of a host storage cannot be traced"):
+        jax.jit(lambda: resume(Memmap(str(tmp_path))))()
+    with pytest.raises(TypeError, match="Memmap: path is 3; expected the path of a folder, or None"):
+        Memmap(3)  # type: ignore[arg-type]
+    assert Memmap(tmp_path) == Memmap(str(tmp_path))  # type: ignore[arg-type]
+    (tmp_path / "taken").write_bytes(b"")
+    with pytest.raises(OSError, match=r"cannot make .*taken/lock.*use the path of a folder, not .*taken"):
+        fbuf.Buffer(10, storage=Memmap(str(tmp_path / "taken"))).init(EXAMPLE)
+
+
+def test_a_temporary_folder_goes_with_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    buffer = fbuf.Buffer(10, storage=Memmap())
+    one, two = buffer.init({"x": 0}), buffer.init({"x": 0})
+    assert len(list(tmp_path.iterdir())) == 2
+    one = buffer.extend(one, {"x": np.arange(4, dtype=np.int32)})
+    batch = buffer.sample(one, jax.random.key(0), 4)[1]
+    jax.block_until_ready((one, batch))
+    del one
+    fbuf.stores()
+    assert len(list(tmp_path.iterdir())) == 1
+    try:
+        two = jax.block_until_ready(buffer.extend(two, {"x": np.arange(4, dtype=np.int32)}))
+        raise KeyError("the user's")
+    except KeyError:
+        del two
+    fbuf.stores()
+    assert list(tmp_path.iterdir()) == []

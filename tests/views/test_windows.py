@@ -1,0 +1,359 @@
+"""Windows and episodes: who is drawn how often, priorities of windows, what other libraries and beginners get wrong.
+
+Every window is compared with an independent model in `tests/contracts/test_model.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fbuf
+from fbuf._algorithms import sum_tree
+from fbuf._indexing import anchors as _anchors
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.testing import assert_inplace
+from fbuf.views import Episode, Row, Sequence, Transition
+from tests.support.uniformity import DRAWS, chi_square_z, drawable
+
+ENDS = ("terminated", "truncated")
+WINDOWS = [
+    Sequence(5),
+    Sequence(4, stride=3),
+    Sequence(6, boundary="mask"),
+    Sequence(6, boundary="mask", at=5),
+    Sequence(9, boundary="cross"),
+    Episode(20),
+]
+
+
+def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
+    """One lane of whole episodes; `id` counts rows, `episode` episodes."""
+    count = sum(lengths)
+    end = np.zeros(count, bool)
+    end[np.cumsum(lengths) - 1] = True
+    return {
+        "id": np.arange(first, first + count, dtype=np.int32),
+        "episode": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+        "terminated": end,
+        "truncated": np.zeros(count, bool),
+    }
+
+
+EXAMPLE = jax.tree.map(lambda x: x[0], rows_of([1]))
+
+
+def filled(view: Any, lengths: list[int], capacity: int, sampler: Any = None) -> tuple[fbuf.Buffer, Any]:
+    buffer = fbuf.Buffer(capacity, view=view, sampler=sampler or Uniform())
+    return buffer, buffer.extend(buffer.init(EXAMPLE), rows_of(lengths))
+
+
+def check_windows(data: Any, apart: int = 1) -> None:
+    """Rows of a window follow one another within one episode, and an end is its last row."""
+    there, ids = np.asarray(data["mask"]), np.asarray(data["id"])
+    last = np.asarray(data["terminated"]) | np.asarray(data["truncated"])
+    for b in range(len(ids)):
+        at = np.flatnonzero(there[b])
+        assert (np.diff(at) == 1).all()
+        assert (np.diff(ids[b, at]) == apart).all()
+        assert not last[b, at[:-1]].any()
+
+
+def check_chances(view: Any, sampler: Uniform) -> None:
+    """Draw from three lanes: one fills a fifth of its ring, one half, one goes round several times."""
+    rng = np.random.default_rng(3)
+    buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
+    mask = rng.random((8, 100, 3)) < np.array([0.08, 0.2, 0.9])
+    end = rng.random((8, 100, 3)) < 0.08
+    ended = np.cumsum((end & mask).reshape(800, 3), axis=0).reshape(8, 100, 3)
+    rows = {
+        "id": np.zeros((8, 100, 3), np.int32),
+        "episode": (ended - (end & mask)).astype(np.int32),
+        "terminated": end,
+        "truncated": np.zeros_like(end),
+    }
+
+    @jax.jit
+    def run(rows: Any, mask: Any, key: Any) -> Any:
+        state, _ = lax.scan(lambda s, x: (buffer.extend(s, x[0], mask=x[1]), None), buffer.init(EXAMPLE), (rows, mask))
+        batch = buffer.peek(state, key, DRAWS)
+        return state.anchors.flags, state.rows["episode"], batch.index.slot, batch.probability, batch.mask
+
+    flags, episode, slots, probability, drawn = map(np.asarray, run(rows, mask, jax.random.key(0)))
+    anchors = (flags & _anchors.OPEN) != 0
+    by_lane = anchors.reshape(-1, 3).sum(axis=0)
+    assert 0 < by_lane[0] < by_lane[1] < by_lane[2] and drawn.all()
+    chances = anchors / anchors.sum()
+    if sampler.over == "episodes":
+        names, which, sizes = np.unique(
+            (episode * 3 + np.arange(len(anchors)) % 3)[anchors], return_inverse=True, return_counts=True
+        )
+        chances = np.zeros(len(anchors))
+        chances[anchors] = 1 / len(names) / sizes[which]
+        assert len(names) > 20 and (sizes.max() > 3 or isinstance(view, Episode))
+    assert abs(chi_square_z(np.bincount(slots, minlength=len(anchors)), chances)) < 4
+    np.testing.assert_allclose(probability, chances[slots], rtol=1e-6)
+
+
+def check_late_priorities(view: Any) -> None:
+    """Change priorities of windows that have been overwritten since (flashbax: 240 of 1,280 windows were broken)."""
+    buffer = fbuf.Buffer(64, view=view, sampler=Prioritized(alpha=1.0))
+    rng = np.random.default_rng(0)
+    state, first, batches = buffer.init(EXAMPLE), 0, []
+    for i in range(30):
+        lengths = rng.integers(1, 12, 2).tolist()
+        rows = jax.tree.map(lambda x: np.resize(x, 24), rows_of(lengths, first))
+        first += sum(lengths)
+        state = buffer.extend(state, rows, mask=np.arange(24) < sum(lengths))
+        if i < 6:
+            continue
+        state, batch = buffer.sample(state, jax.random.key(i), 64)
+        check_windows(batch.data)
+        batches.append(batch)
+        state = buffer.update_priority(state, batches[max(0, len(batches) - 4)].index, np.full(64, 1e4, np.float32))
+    assert int(buffer.stats(state)["refused_stale"]) + int(buffer.stats(state)["refused_closed"]) > 100
+
+
+def check_cuts(at: int) -> None:
+    """Cut windows at ends: never shorter than `at` says (torchrl's right spans can be empty, and crash)."""
+    buffer, state = filled(Sequence(5, boundary="mask", at=at), [30, 40], 70)
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 2000).data)
+    check_windows(data)
+    there = data["mask"]
+    cut_right, cut_left = there[~there[:, -1]].sum(axis=1), there[~there[:, 0]].sum(axis=1)
+    assert cut_right.min(initial=9) == (at + 1 if at < 4 else 9)
+    assert cut_left.min(initial=9) == (5 - at if at else 9)
+    assert there[:, at].all()
+
+
+ROW = {
+    "obs": jax.ShapeDtypeStruct((4, 3), np.uint8),
+    "terminated": jax.ShapeDtypeStruct((), np.bool_),
+    "truncated": jax.ShapeDtypeStruct((), np.bool_),
+}
+
+
+def check_inplace(view: Any, sampler: Any, first: str) -> None:
+    """Extend (or sample) first, then the other, and update priorities: alone and in a scan."""
+    buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler, episode_end=ENDS)
+
+    def step(state: Any, given: Any) -> Any:
+        key, rows, error = given
+        if first == "extend":
+            state = buffer.extend(state, rows)
+        state, batch = buffer.sample(state, key, 8)
+        if sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, error)
+        if first == "sample":
+            state = buffer.extend(state, rows)
+        return state, batch
+
+    def shaped(*axes: int) -> Any:
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), ROW)
+        return jax.ShapeDtypeStruct((*axes, 2), np.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), np.float32)
+
+    state = jax.eval_shape(buffer.init, ROW)
+    assert_inplace(step, state, shaped())
+    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+
+
+@pytest.mark.parametrize("view", WINDOWS, ids=repr)
+def test_every_window_is_as_likely_as_every_other(view: Any) -> None:
+    check_chances(view, Uniform())
+
+
+@pytest.mark.parametrize("view", [WINDOWS[1], WINDOWS[2], WINDOWS[3], WINDOWS[5]], ids=repr)
+def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
+    check_chances(view, Uniform(over="episodes"))
+
+
+def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
+    """torchrl numbers episodes so that each ends before its terminal row; ours end with it."""
+    buffer = fbuf.Buffer(50, view=Sequence(4))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([33, 30, 20, 10]))
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 500).data)
+    check_windows(data)
+    starts = set(range(93 - 50, 93 - 4 + 1)) - {60, 61, 62, 80, 81, 82}
+    assert set(data["id"][:, 0].tolist()) == starts
+    assert set(data["id"][:, -1][data["terminated"][:, -1]].tolist()) == {62, 82, 92}
+
+
+def test_long_windows_cost_no_more_to_add_to() -> None:
+    """What a write carries from one to the next does not grow with the window."""
+    sizes = []
+    for view in (Sequence(10), Sequence(1000), Episode(1000)):
+        buffer = fbuf.Buffer(4000, view=view)
+        anchors = jax.eval_shape(buffer.init, ROW).anchors
+        sizes.append(sum(x.size for x in jax.tree.leaves(dataclasses.replace(anchors, flags=None))))
+    assert len(set(sizes)) == 1 and sizes[0] < 10
+
+
+def test_episodes_that_never_end_are_counted_by_remainders() -> None:
+    """2^30 rows after its beginning an episode is cut into windows as it was."""
+    buffer = fbuf.Buffer(60, view=Sequence(4, stride=3, episode_end=()))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([60]))
+    late = dataclasses.replace(state.anchors, step=state.anchors.step + jnp.int32(2**30 - 100 - 2**30 % 3))
+    state = dataclasses.replace(state, anchors=late)
+    for i in range(30):
+        state = buffer.extend(state, rows_of([7], 60 + 7 * i))
+    assert int(state.anchors.step[0]) < 2**30
+    ids = np.asarray(buffer.peek(state, jax.random.key(0), 2000).data["id"])
+    step = (2**30 - 100 - 2**30 % 3) % 3
+    assert set(np.unique((ids[:, 0] + step) % 3)) == {0} and len(np.unique(ids[:, 0])) in (19, 18)
+
+
+def test_a_window_takes_a_mixture_of_its_errors() -> None:
+    buffer, state = filled(Sequence(4), [20], 20, Prioritized(alpha=1.0, eps=0.0))
+    state, batch = buffer.sample(state, jax.random.key(0), 8)
+    rng = np.random.default_rng(0)
+    error, mask = rng.normal(size=(8, 4)).astype(np.float32), rng.random((8, 4)) < 0.7
+    mask[:, 1] = True
+    mask[3], error[4, 1] = False, np.nan  # nothing to learn from; not finite
+    error[5, 0], mask[5, 0] = np.inf, False  # does not count
+    index = fbuf.Index(batch.index.slot.at[:].set(jnp.arange(8)), batch.index.ticket)
+    after = buffer.update_priority(state, index, error, mask=jnp.asarray(mask), eta=0.7)
+    magnitude = np.where(mask, np.abs(np.where(mask, error, 0)), 0)
+    number = np.maximum(mask.sum(axis=1), 1)
+    want = 0.7 * magnitude.max(axis=1) + 0.3 * magnitude.sum(axis=1) / number
+    assert want[3] == 0
+    got = sum_tree.get(after.sampler.tree, jnp.arange(8))
+    np.testing.assert_allclose(got, np.where(np.arange(8) == 4, 1, want), rtol=1e-6)
+    assert int(buffer.stats(after)["refused_nonfinite"]) == 1
+    plain = buffer.update_priority(state, index, np.abs(error[:, 1:2]))
+    assert int(buffer.stats(plain)["refused_nonfinite"]) == 1
+
+
+def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() -> None:
+    given = np.arange(1.0, 11.0, dtype=np.float32)
+    for view, anchors in (
+        (Sequence(3, boundary="mask"), {0: 3, 1: 4, 2: 5, 3: 6, 4: 6, 5: 6, 6: 9, 7: 10, 8: 10, 9: 10}),
+        (Episode(6), {0: 6, 6: 10}),
+    ):
+        buffer = fbuf.Buffer(10, view=view, sampler=Prioritized(alpha=1.0, eps=0.0))
+        state = buffer.init(EXAMPLE)
+        for i in range(0, 10, 2):
+            rows = jax.tree.map(lambda x, i=i: x[i : i + 2], rows_of([6, 4]))
+            state = buffer.extend(state, rows, priority=given[i : i + 2])
+        leaves = np.asarray(sum_tree.get(state.sampler.tree, jnp.arange(10)))
+        assert {int(i): float(leaves[i]) for i in np.flatnonzero(leaves)} == anchors, view
+
+
+WRONG = [
+    (lambda: Sequence(0), ValueError, r"length is 0; expected an int >= 1"),
+    (lambda: Sequence(4, stride=0), ValueError, r"stride is 0; expected an int >= 1"),
+    (lambda: Sequence(4, dilation=-1), ValueError, r"dilation is -1"),
+    (lambda: Sequence(4, burn_in=4), ValueError, r"burn_in=4 and bootstrap=0 leave nothing .* Use length=5 or more"),
+    (lambda: Sequence(4, burn_in=2, bootstrap=2), ValueError, r"Use length=5"),
+    (lambda: Sequence(4, boundary="stay"), ValueError, r'boundary is \'stay\'; expected "stop", "mask" or "cross"'),
+    (lambda: Sequence(4, at=2), ValueError, r"at is 2; expected 0, or with boundary='mask' less than length=4"),
+    (lambda: Sequence(4, boundary="mask", at=4), ValueError, r"at is 4"),
+    (lambda: Sequence(4, autoreset="never"), ValueError, r"autoreset is 'never'"),
+    (lambda: Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
+    (lambda: Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
+    (lambda: Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
+    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one array without a name"),
+    (lambda: Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
+    (lambda: Episode(0), ValueError, r"max_length is 0"),
+    (lambda: Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
+    (lambda: Episode(4, episode_end=()), ValueError, r"episode_end is \(\); expected at least one name"),
+    (lambda: Episode(4, episode_end="done"), TypeError, r"expected a tuple"),
+    (lambda: Episode(4, autoreset="x"), ValueError, r"autoreset is 'x'"),
+    (lambda: Uniform("rows"), ValueError, r'over is \'rows\'; expected "anchors" or "episodes"'),
+    (
+        lambda: fbuf.Buffer(100, lanes=10, view=Sequence(11)),
+        ValueError,
+        r"looks at 11 rows .* Use capacity=110 or more",
+    ),
+    (lambda: fbuf.Buffer(8, view=Episode(9)), ValueError, r"Use capacity=9 or more"),
+    (lambda: fbuf.Buffer(8, sampler=Uniform("episodes")), ValueError, r"nothing ends an episode. Name what does"),
+    (
+        lambda: fbuf.Buffer(8, sampler=Uniform("episodes"), view=Sequence(2, boundary="cross")),
+        ValueError,
+        r"its windows cross the ends of episodes. Use boundary='stop'",
+    ),
+    (lambda: fbuf.Buffer(8, view=Sequence(2)).init({"obs": 0.0}), ValueError, r"names 'terminated', but rows have obs"),
+    (
+        lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=("done",))).init({"done": 0.0}),
+        TypeError,
+        r"leaf 'done' is float32\[\]; expected bool\[\] a row. Cast with x.astype\(bool\)",
+    ),
+    (
+        lambda: fbuf.Buffer(8, view=Episode(2)).init({**EXAMPLE, "is_first": False}),
+        ValueError,
+        r"rows have a leaf 'is_first', a name this view makes itself .* Rename the leaf",
+    ),
+    (lambda: fbuf.trajectory(8, length=9), ValueError, r"Use capacity=9 or more"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
+def test_invalid_settings_are_refused(make: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
+    buffer, state = filled(Sequence(4), [20], 20, Prioritized())
+    index = buffer.peek(state, jax.random.key(0), 8).index
+    with pytest.raises(ValueError, match=r"td_error has shape \[7, 4\]; expected \[8, 4\]"):
+        buffer.update_priority(state, index, np.ones((7, 4)))
+    with pytest.raises(ValueError, match=r"mask has shape \[8\]; expected \[8, 4\]"):
+        buffer.update_priority(state, index, np.ones((8, 4)), mask=np.ones(8, bool))
+    with pytest.raises(
+        ValueError, match=r"td_error has shape \[8\]; expected \[B\] without mask, or \[B, T\] with T up to 4"
+    ):
+        buffer.update_priority(state, index, np.ones(8), mask=np.ones(8, bool))
+    with pytest.raises(ValueError, match=r"td_error has shape \[8, 5\]; expected .* makes windows of 4 rows"):
+        buffer.update_priority(state, index, np.ones((8, 5)))
+    with pytest.raises(ValueError, match=r"eta is 2; expected one number from 0 to 1"):
+        buffer.update_priority(state, index, np.ones((8, 4)), eta=2)
+    for eta in (-1, None, "a", np.array(2.0), jnp.float32(7), [0.5]):
+        for errors in (np.ones(8), np.ones((8, 4))):
+            with pytest.raises(ValueError, match="expected one number from 0 to 1"):
+                buffer.update_priority(state, index, errors, eta=eta)
+    row, held = filled(Row(), [20], 20, Prioritized())
+    with pytest.raises(ValueError, match=r"expected \[B\] without mask: Row\(\) makes no windows"):
+        row.update_priority(held, index, np.ones((8, 4)), mask=np.ones((8, 4), bool))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(buffer, view=Sequence(4, episode_end=("truncated",))).peek(state, jax.random.key(0), 8)
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(buffer, view=Sequence(5)).peek(state, jax.random.key(0), 8)
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(buffer, view=Transition()).peek(state, jax.random.key(0), 8)
+
+
+def learnt(view: Any, ends: str) -> list[bool]:
+    """`learning_mask` of the newest window that can be drawn, after rows with these ends (`t` is terminated)."""
+    count = len(ends)
+    end = np.array([letter == "t" for letter in ends])
+    buffer = fbuf.Buffer(count, view=view)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of([count]) | {"terminated": end})
+    batch = buffer.peek(state, jax.random.key(0), 64)
+    newest = int(np.argmax(np.where(batch.mask, batch.data["id"][:, 0], -1)))
+    return np.asarray(batch.data["learning_mask"])[newest].tolist()
+
+
+def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
+    assert learnt(Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
+
+
+def test_reset_rows_are_not_learnt_from() -> None:
+    """Whether they are the last of a window, or in the middle of one that crosses ends."""
+    assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
+    crossing = Sequence(4, boundary="cross", autoreset="next_step")
+    assert learnt(crossing, "-t--") == [True, True, False, True]
+
+
+def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
+    """After a conversion, too: the oldest row's frames behind it are unknown."""
+    view = Transition(stack=2, observation="id", action=None, reward="episode")
+    rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
+    state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
+    state = dataclasses.replace(state, ring=fbuf._indexing.ring.retire(state.ring, jnp.array([2], jnp.int32)))
+    assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]

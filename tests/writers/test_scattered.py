@@ -1,0 +1,129 @@
+"""Buffers whose writer replaces any row, not the oldest: what plain Python gives.
+
+What the host store promises by itself is in tests/host/test_slot_map.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fbuf
+from fbuf._interfaces import writer
+from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
+from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
+
+
+@given(data=st.data())
+def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
+    check_largest("Device", data, lanes=3)
+
+
+def test_of_several_rows_for_one_slot_the_last_is_written() -> None:
+    buffer = make("Device", "Anywhere", capacity=4)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 200))
+    got = jax.device_get(buffer.rows(state))
+    key = jax.random.fold_in(jax.random.key(0), jnp.uint32(0))
+    slots = [*range(4), *np.asarray(jax.random.randint(key, (200, 1), 0, 4, jnp.int32))[4:, 0].tolist()]
+    last = sorted(max(i for i, s in enumerate(slots) if s == slot) for slot in range(4))
+    assert got.data["id"].tolist() == last and got.mask.all()
+    assert np.array_equal(got.data["obs"], rows_of(0, 200)["obs"][last])
+
+
+def test_an_index_is_stale_once_its_row_is_replaced() -> None:
+    buffer = make("Device", "Largest", sampler=Prioritized())
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
+    index = buffer.rows(state).index
+    best = rows_of(1000, 3) | {"score": np.float32([500, 501, 502])}
+    after = buffer.extend(state, best)
+    there = np.asarray(buffer.get(after, index).mask)
+    order = np.argsort(np.asarray(rows_of(0, 12)["score"]), kind="stable")
+    assert sorted(np.flatnonzero(~there).tolist()) == sorted(order[:3].tolist())
+    after = buffer.update_priority(after, index, np.ones(12, np.float32))
+    after = buffer.update_rows(after, index, {"done": np.zeros(12, bool)})
+    assert int(buffer.stats(after)["refused_stale"]) == 6
+    index = buffer.rows(after).index
+    again = buffer.extend(buffer.clear(after), rows_of(0, 12))
+    assert not np.asarray(buffer.get(buffer.clear(after), index).mask).any()
+    assert not np.asarray(buffer.get(again, index).mask).any()
+
+
+def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
+    buffer = make("Device", "Largest", capacity=4)
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 2) | {"score": np.float32([1000, 2000])})
+    late = dataclasses.replace(state.scatter, newest=jnp.array([2**32 - 3, 0], jnp.uint32))
+    state = dataclasses.replace(state, scatter=late)
+    for i in range(6):
+        state = buffer.extend(state, rows_of(10 + i, 1) | {"score": np.float32([i + 1])})
+        index = buffer.last(state, 1).index
+        assert np.asarray(index.ticket)[0] != 0
+    assert np.asarray(buffer.rows(state).data["id"]).tolist() == [0, 1, 14, 15]
+    assert np.asarray(state.scatter.newest).tolist() == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"view": Transition(n_step=2)}, "looks at neighbouring rows, but Largest.* may replace any. Use view="),
+        ({"view": Sequence(4)}, "looks at neighbouring rows"),
+        ({"view": Episode(4)}, "looks at neighbouring rows"),
+        ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "looks at neighbouring rows"),
+        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "goes by episodes, but .* Use sampler="),
+        ({"sampler": Epoch()}, "counts on the oldest row being replaced first"),
+        ({"sampler": Staleness(4)}, "counts on the oldest row being replaced first"),
+    ],
+    ids=["transition", "sequence", "episode", "hindsight", "by episode", "epoch", "staleness"],
+)
+def test_what_needs_rows_in_order_is_refused(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**parts)
+
+
+def test_a_writer_without_a_method_is_named() -> None:
+    class Half:
+        streams = False
+
+        def init(self, geometry: Any, spec: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"has no `choose`; see fbuf.parts.Scattering"):
+        fbuf.Buffer(10, writer=Half())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"writer is 3; expected a part of fbuf.writers. Write .*writers.Ring\(\)"):
+        fbuf.Buffer(10, writer=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
+        fbuf.Buffer(10, writer=fbuf.writers.Ring)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leaf 'rank' is not among"):
+        fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE)
+    assert isinstance(fbuf.writers.Ring(), writer.Streaming) and isinstance(Largest("score"), writer.Scattering)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda slots, own: (slots + 0.0, own), r"choose gave slots float32\[3, 1\]; expected int32\[3, 1\]"),
+        (lambda slots, own: (slots[:2], own), r"choose gave slots int32\[2, 1\]; expected int32\[3, 1\]"),
+        (lambda slots, own: (slots, (own, own)), "choose gave another state than it got"),
+    ],
+)
+def test_slots_and_states_of_another_kind_are_refused(change: Any, message: str) -> None:
+    buffer = make("Device", Told(change))
+    with pytest.raises(TypeError, match=message):
+        buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3))
+
+
+def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted() -> None:
+    check_refused("Device")
+
+
+def test_a_state_of_another_writer_is_refused() -> None:
+    one, other = make("Device", "Largest"), make("Device", writer=fbuf.writers.Ring())
+    state = one.init(EXAMPLE)
+    with pytest.raises(ValueError, match="this state was made by another buffer"):
+        other.extend(state, rows_of(0, 3))

@@ -1,0 +1,333 @@
+"""`writers.TopK`: what sorting all rows that ever came would leave stays, whatever the ranks are and however they come.
+
+How such a writer goes together with storages, samplers and verbs is in tests/writers/test_scattered.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf._algorithms import top_k_tree
+from fbuf.testing import assert_inplace
+from fbuf.views import Row, Sequence, Transition
+from fbuf.writers import TopK
+
+CAPACITY, AT_ONCE = 12, 40
+KINDS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int32": np.int32,
+    "uint32": np.uint32,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.bool_,
+}
+NAN = float("nan")
+wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
+
+def order_of(rank: Any) -> tuple[bool, Any]:
+    """What ranks are sorted by: NaN below all."""
+    rank = Fraction(int(rank)) if isinstance(rank, (np.integer, np.bool_, bool, int)) else float(rank)
+    return (False, 0) if isinstance(rank, float) and math.isnan(rank) else (True, rank)
+
+
+def best(ranks: list[Any], capacity: int = CAPACITY) -> list[int]:
+    """Numbers of the rows that stay, in order of arrival."""
+    by_rank = sorted(
+        range(len(ranks)), key=lambda i: order_of(ranks[i]), reverse=True
+    )  # stable: of equal ones the first
+    return sorted(by_rank[:capacity])
+
+
+def buffer_of(rank: Any = "rank", capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, writer=TopK(rank), **parts)
+
+
+def put(buffer: fbuf.Buffer, state: Any, ranks: Any, first: int = 0, mask: Any = None) -> Any:
+    """Adds rows with these ranks and the numbers from `first` on: a call for each forty."""
+    ranks, mask = np.asarray(ranks), np.ones(len(ranks), bool) if mask is None else mask
+    for i in range(0, len(ranks), AT_ONCE):
+        short = (0, max(i + AT_ONCE - len(ranks), 0))
+        rank, there = np.pad(ranks[i : i + AT_ONCE], short), np.pad(mask[i : i + AT_ONCE], short)
+        number = first + i + np.arange(AT_ONCE, dtype=np.int32)
+        state = buffer.extend(state, {"rank": rank, "id": number}, mask=there)
+    return state
+
+
+def example_of(dtype: Any) -> dict[str, Any]:
+    return {"rank": jax.ShapeDtypeStruct((), dtype), "id": jax.ShapeDtypeStruct((), np.int32)}
+
+
+def ids(buffer: fbuf.Buffer, state: Any) -> list[int]:
+    rows = jax.device_get(buffer.rows(state))
+    return rows.data["id"][rows.mask].tolist()
+
+
+def held(state: Any) -> list[int]:
+    """What a full buffer holds, which were added in the order of their numbers; read without a verb, as that compiles."""
+    return np.sort(np.asarray(state.rows["id"]), axis=-1).tolist()
+
+
+def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
+    """Few distinct numbers, so that many are equal; the edges of the dtype among them."""
+    if dtype == np.bool_:
+        return rng.random(count) < 0.5
+    if np.issubdtype(dtype, np.integer):
+        edges = [np.iinfo(dtype).min, np.iinfo(dtype).max, 0, 1, 2, 3, 100]
+    else:
+        tiny = 2.0**-24 if np.dtype(dtype).itemsize == 2 else 1e-45
+        edges = [NAN, -NAN, math.inf, -math.inf, 0.0, -0.0, 1.5, -1.5, 1.75, 3.0, -3.0, tiny, -tiny]
+    with np.errstate(all="ignore"):
+        return np.asarray([edges[i] for i in rng.integers(len(edges), size=count)]).astype(dtype)
+
+
+def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
+    """Keep what sorting would leave, of rows given as number, seed and whether some are masked."""
+    dtype, buffer = KINDS[kind], buffer_of()
+    state, ranks, names, came = buffer.init(example_of(dtype)), [], [], 0
+    for number, seed, masked in program:
+        rng = np.random.default_rng(seed)
+        new = ranks_of(rng, dtype, number)
+        mask = rng.random(number) < 0.6 if masked else np.ones(number, bool)
+        state = put(buffer, state, new, came, mask)
+        ranks += [r for r, m in zip(new, mask, strict=True) if m]
+        names += (came + np.flatnonzero(mask)).tolist()
+        came += number
+        assert ids(buffer, state) == [names[i] for i in best(ranks)]
+    nans = sum(order_of(r) == (False, 0) for r in ranks)
+    stats = buffer.stats(state)
+    assert int(stats["nan_ranks"]) == nans and int(stats["refused_rows"]) == 0
+    lowest = min((order_of(ranks[i]) for i in best(ranks)), default=(False, 0))
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    least = -math.inf if floating else 0 if kind == "bool" else np.iinfo(dtype).min
+    expected = lowest[1] if len(ranks) >= CAPACITY and lowest[0] else least
+    assert stats["lowest_rank"].dtype == dtype and stats["lowest_rank"].item() == expected
+
+
+def check_ways(capacity: int, number: int) -> None:
+    """Keep the same rows one by one, as CPUs put them in, and all at once, as accelerators do."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def by(way: Any, tree: Any, rows: Any, keep: Any, held: Any) -> Any:
+        return way(tree, rows, keep, held, capacity=capacity)
+
+    ways = {
+        way: [top_k_tree.init(capacity, 1), 0] for way in (top_k_tree._insert_one_by_one, top_k_tree._insert_at_once)
+    }
+    lowest = jax.jit(top_k_tree.lowest, static_argnums=(1, 2))
+    rng, came, every = np.random.default_rng(0), 0, []
+    for turn in range(30):
+        rank, keep = rng.integers(0, 40 + turn, number), rng.random(number) < 0.8
+        arrival = came + np.arange(number)
+        rows = np.stack([rank, np.full(number, 2**32 - 1), 2**32 - 1 - arrival], axis=-1).astype(np.uint32)
+        came += number
+        every += [tuple(row) for row in rows[keep].tolist()]
+        kept = sorted(every)[-capacity:]
+        for way, (tree, held) in ways.items():
+            tree, slots = by(way, tree, jnp.asarray(rows), jnp.asarray(keep), jnp.int32(held))
+            held, slots = min(capacity, held + int((np.asarray(slots) < capacity).sum())), np.asarray(slots)
+            leaves = np.asarray(tree)[:capacity]
+            assert sorted(tuple(row[:3]) for row in leaves[:held].tolist()) == kept
+            assert leaves[:held, 3].tolist() == list(range(held)) and (leaves[held:] == 2**32 - 1).all()
+            last = {int(slot): i for i, slot in enumerate(slots) if slot < capacity}
+            assert all(tuple(leaves[slot, :3]) == tuple(rows[i]) for slot, i in last.items())
+            assert tuple(top_k_tree.root(np.asarray(tree))) == min(map(tuple, leaves))
+            low = np.asarray(lowest(tree, capacity, number))
+            assert [tuple(row[:3]) for row in low.tolist()][: len(kept)] == kept[:number]
+            ways[way] = [tree, held]
+
+
+def check_inplace(form: str) -> None:
+    buffer = buffer_of(capacity=200_000, lanes=2)
+    example = example_of(np.float32)
+
+    def step(state: Any, given: Any) -> Any:
+        state, batch = buffer.sample(state, given[1], 8)
+        state = buffer.extend(state, given[0])
+        return state, (batch, buffer.stats(state))
+
+    def shaped(*axes: int) -> Any:
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
+        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
+
+    state = jax.eval_shape(buffer.init, example)
+    if form == "vmap":
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), state)
+        assert_inplace(jax.vmap(step), state, shaped(3))
+    elif form == "scan":
+        assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+    else:
+        assert_inplace(step, state, shaped())
+
+
+def check_capacity(capacity: int) -> None:
+    """Keep the best however many there is room for."""
+    buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
+    state = buffer.init(example_of(np.float32))
+    for _ in range(3):
+        new = rng.integers(0, 50, 50).astype(np.float32)
+        state = put(buffer, state, new, len(ranks))
+        ranks += new.tolist()
+        empty = max(capacity - len(ranks), 0)  # slots, which hold zeros
+        assert held(state)[empty:] == best(ranks, capacity)
+
+
+PROGRAM = st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16), st.booleans()), max_size=6)
+
+
+@given(program=PROGRAM)
+def test_what_sorting_all_rows_would_leave_stays(program: list[tuple[int, int, bool]]) -> None:
+    check_program("float32", program)
+
+
+def test_ranks_of_four_bits() -> None:
+    buffer, dtype = buffer_of(capacity=3), jnp.dtype("int4")
+    state = buffer.init(example_of(dtype))
+    assert int(buffer.stats(state)["lowest_rank"]) == -8
+    state = buffer.extend(state, {"rank": jnp.array([3, -8, 7, 0, 7], dtype), "id": np.arange(5, dtype=np.int32)})
+    assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
+
+
+def test_one_slot() -> None:
+    check_capacity(1)
+
+
+def test_arrivals_beyond_2_to_32() -> None:
+    """Of equal ranks the first stay, though the low word of the count came round between them."""
+    buffer = buffer_of()
+    state = buffer.init(example_of(np.float32))
+    own = dataclasses.replace(state.scatter.own, arrived=jnp.array([0, 2**32 - 5], jnp.uint32))
+    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
+    state = put(buffer, state, np.ones(20, np.float32))
+    assert np.asarray(state.scatter.own.arrived).tolist() == [1, 35] and ids(buffer, state) == list(range(12))
+    state = put(buffer, state, np.full(3, 2, np.float32), 40)
+    assert ids(buffer, state) == [*range(9), 40, 41, 42]
+
+
+def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
+    check_ways(70, 9)
+
+
+def test_words_are_in_the_order_of_the_ranks() -> None:
+    @jax.jit
+    def there_and_back(ranks: Any) -> Any:
+        words = [top_k_tree.encode(rank) for rank in ranks]
+        return words, [top_k_tree.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)]
+
+    every = [ranks_of(np.random.default_rng(0), dtype, 100) for dtype in KINDS.values()]
+    for ranks, words, back in zip(every, *map(jax.device_get, there_and_back(every)), strict=True):
+        order = [order_of(r) for r in ranks]
+        place = {rank: i for i, rank in enumerate(sorted(set(order)))}
+        assert np.array_equal(np.unique(words[:, 0], return_inverse=True)[1], [place[rank] for rank in order])
+        assert all(b == r or order_of(r) == (False, 0) for b, r in zip(back, ranks, strict=True))
+
+
+def test_a_function_of_a_row_ranks_it() -> None:
+    pairs = np.arange(80, dtype=np.float32).reshape(40, 2) % 7
+    rows = {"next": {"reward": pairs}, "id": np.arange(40, dtype=np.int32)}
+    buffer = buffer_of(lambda row: row["next"]["reward"].sum() - row["id"] * jnp.float32(0.5))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    assert held(state) == best((pairs.sum(axis=1) - rows["id"] * 0.5).tolist())
+    assert buffer_of(("next", "value")).writer == TopK("next/value")
+    array = buffer_of(lambda row: -row[0], capacity=2)
+    state = array.extend(array.init(jnp.zeros(2)), jnp.array([[3.0, 0], [1.0, 0], [2.0, 0]]))
+    assert sorted(np.asarray(state.rows)[:, 0].tolist()) == [1, 2]
+
+
+def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
+    buffer = buffer_of()
+    state = put(buffer, buffer.init(example_of(np.float32)), np.arange(5, 17, dtype=np.float32))
+    state = buffer.update_rows(state, buffer.rows(state).index, {"rank": np.zeros(12, np.float32)})
+    assert ids(buffer, put(buffer, state, np.float32([5, 1, 5.5]), 40)) == [*range(1, 12), 42]
+    state = buffer.clear(state)
+    assert buffer.stats(state)["lowest_rank"] == -np.inf and not buffer.can_sample(state)
+    assert ids(buffer, put(buffer, state, np.float32([5, 1, 5.5]), 40)) == [40, 41, 42]
+
+
+def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
+    buffer = buffer_of()
+    ranks = np.random.default_rng(0).integers(0, 99, 80).astype(np.float32)
+    state = put(buffer, buffer.init(example_of(np.float32)), ranks[:40])
+    fbuf.save(tmp_path, buffer, state)
+    again, loaded = fbuf.load(tmp_path)
+    assert again == buffer
+    loaded, state = (put(buffer, s, ranks[40:], 40) for s in (loaded, state))
+    assert ids(again, loaded) == ids(buffer, state) == best(ranks.tolist())
+    with pytest.raises(fbuf.SchemaError, match="says itself where rows go"):
+        fbuf.load(tmp_path, resize=5)
+    with pytest.raises(fbuf.SchemaError, match=r"the writer of .* is another"):
+        fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
+
+
+def _by_id(row: Any) -> Any:
+    return row["id"]
+
+
+def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
+    buffer = buffer_of(_by_id)
+    state = buffer.init(example_of(np.float32))
+    fbuf.save(tmp_path, buffer, state)
+    with pytest.raises(fbuf.SchemaError, match=r"with the function .*_by_id, which no file can hold"):
+        fbuf.load(tmp_path)
+    assert fbuf.load(tmp_path, buffer)[0] == buffer
+
+
+@pytest.mark.parametrize("view", [Transition(), Sequence(4)])
+def test_views_that_look_at_neighbours_are_refused(view: Any) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"looks at neighbouring rows, but TopK\(rank='rank'\) may replace any\. Use view=fbuf\.views\.Row",
+    ):
+        buffer_of(view=view)
+    assert buffer_of(view=Row()).dense
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "message"),
+    [
+        ("score", ValueError, r"rank names leaf 'score', but rows have pair, rank, z\. Use one of those"),
+        (
+            "pair",
+            TypeError,
+            r"leaf 'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
+        ),
+        ("z", TypeError, r"leaf 'z' is complex64\[\]"),
+        (lambda row: row["pair"], TypeError, r"what .* gives is float32\[2\]; expected one real number"),
+        (lambda row: None, TypeError, r"TopK: what .* gives is NoneType; expected one real number a row. Write TopK"),
+        (lambda row: {"rank": row["rank"]}, TypeError, r"what .* gives is dict; expected one real number a row"),
+    ],
+)
+def test_what_cannot_rank_is_named(rank: Any, error: type[Exception], message: str) -> None:
+    example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
+    with pytest.raises(error, match=message):
+        buffer_of(rank).init(example)
+
+
+def test_a_rank_is_a_name_or_a_function() -> None:
+    for wrong in (3, None, ["rank"]):
+        with pytest.raises(TypeError, match=r"TopK: rank is .*; expected the name of a leaf, or a function of a row"):
+            TopK(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)"):
+        fbuf.Buffer(10, writer=TopK)  # type: ignore[arg-type]
+
+
+@pytest.mark.optimized
+def test_a_step_copies_nothing() -> None:
+    check_inplace("scan")
