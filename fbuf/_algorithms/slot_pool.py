@@ -12,7 +12,7 @@ from jax import lax
 
 from fbuf._algorithms import permutation
 from fbuf._core.component import state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 
 
 @state
@@ -35,7 +35,7 @@ def init(capacity: int) -> Roster:
 
 def places(roster: Roster, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int32[A], -1 for slots that are not on the list or out of range; and the token."""
-    token, place = pin(token, roster.place.at[slot].get(mode="fill", fill_value=-1))
+    token, place = order_after_reads(token, roster.place.at[slot].get(mode="fill", fill_value=-1))
     return place, token
 
 
@@ -66,7 +66,7 @@ def strike(roster: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) 
     mover, hole = inside & ~struck, mask & (place < left)
     gone = roster.slot.at[jnp.clip(place, 0, capacity - 1)].get(mode="promise_in_bounds")
     moved = roster.slot.at[jnp.minimum(tail, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
-    token, (gone, moved) = pin(token, (gone, moved))
+    token, (gone, moved) = order_after_reads(token, (gone, moved))
     holes = _compact(place, hole, size)
     moved = _compact(moved, mover, size)
     moves = ahead < jnp.sum(hole, dtype=jnp.int32)
