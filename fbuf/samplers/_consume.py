@@ -147,9 +147,6 @@ class Consume:
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number
 
-    def to_host(self, sampler: ConsumeState) -> None:
-        return None
-
     def inspect(self, sampler: ConsumeState, eligible: EligibleSet, fetched: None) -> Inspected:
         listed = sampler.roster.place >= jnp.int32(0)
         number = jnp.maximum(sampler.roster.number, jnp.int32(1)).astype(jnp.float32)

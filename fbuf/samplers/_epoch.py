@@ -218,9 +218,6 @@ class Epoch:
     def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
         return count
 
-    def to_host(self, sampler: EpochState) -> None:
-        return None
-
     def inspect(self, sampler: EpochState, eligible: EligibleSet, fetched: None) -> Inspected:
         geometry, turn = eligible.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)

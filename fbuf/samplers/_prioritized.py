@@ -106,7 +106,6 @@ class Prioritized:
     by_rank = True
     by_episode = False
     stamp = None
-    since = ""
     most = {"uniform": 1.0}
 
     def __post_init__(self) -> None:

@@ -88,7 +88,6 @@ class Ranked:
     by_rank = True
     by_episode = False
     stamp = None
-    since = ""
     most = {"uniform": 1.0}
     rebuilds = ""
 
@@ -183,9 +182,6 @@ class Ranked:
 
     def available(self, sampler: RankedState, count: jax.Array) -> jax.Array:
         return count
-
-    def to_host(self, sampler: RankedState) -> None:
-        return None
 
     def inspect(self, sampler: RankedState, eligible: EligibleSet, fetched: None) -> Inspected:
         ranks = sampler.ranks

@@ -103,7 +103,6 @@ class Staleness:
     prioritized = False
     by_rank = True
     by_episode = False
-    since = ""
     in_order = True
 
     def __post_init__(self) -> None:
@@ -274,9 +273,6 @@ class Staleness:
 
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
-
-    def to_host(self, sampler: StalenessState) -> None:
-        return None
 
     def inspect(self, sampler: StalenessState, eligible: EligibleSet, fetched: None) -> Inspected:
         geometry, count = eligible.geometry, sampler.count

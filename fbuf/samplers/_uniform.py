@@ -46,7 +46,6 @@ class Uniform:
     prioritized = False
     by_rank = True
     stamp = None
-    since = ""
 
     def __post_init__(self) -> None:
         if self.over not in ("anchors", "episodes"):
@@ -110,9 +109,6 @@ class Uniform:
 
     def available(self, sampler: Log | EpisodeLog, count: jax.Array) -> jax.Array:
         return count
-
-    def to_host(self, sampler: Log | EpisodeLog) -> None:
-        return None
 
     def inspect(self, sampler: Log | EpisodeLog, eligible: EligibleSet, fetched: None) -> Inspected:
         if isinstance(sampler, EpisodeLog):

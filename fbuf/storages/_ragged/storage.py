@@ -13,7 +13,7 @@ ragged from the first rows (the batch's structure would hang on the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,8 +88,6 @@ class Ragged(Hosted):
       >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
       ((4,), True)
     """
-
-    any_shape: ClassVar[bool] = True
 
     keys: tuple[str, ...] | None = None
     maximum: Any = ()
