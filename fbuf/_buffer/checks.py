@@ -1,11 +1,12 @@
-"""What `Buffer` checks: that its parts fit together, and what its verbs are given. Messages say what to write instead.
+"""Checks of a buffer's parts, and of the arguments of its methods; `Mixture`, `Replay` and `checked` share them.
 
-Structure, dtypes and shapes only, so all of it happens once, at trace time.
+They look at structure, dtypes and shapes, so they run once, at trace time. Each message says what to write instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,17 +15,48 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.config import BufferConfig
+from fbuf._buffer.state import BufferState, refuse_donated
+from fbuf._buffer.transforms import given_of
 from fbuf._core import arguments
-from fbuf._core.pytree import Spec
+from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Sampler
-from fbuf._interfaces.storage import Storage
+from fbuf._interfaces.storage import RaggedStorage, Storage
 from fbuf._interfaces.view import EligibilityRule, View
 from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
 
+# ------------------------------------------------------------------------------------------------------------ parts
+
+
+def check_sizes(buffer: BufferConfig) -> None:
+    """Raise unless capacity, lanes, prefetch and batch size are numbers that fit together."""
+    capacity, lanes = buffer.capacity, buffer.lanes
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+        raise ValueError(f"Buffer: capacity is {capacity!r}; expected an int >= 1.")
+    if capacity >= 2**31 - 2**24:
+        raise ValueError(f"Buffer: capacity is {capacity}; expected less than 2^31 - 2^24 (slots are int32).")
+    if lanes is not None:
+        if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
+            raise ValueError(f"Buffer: lanes is {lanes!r}; expected an int >= 1, or None for one stream.")
+        if capacity % lanes:
+            low = capacity - capacity % lanes
+            near = f"{low} or {low + lanes}" if low else f"{lanes}"
+            raise ValueError(f"Buffer: capacity is {capacity}, not a multiple of lanes={lanes}. Use capacity={near}.")
+    if isinstance(buffer.prefetch, bool) or buffer.prefetch not in (0, 1):
+        raise ValueError(
+            f"Buffer: prefetch is {buffer.prefetch!r}; expected 0, or 1 to draw each batch one `sample` ahead."
+        )
+    if buffer.batch_size is not None:
+        check_batch_size("Buffer", buffer.batch_size)
+    elif buffer.prefetch:
+        raise ValueError(
+            "Buffer: prefetch is 1, but batch_size is None; expected an int, as the state holds the batch drawn ahead. "
+            "Write Buffer(..., prefetch=1, batch_size=256)."
+        )
+
 
 def check_parts(buffer: BufferConfig) -> None:
-    """Raises unless storage, sampler, view and writer are parts, and fit together."""
+    """Raise unless storage, sampler, view and writer are parts, and fit together."""
     for role, value, protocol in (
         ("storage", buffer.storage, Storage),
         ("sampler", buffer.sampler, Sampler),
@@ -35,11 +67,12 @@ def check_parts(buffer: BufferConfig) -> None:
             raise TypeError(f"Buffer: {role} is the class {value.__name__}; expected a value. Write {_made(value)}.")
         if not isinstance(value, protocol):
             _refuse_other(role, value)
-            missing = [m for m in _methods(protocol) if not hasattr(value, m)]
-            if not missing:  # `isinstance` does not take what `__getattr__` gives, from Python 3.12 on, nor None
+            names = [name for name in vars(protocol) if not name.startswith("_")]
+            missing = [name for name in names if not hasattr(value, name)]
+            if not missing:  # from Python 3.12 on `isinstance` ignores `__getattr__`, and members that are None
                 raise TypeError(
-                    f"Buffer: {role} is {value!r}, not all of whose methods are its class's own; expected all of "
-                    f"fbuf.parts.{protocol.__name__}. Derive the class from one that has them, instead of passing calls on "
+                    f"Buffer: {role} is {value!r}, whose class lacks some methods; expected all of "
+                    f"fbuf.parts.{protocol.__name__}. Derive the class from one that has them, instead of forwarding calls "
                     f"with `__getattr__`."
                 )
             raise TypeError(
@@ -52,30 +85,26 @@ def check_parts(buffer: BufferConfig) -> None:
         _check_order(buffer)
     if isinstance(buffer.writer, ReadOnly) != isinstance(buffer.storage, ReadOnly):
         raise ValueError(
-            f"Buffer: storage is {buffer.storage!r} and writer {buffer.writer!r}; expected a data set and a writer of no "
-            f"rows, or neither. Write Buffer(rows, storage=fbuf.storages.DataSet(path), writer=fbuf.writers.Frozen()), or "
-            f"fbuf.datasets.open(path)."
+            f"Buffer: storage is {buffer.storage!r} and writer {buffer.writer!r}; expected both for a data set, or neither. "
+            f"Use fbuf.datasets.open(path), or storage=fbuf.storages.DataSet(path) with writer=fbuf.writers.Frozen()."
         )
     if buffer.sampler.by_episode and (buffer.view.rule.crosses or not buffer.ends):
         why = "its windows cross the ends of episodes" if buffer.ends else "nothing ends an episode"
         fix = "Use boundary='stop' or 'mask'." if buffer.ends else "Name what does: Buffer(..., episode_end=('done',))."
-        raise ValueError(f"Buffer: {buffer.sampler!r} goes by episodes, but with {buffer.view!r} {why}. {fix}")
+        raise ValueError(f"Buffer: {buffer.sampler!r} draws episodes, but with {buffer.view!r} {why}. {fix}")
     need = buffer.view.rule.rows
     if buffer.geometry.length < need:
-        each = "" if buffer.lanes is None else f" a lane (capacity / lanes = {buffer.geometry.length})"
+        fix = f"Use capacity={need * buffer.geometry.lanes} or more."
         if isinstance(buffer.writer, ReadOnly):
-            raise ValueError(
-                f"Buffer: {buffer.view!r} looks at {need} rows at a time, but the data set has {buffer.geometry.length}. Use a "
-                f"view of fewer rows, as views.Row()."
-            )
+            fix = "Use a view of fewer rows, such as views.Row()."
+        each = "" if buffer.lanes is None else " per lane (capacity / lanes)"
         raise ValueError(
-            f"Buffer: {buffer.view!r} looks at {need} rows at a time, but there is room for {buffer.geometry.length}"
-            f"{each}. Use capacity={need * buffer.geometry.lanes} or more."
+            f"Buffer: {buffer.view!r} reads {need} rows at a time, but there are {buffer.geometry.length}{each}. {fix}"
         )
 
 
 def _refuse_other(role: str, value: Any) -> None:
-    """Raises for what is no part of anybody's making: a name, a number, a part that has another role."""
+    """Raise for a name, a number, or a part of another role."""
     from fbuf import samplers, storages, views, writers
 
     members = {"storage": storages, "sampler": samplers, "view": views, "writer": writers}
@@ -86,26 +115,27 @@ def _refuse_other(role: str, value: Any) -> None:
             f"Buffer: {role} is {value!r}; expected a part of fbuf.{role}s. "
             f"Write Buffer(..., {role}=fbuf.{role}s.{_made(getattr(members[role], name))})."
         )
-    for other, protocol in (("storage", Storage), ("sampler", Sampler), ("view", View), ("writer", Writer)):
+    roles: dict[str, Any] = {"storage": Storage, "sampler": Sampler, "view": View, "writer": Writer}
+    for other, protocol in roles.items():
         if other != role and isinstance(value, protocol):
             raise TypeError(f"Buffer: {role} is {value!r}, a {other}; expected a {role}. Write {other}={value!r}.")
 
 
 def _made(part: type) -> str:
-    """How a part is written."""
-    asks = dataclasses.is_dataclass(part) and any(f.default is dataclasses.MISSING for f in dataclasses.fields(part))
-    return f"{part.__name__}({'...' if asks else ''})"
+    """Return the call that makes a part."""
+    needs = dataclasses.is_dataclass(part) and any(f.default is dataclasses.MISSING for f in dataclasses.fields(part))
+    return f"{part.__name__}({'...' if needs else ''})"
 
 
 def _check_order(buffer: BufferConfig) -> None:
-    """Refuses what needs rows in order beside a writer that keeps none."""
+    """Raise for parts that need rows in order of time, with a writer that replaces any row."""
     needs = ""
     if buffer.view.rule != EligibilityRule():
-        needs = f"{buffer.view!r} looks at neighbouring rows"
+        needs = f"{buffer.view!r} reads neighbouring rows"
     elif buffer.sampler.by_episode:
-        needs = f"{buffer.sampler!r} goes by episodes"
+        needs = f"{buffer.sampler!r} draws episodes"
     elif getattr(buffer.sampler, "in_order", False):
-        needs = f"{buffer.sampler!r} counts on the oldest row being replaced first"
+        needs = f"{buffer.sampler!r} needs rows to be replaced oldest first"
     if needs:
         fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
         raise ValueError(
@@ -114,52 +144,154 @@ def _check_order(buffer: BufferConfig) -> None:
 
 
 def check_fields(call: str, buffer: BufferConfig, spec: Spec) -> None:
-    """Rows have what the view reads, what ends episodes and what the sampler goes by."""
+    """Raise unless rows have the leaves that the view, the sampler and `episode_end` name."""
     buffer.view.check(spec)
-    stamp = buffer.sampler.stamp
+    stamp, names = buffer.sampler.stamp, ", ".join(spec)
     if stamp is not None:
         if stamp not in spec:
             raise ValueError(
-                f"{call}: {buffer.sampler!r} goes by leaf '{stamp}', but rows have {', '.join(spec)}. Use one of those."
+                f"{call}: {buffer.sampler!r} reads leaf '{stamp}', but rows have {names}. Use one of those."
             )
         dtype, shape = spec[stamp].dtype, spec[stamp].shape
         if not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.uint32, jnp.uint64) or shape != ():
             raise TypeError(
-                f"{call}: {buffer.sampler!r} goes by leaf '{stamp}', which is {dtype}{list(shape)}; expected an integer [] "
-                f"a row that int32 holds. Cast with x.astype(jnp.int32)."
+                f"{call}: {buffer.sampler!r} reads leaf '{stamp}', which is {dtype}{list(shape)}; expected an integer [] that "
+                f"int32 holds. Cast with x.astype(jnp.int32)."
             )
     for name in buffer.episode_end:
         if name not in spec:
-            raise ValueError(f"{call}: episode_end names '{name}', but rows have {', '.join(spec)}. Use one of those.")
+            raise ValueError(f"{call}: episode_end names '{name}', but rows have {names}. Use one of those.")
         if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
             raise TypeError(
-                f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] "
-                f"a row. Cast with x.astype(bool)."
+                f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] in a row. "
+                f"Cast with x.astype(bool)."
             )
+
+
+def check_same_rows(call: str, buffer: BufferConfig, other: BufferConfig) -> None:
+    """Raise unless states of both buffers can share rows."""
+    for field in ("capacity", "lanes", "storage", "writer", "on_write"):
+        if getattr(buffer, field) != getattr(other, field):
+            fix = f"For another {field} add the rows again: other.extend(other.init(example), rows)."
+            if isinstance(other.writer, ReadOnly):
+                fix = f"Open the other data set instead: fbuf.datasets.open({getattr(other.storage, 'path', '')!r})."
+            raise ValueError(
+                f"{call}: other.{field} is {getattr(other, field)!r}; expected {getattr(buffer, field)!r}. {fix}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ state and rows
+
+
+def check_writable(call: str, buffer: BufferConfig) -> None:
+    """Raise if the rows never change."""
+    if isinstance(buffer.writer, ReadOnly):
+        buffer.writer.refuse(call)
+
+
+def check_state(call: str, buffer: BufferConfig, state: Any) -> Spec:
+    """Return the spec of a row of a state; raise for another type, a donated state, or one of another storage."""
+    check_state_type(call, type(buffer), BufferState, state)
+    refuse_donated(call, state)
+    return buffer.storage.spec(state.rows)[0]
+
+
+def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
+    """Raise unless the state is a `kind`; name the arguments of the method of `owner` that was called."""
+    if not isinstance(state, kind):
+        name = call.rpartition(".")[2]
+        parameters = list(inspect.signature(getattr(owner, name)).parameters.values())[1:]
+        order = ", ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        raise TypeError(
+            f"{call}: first argument is {type(state).__name__}, expected {kind.__name__}. The order is {name}({order})."
+        )
+
+
+def given_spec(buffer: BufferConfig, state: BufferState) -> tuple[Spec, Any]:
+    """Return spec and structure of the rows that `add` and `extend` take."""
+    given = given_of(state)
+    return buffer.storage.spec(state.rows) if given is None else (given.spec, given.structure)
+
+
+def check_rows(
+    call: str, buffer: BufferConfig, state: BufferState, rows: PyTree, priority: Any, mask: Any
+) -> tuple[dict[str, Any], Any, tuple[int, int], jax.Array | None, jax.Array | None]:
+    """Return arrays by name, other values (`storages.Ragged`) or None, [N, E], priority and mask, for `add` and `extend`."""
+    check_state(call, buffer, state)
+    single, lanes = call.endswith("add"), buffer.lanes
+    spec, structure = given_spec(buffer, state)
+    lead: tuple[int | None, ...] = (() if single else (None,)) + (() if lanes is None else (lanes,))
+    axes = ", ".join((() if single else ("N",)) + (() if lanes is None else ("E",)))
+    values = None
+    if isinstance(buffer.storage, RaggedStorage):
+        leaves, values = buffer.storage.parse(call, state.rows, rows, lead, axes)
+    else:
+        leaves = arguments.check_rows(call, rows, spec, structure, lead, axes)
+    shape = next(iter(leaves.values())).shape[: len(lead)]
+    if priority is not None:
+        if not buffer.sampler.prioritized:
+            raise TypeError(
+                f"{call}: priority is given, but {buffer.sampler!r} has no priorities. "
+                f"Use sampler=fbuf.samplers.Prioritized(), or leave it out."
+            )
+        priority = arguments.check_array(call, "priority", priority, shape, "fi")
+    if mask is not None:
+        mask = arguments.check_array(call, "mask", mask, shape, "b")
+    return leaves, values, (1 if single else shape[0], lanes or 1), priority, mask
+
+
+def check_update(
+    call: str, buffer: BufferConfig, state: BufferState, index: Any, fields: PyTree
+) -> tuple[Index, dict[str, jax.Array]]:
+    """Return index and leaves `[B, ...]` of `update_rows`."""
+    spec = check_state(call, buffer, state)
+    index, given = check_index(call, index), named_leaves(fields)
+    if isinstance(buffer.storage, RaggedStorage):
+        spec = buffer.storage.changeable(call, state.rows, list(given))
+    unknown = [n for n in given if n not in spec]
+    if unknown or not given:
+        what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
+        raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
+    for name in (*buffer.ends, buffer.sampler.stamp):
+        if name in given:
+            what = "ends episodes" if name in buffer.ends else f"is read by {buffer.sampler!r}"
+            raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
+    part = {n: spec[n] for n in given}
+    return index, arguments.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
+
+
+# ------------------------------------------------------------------------------------------------------ draws
 
 
 def check_draw(
     call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: dict[str, Any]
 ) -> tuple[int, dict[str, jax.Array]]:
-    """Batch size and options of a draw."""
+    """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
         raise TypeError(
             f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
         )
-    if batch_size is None:
-        batch_size = buffer.batch_size
-    if batch_size is None:
-        raise TypeError(f"{call}: batch_size is given neither here nor to Buffer(batch_size=...). Write {form}.")
-    check_batch_size(call, batch_size, f" The order is {form}.")
+    size = buffer.batch_size if batch_size is None else batch_size
+    if size is None:
+        raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")
+    check_batch_size(call, size, f" The order is {form}.")
     arguments.check_key(call, key, "and for many keys vmap `peek`")
     asked = {name: value for name, value in options.items() if value is not None}
-    return int(batch_size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked)
+    return int(size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked)
+
+
+def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
+    """Raise unless it is an int >= 1."""
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+        raise TypeError(f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int.{order}")
+    if batch_size < 1:
+        raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
 
 
 def check_numbers(
     call: str, sampler: Sampler, known: Mapping[str, Any], numbers: dict[str, Any]
 ) -> dict[str, jax.Array]:
-    """Numbers by name, as arrays of their dtype; where their values are known, finite and >= 0."""
+    """Return numbers by name, as arrays of their dtype; values that are known must be finite, >= 0, and not too large."""
     checked = {}
     for name, value in numbers.items():
         if name not in known:
@@ -168,84 +300,105 @@ def check_numbers(
             raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
         if not isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
             raise TypeError(f"{call}: {name} is {value!r}; expected a number.")
-        if isinstance(value, (int, float, np.generic, np.ndarray)) and not 0 <= float(value) < float("inf"):
+        is_known = not isinstance(value, jax.Array)
+        if is_known and not 0 <= float(value) < float("inf"):
             raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
-            if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
+            if is_known and int(value) >= 2**31:
                 raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
         most = getattr(sampler, "most", {}).get(name, np.inf)
-        if isinstance(value, (int, float, np.generic, np.ndarray)) and float(value) > most:
+        if is_known and float(value) > most:
             raise ValueError(f"{call}: {name} is {value}; expected a number from 0 to {most:g}.")
         checked[name] = jnp.asarray(value, known[name])
     return checked
 
 
-def check_fitting(
-    call: str, sampler: Sampler, shape: tuple[int, ...], priority: Any, mask: Any
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Priorities and mask of new rows, if they are of the rows' leading `shape`."""
-    if priority is not None:
-        if not sampler.prioritized:
-            raise TypeError(
-                f"{call}: priority is given, but {sampler!r} has no priorities. "
-                f"Use sampler=fbuf.samplers.Prioritized(), or leave it out."
-            )
-        priority = arguments.check_array(call, "priority", priority, shape, "fi")
-    if mask is not None:
-        mask = arguments.check_array(call, "mask", mask, shape, "b")
-    return priority, mask
+# ------------------------------------------------------------------------------------------------- priorities
+
+
+def check_errors(
+    call: str, buffer: BufferConfig, index: Any, td_error: Any, mask: Any, eta: Any
+) -> tuple[Index, jax.Array, jax.Array | None, jax.Array | None]:
+    """Return index, errors, mask and eta of `update_priority`; the last two are None for errors float[B]."""
+    if not buffer.sampler.prioritized:
+        raise TypeError(f"{call}: {buffer.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+    index = check_index(call, index)
+    check_eta(call, eta)
+    window, shape = buffer.view.rule.window, np.shape(td_error)
+    if len(shape) == 2 and 1 <= shape[1] <= window:
+        shape = (index.slot.shape[0], shape[1])
+        td_error = arguments.check_array(call, "td_error", td_error, shape, "fi")
+        mask = jnp.ones(shape, bool) if mask is None else arguments.check_array(call, "mask", mask, shape, "b")
+        return index, td_error, mask, jnp.asarray(eta, jnp.float32)
+    if mask is not None or (window and len(shape) == 2):
+        expected = f"[B] without mask, or [B, T] with T up to {window}" if window else "[B] without mask"
+        raise ValueError(
+            f"{call}: td_error has shape {list(shape)}; expected {expected}: {buffer.view!r} makes "
+            f"{f'windows of {window} rows' if window else 'no windows'}."
+        )
+    return index, arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi"), None, None
 
 
 def check_eta(call: str, eta: Any) -> None:
-    """Raises unless `eta` is a number from 0 to 1, as far as its value is known."""
+    """Raise unless `eta` is a number from 0 to 1, as far as its value is known."""
     if isinstance(eta, jax.core.Tracer) and eta.shape == ():
         return
-    if (
-        not isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array))
-        or np.shape(eta)
-        or not 0 <= float(eta) <= 1
-    ):
+    number = isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array)) and np.shape(eta) == ()
+    if not number or not 0 <= float(eta) <= 1:
         raise ValueError(f"{call}: eta is {eta!r}; expected one number from 0 to 1.")
 
 
-def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
-    """Raises unless it is an int >= 1."""
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-        raise TypeError(f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int.{order}")
-    if batch_size < 1:
-        raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
+def check_rebuilds(call: str, sampler: Sampler) -> None:
+    """Raise unless the sampler can apply its current numbers to old rows."""
+    if not hasattr(sampler, "rebuild"):
+        raise TypeError(f"{call}: {sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+    if fix := getattr(sampler, "rebuilds", ""):
+        raise TypeError(f"{call}: {sampler!r} stores powers of priorities, not the priorities themselves. Use {fix}.")
 
 
-def _methods(protocol: Any) -> list[str]:
-    return [m for m in vars(protocol) if not m.startswith("_")]
+# ----------------------------------------------------------------------------------------------------- indices
 
 
 def check_own(call: str, index: Any) -> None:
-    """Refuses the index of a mixture's batch, whose rows are of several buffers."""
+    """Raise for the index of a mixture's batch, whose rows are of several buffers."""
     if not isinstance(index, Index) and all(hasattr(index, field) for field in ("source", "slot", "ticket")):
         raise TypeError(
             f"{call}: index is {type(index).__name__}, of rows of several buffers; expected an Index of this one. Write "
-            f"mixture.route(batch.index, name), or call the mixture's own verb."
+            f"mixture.route(batch.index, name), or call the mixture's own method."
         )
 
 
 def check_is_index(call: str, index: Any) -> None:
-    """Raises unless it is the index of a batch."""
+    """Raise unless it is the index of a batch."""
     check_own(call, index)
     if not isinstance(index, Index):
         raise TypeError(
-            f"{call}: index is {type(index).__name__}; expected the Index of a batch, which tells stale rows from live "
-            f"ones. Pass batch.index."
+            f"{call}: index is {type(index).__name__}; expected the Index of a batch, which identifies stale rows. "
+            f"Pass batch.index."
         )
 
 
 def check_index(call: str, index: Any) -> Index:
-    """The index of a batch, of one axis, with the dtypes it has to have."""
+    """Return the index of a batch, `[B]`, as int32 and uint32."""
     check_is_index(call, index)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
     if slot.ndim != 1:
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected [B]. Flatten it with x.reshape(-1).")
     ticket = arguments.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
     return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))
+
+
+def check_slots(call: str, index: Any) -> jax.Array:
+    """Return slots int32[...] of `get`."""
+    if isinstance(index, slice):
+        raise TypeError(
+            f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or last(state, n) for "
+            f"the newest rows and rows(state) for all."
+        )
+    check_own(call, index)
+    slots = jnp.asarray(index)
+    if not jnp.issubdtype(slots.dtype, jnp.integer):
+        raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
+    return slots.astype(jnp.int32)

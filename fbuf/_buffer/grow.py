@@ -21,35 +21,50 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Ring
 from fbuf._indexing.anchor_log import EpisodeLog
 from fbuf._interfaces.sampler import host_sampler
-from fbuf._interfaces.storage import RaggedStorage
+from fbuf._interfaces.storage import Growable, RaggedStorage
 from fbuf.samplers import PrioritizedState, RankedState
 
 B = TypeVar("B", bound=BufferConfig)
 
 
-def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
-    """A buffer of `capacity` (None: twice as much) and its state; see `Buffer.grow`.
+def grow(buffer: B, state: BufferState, blocks: Any, capacity: Any) -> tuple[B, BufferState]:
+    """Return a larger buffer and its state; see `Buffer.grow`."""
+    call, storage = "Buffer.grow", buffer.storage
+    if isinstance(storage, RaggedStorage):
+        if blocks is not None:
+            raise TypeError(
+                f"{call}: blocks is {blocks!r}, but {storage!r} has none; expected capacity. Write "
+                f"grow(state, capacity={blocks!r})."
+            )
+        return _grow_rows(call, buffer, storage, state, capacity)
+    if capacity is not None or not isinstance(storage, Growable):
+        raise TypeError(
+            f"{call}: {storage!r} has nothing to grow. Make a buffer of a larger capacity and add the rows: "
+            f"other.extend(other.init(example), rows)."
+        )
+    larger, rows = storage.grow(state.rows, blocks)
+    return dataclasses.replace(buffer, storage=larger), dataclasses.replace(state, rows=rows)
 
-    Raises:
-      TypeError: the state is traced.
-      ValueError: the capacity is no larger, or a lane has come round and overwritten rows.
-    """
+
+def _grow_rows(
+    call: str, buffer: B, storage: RaggedStorage, state: BufferState, capacity: Any
+) -> tuple[B, BufferState]:
+    """Return a buffer of `capacity` (None: twice as much) and its state."""
     if isinstance(state.token, jax.core.Tracer):
-        raise TypeError("Buffer.grow: the state is traced, but shapes change. Call grow outside jit.")
+        raise TypeError(f"{call}: the state is traced, but shapes change. Call grow outside jit.")
     capacity = 2 * buffer.capacity if capacity is None else capacity
     if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity <= buffer.capacity:
-        raise ValueError(f"Buffer.grow: capacity is {capacity!r}; expected an int > {buffer.capacity}, what there is.")
+        raise ValueError(
+            f"{call}: capacity is {capacity!r}; expected an int > {buffer.capacity}, the present capacity."
+        )
     length = buffer.geometry.length
     cursor, size = np.asarray(state.ring.cursor), np.asarray(state.ring.size)
     if ((cursor - size) % length).any():
         raise ValueError(
-            f"Buffer.grow: rows have been overwritten, so there is no room between the newest and the oldest; expected a "
-            f"buffer that has not come round ({length} rows a lane). Grow earlier, or add the rows to a larger buffer: "
-            f"other.extend(other.init(example), rows)."
+            f"{call}: rows have been overwritten; expected at most {length} rows per lane so far. Grow earlier, or add the "
+            f"rows to a larger buffer: other.extend(other.init(example), rows)."
         )
     other = dataclasses.replace(buffer, capacity=int(capacity))
-    assert isinstance(buffer.storage, RaggedStorage)
-    storage: RaggedStorage = buffer.storage
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)

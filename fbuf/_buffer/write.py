@@ -17,12 +17,12 @@ from fbuf._buffer.state_ops import _classify_indices, _count_up, _scattering, _s
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
 from fbuf._core.ordering import any_unbatched, order_after_reads
-from fbuf._core.sample import Index
+from fbuf._core.sample import TICKET, Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
-from fbuf._interfaces.storage import Growable
+from fbuf._interfaces.storage import Growable, RaggedStorage
 
 
 def _extend_core(
@@ -93,6 +93,15 @@ def _extend_core(
         ),
         None,
     )
+
+
+def store_values(
+    buffer: BufferConfig, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any
+) -> dict[str, Any]:
+    """Store values that are not arrays (`storages.Ragged`); return the leaves with their tickets. Eager."""
+    assert isinstance(buffer.storage, RaggedStorage)
+    tickets = buffer.storage.put(state.rows, values, shape, buffer.geometry.length, mask, state.token)
+    return {**leaves, TICKET: jnp.asarray(tickets.reshape(leaves[TICKET].shape))}
 
 
 def evict_oldest(

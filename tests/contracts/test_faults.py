@@ -177,7 +177,7 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
     assert held(buffer, state) == [5, 6, 7, 8]
     _, batch = buffer.sample(state, jax.random.key(0), 50)
     assert batch.mask.all() and set(np.asarray(batch.data["t"]).tolist()) == {5, 6, 7, 8}
-    with pytest.raises(ValueError, match=r"Sequence\(.*looks at 6 rows at a time, but there is room for 4.*capacity=6"):
+    with pytest.raises(ValueError, match=r"Sequence\(.*reads 6 rows at a time, but there are 4.*capacity=6"):
         fbuf.Buffer(4, view=fbuf.views.Sequence(6, boundary="cross"))
     with pytest.raises(ValueError, match="n is 5; expected an int from 1 to 4"):
         buffer.last(state, 5)

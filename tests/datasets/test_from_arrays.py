@@ -248,9 +248,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
 def test_a_single_step_is_a_data_set(tmp_path: Path) -> None:
     buffer, state = fbuf.datasets.from_arrays({name: leaf[:1] for name, leaf in bad().items()}, path=tmp_path / "a")
     assert buffer.view == ROW and buffer.rows(state).data["truncated"].tolist() == [True]
-    with pytest.raises(
-        ValueError, match=r"looks at 2 rows at a time, but the data set has 1. Use a view of fewer rows"
-    ):
+    with pytest.raises(ValueError, match=r"reads 2 rows at a time, but there are 1. Use a view of fewer rows"):
         fbuf.datasets.open(tmp_path / "a", view=fbuf.views.Transition())
 
 

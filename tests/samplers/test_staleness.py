@@ -144,10 +144,10 @@ def test_wrong_settings(given: Any, message: str) -> None:
 
 def test_wrong_leaves_and_numbers() -> None:
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
-    with pytest.raises(ValueError, match="goes by leaf 'version', but rows have x"):
+    with pytest.raises(ValueError, match="reads leaf 'version', but rows have x"):
         buffer.init({"x": 0.0})
     for wrong in (0.0, jnp.zeros(2, jnp.int32), True, np.uint32(0)):
-        with pytest.raises(TypeError, match="goes by leaf 'version', which is .* expected an integer"):
+        with pytest.raises(TypeError, match="reads leaf 'version', which is .* expected an integer"):
             buffer.init({"x": 0.0, "version": wrong})
     state = buffer.init({"x": 0.0, "version": 0})
     with pytest.raises(TypeError, match=r"version is 1.5; expected an integer\. Write int\(x\)"):
@@ -160,7 +160,7 @@ def test_wrong_leaves_and_numbers() -> None:
         buffer.set(state, alpha=1.0)
     state = buffer.extend(state, {"x": jnp.zeros(3), "version": jnp.zeros(3, jnp.int32)})
     index = buffer.last(state, 2).index
-    with pytest.raises(ValueError, match=r"'version' is what Staleness\(.*\) goes by, and cannot change"):
+    with pytest.raises(ValueError, match=r"'version' is read by Staleness\(.*\), and cannot change"):
         buffer.update_rows(state, index, {"version": jnp.ones(2, jnp.int32)})
     with pytest.raises(ValueError, match="has no number 'version'"):
         ages = fbuf.Buffer(10, sampler=Staleness(2))

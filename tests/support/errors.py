@@ -160,7 +160,7 @@ BUFFER.update_rows(state, index(4), {"value": zeros(4)})
 BUFFER.update_rows(state, index(4), {})
     ValueError Buffer.update_rows: no fields are given
 PRIORITIZED.update_rows(prioritized, index(4), {"next": {"done": zeros(4, dtype="bool")}})
-    ValueError Buffer.update_rows: leaf 'next/done' says where episodes end | Leave it out
+    ValueError Buffer.update_rows: leaf 'next/done' ends episodes | Leave it out
 BUFFER.update_rows(state, index(4), {"reward": zeros(4, dtype="int32")})
     TypeError Buffer.update_rows: leaf 'reward' is int32 | initialised with float32 | x.astype(jnp.float32)
 BUFFER.update_rows(state, index(4), {"reward": zeros(3)})
@@ -233,7 +233,7 @@ fbuf.Buffer(capacity=10, view=(1,))
 fbuf.Buffer(capacity=4, sampler=Unhashable())
     TypeError Buffer: field 'sampler' is | which does not hash; expected a value
 fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4))
-    ValueError looks at 7 rows at a time, but there is room for 4 a lane (capacity / lanes = 4). Use capacity=14 or more.
+    ValueError reads 7 rows at a time, but there are 4 per lane (capacity / lanes). Use capacity=14 or more.
 Prioritized(alpha=-1.0)
     ValueError Prioritized: alpha is -1.0; expected a finite Python number >= 0
 Prioritized(beta=float("nan"))
@@ -289,7 +289,7 @@ fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW)
 fbuf.Buffer(8, episode_end=("done",)).init(ROW)
     ValueError Buffer.init: episode_end names 'done', but rows have action, obs, reward, terminated, truncated
 fbuf.Buffer(8, episode_end=("reward",)).init(ROW)
-    TypeError Buffer.init: episode_end leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
+    TypeError Buffer.init: episode_end leaf 'reward' is float32[]; expected bool[] in a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(observation="pixels")).init(ROW)
     ValueError Transition: observation is 'pixels', but rows have action, obs, reward, terminated, truncated.
         | Name the leaf: Transition(observation=...).

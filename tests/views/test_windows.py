@@ -268,7 +268,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(100, lanes=10, view=Sequence(11)),
         ValueError,
-        r"looks at 11 rows .* Use capacity=110 or more",
+        r"reads 11 rows .* Use capacity=110 or more",
     ),
     (lambda: fbuf.Buffer(8, view=Episode(9)), ValueError, r"Use capacity=9 or more"),
     (lambda: fbuf.Buffer(8, sampler=Uniform("episodes")), ValueError, r"nothing ends an episode. Name what does"),

@@ -235,9 +235,9 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
 def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
     path = str(made[0])
     example = fbuf.datasets._open.example(pieces.SCHEMA)
-    with pytest.raises(ValueError, match="a writer of no rows, or neither"):
+    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
         fbuf.Buffer(34, storage=DataSet(path))
-    with pytest.raises(ValueError, match="a writer of no rows, or neither"):
+    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
         fbuf.Buffer(34, storage=Device(), writer=Frozen())
     with pytest.raises(ValueError, match="capacity 33 in 1 lanes, but .* has 34 rows"):
         fbuf.Buffer(33, storage=DataSet(path), writer=Frozen()).init(example)

@@ -200,7 +200,7 @@ def test_it_is_saved_and_goes_on(tmp_path: Path) -> None:
 
 def test_what_it_refuses() -> None:
     for view in (Transition(), Sequence(4)):
-        with pytest.raises(ValueError, match=r"looks at neighbouring rows, but Reservoir\(\) may replace any"):
+        with pytest.raises(ValueError, match=r"reads neighbouring rows, but Reservoir\(\) may replace any"):
             buffer_of(view=view)
     for seed in (-1, 2**32, 1.0, True):
         with pytest.raises(ValueError, match=r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1"):

@@ -72,13 +72,13 @@ def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"view": Transition(n_step=2)}, "looks at neighbouring rows, but Largest.* may replace any. Use view="),
-        ({"view": Sequence(4)}, "looks at neighbouring rows"),
-        ({"view": Episode(4)}, "looks at neighbouring rows"),
-        ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "looks at neighbouring rows"),
-        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "goes by episodes, but .* Use sampler="),
-        ({"sampler": Epoch()}, "counts on the oldest row being replaced first"),
-        ({"sampler": Staleness(4)}, "counts on the oldest row being replaced first"),
+        ({"view": Transition(n_step=2)}, "reads neighbouring rows, but Largest.* may replace any. Use view="),
+        ({"view": Sequence(4)}, "reads neighbouring rows"),
+        ({"view": Episode(4)}, "reads neighbouring rows"),
+        ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "reads neighbouring rows"),
+        ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),
+        ({"sampler": Epoch()}, "needs rows to be replaced oldest first"),
+        ({"sampler": Staleness(4)}, "needs rows to be replaced oldest first"),
     ],
     ids=["transition", "sequence", "episode", "hindsight", "by episode", "epoch", "staleness"],
 )

@@ -293,7 +293,7 @@ def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
 def test_views_that_look_at_neighbours_are_refused(view: Any) -> None:
     with pytest.raises(
         ValueError,
-        match=r"looks at neighbouring rows, but TopK\(rank='rank'\) may replace any\. Use view=fbuf\.views\.Row",
+        match=r"reads neighbouring rows, but TopK\(rank='rank'\) may replace any\. Use view=fbuf\.views\.Row",
     ):
         buffer_of(view=view)
     assert buffer_of(view=Row()).dense

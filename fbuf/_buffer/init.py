@@ -1,0 +1,147 @@
+"""New states: of empty buffers, of files that outlive a process, and the shapes that a buffer's states must have."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer import checks, convert, fit_transforms, operations, prefetch, state_ops, transforms
+from fbuf._buffer.config import BufferConfig
+from fbuf._buffer.state import BufferState
+from fbuf._core import arguments
+from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
+from fbuf._core.row_format import RowFormat
+from fbuf._interfaces.storage import RaggedStorage, Resumable
+from fbuf._interfaces.writer import ReadOnly, Streaming
+
+
+def init(buffer: BufferConfig, example: PyTree) -> BufferState:
+    """Return the state of an empty buffer, or of a data set: see `Buffer.init`."""
+    call = "Buffer.init"
+    example, row_format = transforms.stored(call, buffer, example)
+    with _report_memory(buffer, example):
+        state = prefetch.empty_state(buffer, _empty_rows(call, buffer, example), row_format)
+        if isinstance(buffer.writer, ReadOnly):
+            state = convert.with_existing_rows(buffer, call, state)
+        else:
+            state = dataclasses.replace(state, sampler=state_ops.open_host_state(buffer, call, state.sampler))
+    if isinstance(buffer.writer, ReadOnly):
+        state = fit_transforms.fit_transforms(buffer, state)
+    return validate_transforms(buffer, state)
+
+
+def _empty_rows(call: str, buffer: BufferConfig, example: PyTree) -> Any:
+    if not isinstance(buffer.storage, RaggedStorage):
+        spec = checked_spec(buffer, call, example)
+        return buffer.storage.init(buffer.geometry, spec, jax.tree.structure(example))
+    arrays, leaves = buffer.storage.describe(call, example)
+    try:
+        spec = checked_spec(buffer, call, arrays)
+    except (TypeError, ValueError) as error:
+        ragged = [leaf.name for leaf in leaves if leaf.name not in named_leaves(arrays)]
+        named = next((name for name in ragged if f"'{name}'" in str(error)), None)
+        if named is None:
+            raise
+        raise type(error)(
+            f"{error} '{named}' is ragged; views read arrays that have one shape (keys= names the others) or a largest one: "
+            f"storages.Ragged(maximum={{'{named}': (...)}})."
+        ) from None
+    return buffer.storage.open(buffer.geometry, spec, jax.tree.structure(arrays), leaves)
+
+
+@contextlib.contextmanager
+def _report_memory(buffer: BufferConfig, example: PyTree) -> Iterator[None]:
+    """Name the bytes needed if an allocation fails."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        needed = "the state"
+        if not isinstance(buffer.storage, RaggedStorage):
+            spec = spec_of(example)
+            device = tree_bytes(buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(example)))
+            host = buffer.storage.plan_host(buffer.geometry, spec, None, None)[2]
+            needed = ", ".join(f"{n} bytes on the {place}" for place, n in (("device", device), ("host", host)) if n)
+        raise MemoryError(
+            f"Buffer.init: there is no room for {needed or 'the state'}, which rows of {buffer!r} take. Use a smaller "
+            f'capacity, or storages.Compressed() or Memmap(path="/data/replay"); buffer.plan(example) says what it takes.'
+        ) from error
+
+
+def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
+    """Return a state over the files at the storage's path: see `Buffer.resume`."""
+    call, writer = "Buffer.resume", buffer.writer
+    example, row_format = transforms.stored(call, buffer, example)
+    spec = checked_spec(buffer, call, example)
+    if not isinstance(buffer.storage, Resumable):
+        raise TypeError(
+            f"{call}: {buffer.storage!r} keeps no files; expected a storage with a path. "
+            f'Use storage=fbuf.storages.Memmap(path="/data/replay").'
+        )
+    if not isinstance(writer, Streaming):
+        raise TypeError(
+            f"{call}: {writer!r} chooses slots that no file records; expected writers.Ring(). Use fbuf.save and fbuf.load."
+        )
+    if verify not in ("full", "lazy"):
+        raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
+    rows, count, held = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
+    ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
+    state = dataclasses.replace(prefetch.empty_state(buffer, rows, row_format), ring=ring)
+    sampler = state_ops.init_host_sampler(buffer, call)
+    anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
+    state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
+    return validate_transforms(buffer, fit_transforms.fit_transforms(buffer, state))
+
+
+def checked_spec(buffer: BufferConfig, call: str, example: PyTree) -> Spec:
+    """Return the spec of a row that the buffer can hold; raise what `init` raises."""
+    spec = spec_of(example)
+    arguments.check_spec(call, spec)
+    checks.check_fields(call, buffer, spec)
+    buffer.storage.host_keys(spec)
+    return spec
+
+
+def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState:
+    """Return the state after a batch passed through `on_read`, as shapes, so that errors are raised now."""
+    if buffer.on_read is not None:
+        sample = functools.partial(operations.sample.core, buffer, options={}, batch_size=buffer.batch_size or 2)
+        jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
+    return state
+
+
+def check_state(buffer: BufferConfig, state: BufferState) -> None:
+    """Raise if another buffer made the state, at trace time."""
+    spec, structure = buffer.storage.spec(state.rows)
+    row_format = transforms.given_of(state)
+    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
+    fits = (row_format is None) == (buffer.on_write is None)
+    if not fits or _outline(state) != _expected_state(buffer, items, structure, row_format):
+        raise ValueError(
+            f"Buffer: this state was made by another buffer than {buffer!r} (of another capacity, number of lanes, "
+            f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
+            f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
+            f"buffer.convert(other, state)."
+        )
+
+
+def _outline(state: BufferState) -> Any:
+    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
+    rule = None if state.anchors is None else state.anchors.rule
+    return leaves, rule, jax.tree.structure((state.ahead, state.transforms))
+
+
+@functools.lru_cache(maxsize=256)
+def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any, row_format: RowFormat | None) -> Any:
+    """Return the outline of the buffer's states, for rows of `items` (name, shape, dtype)."""
+    spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
+    rows = buffer.storage.abstract(buffer.geometry, spec, structure)
+    return _outline(jax.eval_shape(functools.partial(prefetch.empty_state, buffer, given=row_format), rows))
