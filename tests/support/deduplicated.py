@@ -297,15 +297,11 @@ LEAVES = {
 
 
 def check_leaves(kind: str, lanes: int | None) -> None:
-    """Rows of a kind of leaves through masked writes, more than the ring holds, updates and a clear."""
-
-
-def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
+    """Rows of a kind of leaves are exact through masked writes, more than the ring holds, updates and a clear."""
     leaves, settings = LEAVES[kind]
     storage = Deduplicated(**{"keys": tuple(leaves), "blocks": 4096} | settings)
     buffer = fbuf.Buffer(8 * (lanes or 1), lanes=lanes, storage=storage)
     trial, rng = Trial(buffer, leaves), np.random.default_rng(len(kind))
-
     for turn in range(6):
         if turn == 3:
             trial.clear()

@@ -9,7 +9,7 @@ import pytest
 import fbuf
 from benchmarks import bench_compression, bench_deduplicated
 from benchmarks._harness import table
-from tests.more.project.test_benchmarks import ABSENT, distinct  # noqa: F401
+from tests.more.project.test_benchmarks import ABSENT, distinct, played  # noqa: F401
 
 
 @pytest.mark.usefixtures("played")
