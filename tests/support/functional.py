@@ -23,18 +23,11 @@ EXAMPLE = {
     "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
     "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
 }
+STACKS: dict[str, Any] = {"sampler": Prioritized(), "view": Transition(n_step=2, stack=2), "lanes": LANES}
 BUFFERS = {
-    "uniform-row": fbuf.Buffer(capacity=CAPACITY, lanes=LANES),
-    "prioritized-transition": fbuf.Buffer(
-        capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES
-    ),
-    "deduplicated": fbuf.Buffer(
-        capacity=CAPACITY,
-        storage=Deduplicated(keys=("obs",), blocks=64),
-        sampler=Prioritized(),
-        view=Transition(n_step=2, stack=2),
-        lanes=LANES,
-    ),
+    "uniform-row": fbuf.Buffer(CAPACITY, lanes=LANES),
+    "prioritized-transition": fbuf.Buffer(CAPACITY, **STACKS),
+    "deduplicated": fbuf.Buffer(CAPACITY, storage=Deduplicated(keys=("obs",), blocks=64), **STACKS),
 }
 RICH = BUFFERS["prioritized-transition"]
 KEY = jax.random.key(7)
@@ -119,18 +112,8 @@ def check_arguments_unchanged(name: str) -> None:
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
 
 
-def check_eager_equals_jitted(name: str) -> None:
-    buffer, state = BUFFERS[name], filled(name)
-    eager, batch = step(buffer, state, KEY, rows(3, 5))
-    jitted, batch_jitted = jax.jit(functools.partial(step, buffer))(state, KEY, rows(3, 5))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((eager, batch)), host((jitted, batch_jitted))
-    )
-    same(batch.index, batch_jitted.index)
-
-
 def build() -> fbuf.Buffer:
-    return fbuf.Buffer(capacity=CAPACITY, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes=LANES)
+    return fbuf.Buffer(CAPACITY, **STACKS)
 
 
 # -------------------------------------------------------------------------------------------------- counters that wrap
