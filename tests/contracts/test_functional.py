@@ -41,10 +41,10 @@ from tests.support.functional import (
     filled,
     laps,
     rows,
-    same,
     step,
 )
 from tests.support.paths import ROOT
+from tests.support.trees import same
 
 # ------------------------------------------------------------------------------------------------- pure functions
 

@@ -233,12 +233,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(jax.device_get(a)), jax.tree.leaves(jax.device_get(b)), strict=True):
-        assert same_bits(np.asarray(x), np.asarray(y))
-
-
 def values(rng: np.random.Generator, axes: tuple[int, ...], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Any bits, NaN and negative zero among the floats, many rows alike, in part like the row before."""
     dtype = jnp.dtype(dtype)

@@ -1,4 +1,4 @@
-"""Shared code of the tests of functional."""
+"""Buffers, their methods, and checks that these are pure functions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated
 from fbuf.views import Transition
+from tests.support.trees import numpy_leaf, same
 
 LANES, CAPACITY, BATCH = 2, 24, 6
 EXAMPLE = {
@@ -54,18 +55,6 @@ def filled(name: str = "prioritized-transition") -> fbuf.BufferState:
     return state
 
 
-def host(tree: Any) -> Any:
-    """A copy in numpy; keys as their data."""
-    return jax.tree.map(
-        lambda x: np.array(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x), tree
-    )
-
-
-def same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, host(a), host(b))
-
-
 def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any) -> Any:
     """Every verb that changes a state but `clear`."""
     state = buffer.extend(state, new)
@@ -104,11 +93,11 @@ def methods(buffer: fbuf.Buffer) -> dict[str, Any]:
 
 def check_arguments_unchanged(name: str) -> None:
     buffer, state = BUFFERS[name], filled(name)
-    before = host(state)
+    before = jax.tree.map(numpy_leaf, state)
     for verb, call in methods(buffer).items():
-        first = host(call(state))
+        first = call(state)
         same(state, before)
-        jax.tree.map(np.testing.assert_array_equal, host(call(state)), first)  # and gives the same again
+        same(call(state), first)
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
 
 

@@ -25,13 +25,12 @@ from tests.support.functional import (
     RICH,
     build,
     filled,
-    host,
     methods,
     rows,
-    same,
     step,
 )
 from tests.support.paths import ROOT
+from tests.support.trees import close, same
 
 # -------------------------------------------------------------------------------------------------- transformations
 
@@ -96,7 +95,7 @@ def test_export_round_trip(crossing: str) -> None:
             again.call(dataclasses.replace(RICH, capacity=2 * CAPACITY), filled(), raw, rows(2))
     assert isinstance(state, fbuf.BufferState) and isinstance(batch, fbuf.Sample)
     want = jax.jit(functools.partial(step, RICH))(filled(), raw, rows(2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((state, batch)), host(want))
+    close((state, batch), want, rtol=1e-6)
 
 
 _CACHED = """
