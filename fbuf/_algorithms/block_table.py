@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._core.component import state
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 
 WAYS = 32
 """Slots of a bucket, whose free slots are the bits of one word."""
@@ -145,7 +145,7 @@ def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array
 
     nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
     start = look((matches, nowhere, nowhere))
-    _, slot, place = lax.while_loop(lambda carry: any_of(carry[0] != jnp.uint32(0)), look, start)
+    _, slot, place = lax.while_loop(lambda carry: any_unbatched(carry[0] != jnp.uint32(0)), look, start)
     return slot, place
 
 
@@ -217,7 +217,7 @@ def _compete(
         def compared() -> jax.Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
-        equal = alike & lax.cond(any_of(alike), compared, lambda: jnp.zeros((number,), bool))
+        equal = alike & lax.cond(any_unbatched(alike), compared, lambda: jnp.zeros((number,), bool))
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)
@@ -234,7 +234,7 @@ def _compete(
         won=jnp.zeros((number,), bool),
         map=jnp.full((size,), number, jnp.int32),
     )
-    end = lax.while_loop(lambda now: any_of(now.active), bid, start)
+    end = lax.while_loop(lambda now: any_unbatched(now.active), bid, start)
     return end.way, end.won
 
 
@@ -268,7 +268,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
         def go_on() -> tuple[jax.Array, ...]:
             return given, got, first + jnp.int32(window)
 
-        now, total, stop = lax.cond(any_of(free), take, go_on)
+        now, total, stop = lax.cond(any_unbatched(free), take, go_on)
         stop = jnp.where(got < wanted, stop, hand)  # done: another table of the `vmap` is still searching
         seen = seen + stop - hand
         return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
@@ -276,7 +276,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
     none = jnp.zeros((), jnp.int32)
     start = (hand, none, none, jnp.zeros((most,), jnp.int32))
     hand, _, _, given = lax.while_loop(
-        lambda carry: any_of((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
+        lambda carry: any_unbatched((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
     )
     return given, hand
 
@@ -327,7 +327,7 @@ def insert(
         revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
         missing = valid & ~there
         free = _free_slots(table, near, bucket, missing)
-        token, (found, place, revived, free) = pin(token, (found, place, revived, free))
+        token, (found, place, revived, free) = order_after_reads(token, (found, place, revived, free))
         slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
 
         back = won & revived
@@ -342,7 +342,7 @@ def insert(
         got = taken != jnp.int32(0)
         old = table.home.at[taken].get(mode="promise_in_bounds").astype(jnp.int32)
         old_name = table.names.at[old].get(mode="promise_in_bounds").astype(jnp.int32)
-        token, (taken, old, old_name) = pin(token, (taken, old, old_name))
+        token, (taken, old, old_name) = order_after_reads(token, (taken, old, old_name))
 
         at = jnp.where(got, taken, jnp.int32(places) + iota) + token
         # Free the slot of the evicted block if it still names this place, then fill the slots of the winners.
@@ -358,7 +358,7 @@ def insert(
         )
         now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
         place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
-        token, (place,) = pin(token, (place,))
+        token, (place,) = order_after_reads(token, (place,))
         placed = Placed(
             lax.dynamic_update_slice(placed.place, place, (begin,)),
             lax.dynamic_update_slice(placed.won, back | got, (begin,)),
@@ -368,7 +368,7 @@ def insert(
     empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
     begin = jnp.zeros((), jnp.int32)
     _, table, placed, token = lax.while_loop(
-        lambda carry: any_of(carry[0] < number), step, (begin, table, empty, token)
+        lambda carry: any_unbatched(carry[0] < number), step, (begin, table, empty, token)
     )
     return table, Placed(placed.place[:total], placed.won[:total]), token
 
@@ -393,7 +393,7 @@ def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(crowded[:, None], free | _bits(unused), free)
 
-    return lax.cond(any_of(crowded), idle, lambda: free)
+    return lax.cond(any_unbatched(crowded), idle, lambda: free)
 
 
 def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
@@ -408,12 +408,12 @@ CHUNK_ITEMS = 2**15
 def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
     """Remove one reference from each of `ids` int32[K]; 0 is skipped."""
     before = table.count.at[ids].get(mode="promise_in_bounds")
-    token, (before,) = pin(token, (before,))
+    token, (before,) = order_after_reads(token, (before,))
     real = ids != jnp.int32(0)
     at = jnp.where(real, ids, jnp.int32(table.count.shape[0])) + token
     count = table.count.at[at].add(jnp.uint32(2**32 - 1), mode="drop")
     after = count.at[ids].get(mode="promise_in_bounds")
-    token, (after,) = pin(token, (after,))
+    token, (after,) = order_after_reads(token, (after,))
     # A block that died occurs `before` times among `ids`, so each occurrence adds 1 / before.
     gone = real & (after == jnp.uint32(0))
     part = jnp.where(gone, jnp.uint32(2 * CHUNK_ITEMS) // jnp.maximum(before, jnp.uint32(1)), jnp.uint32(0))
@@ -427,7 +427,7 @@ def refer(table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token
     at = jnp.where(weight != jnp.uint32(0), ids, jnp.int32(table.count.shape[0])) + token
     count = table.count.at[at].add(weight, mode="drop")
     after = count.at[ids].get(mode="promise_in_bounds")
-    token, (after,) = pin(token, (after,))
+    token, (after,) = order_after_reads(token, (after,))
     stillborn = jnp.sum(won & (after == jnp.uint32(0)), dtype=jnp.uint32)
     return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - stillborn)), token
 

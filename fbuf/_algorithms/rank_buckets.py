@@ -21,7 +21,7 @@ from jax import lax
 from fbuf._algorithms import random_bits, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 
 BUCKETS = 512
 _LOWEST = (127 - 32) * 8  # 2^-32: exponent and three bits of mantissa of a float32
@@ -96,7 +96,7 @@ def set(ranks: Ranks, slot: jax.Array, bucket: jax.Array, capacity: int, token: 
     if slot.shape[0] == 0:
         return ranks
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity)) & keep_last(slot)
-    token, old = pin(token, get(ranks, jnp.where(keep, slot, jnp.int32(0))))
+    token, old = order_after_reads(token, get(ranks, jnp.where(keep, slot, jnp.int32(0))))
     changed = keep & (old != bucket)
     nowhere = jnp.int32(ranks.bucket.shape[0]) + jnp.arange(slot.shape[0], dtype=jnp.int32)
     at = jnp.where(changed, slot, nowhere) + token

@@ -11,7 +11,7 @@ from jax import lax
 
 from fbuf._algorithms import permutation
 from fbuf._core.component import state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 
 
 @state
@@ -34,7 +34,7 @@ def init(capacity: int) -> Roster:
 
 def places(pool: Roster, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the places int32[A] of slots, -1 for slots outside the pool or out of range; and the token."""
-    token, place = pin(token, pool.place.at[slot].get(mode="fill", fill_value=-1))
+    token, place = order_after_reads(token, pool.place.at[slot].get(mode="fill", fill_value=-1))
     return place, token
 
 
@@ -63,7 +63,7 @@ def remove(pool: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) ->
     mover, hole = inside & ~removed, mask & (place < left)
     removed_slot = pool.slot.at[jnp.clip(place, 0, capacity - 1)].get(mode="promise_in_bounds")
     moved = pool.slot.at[jnp.minimum(tail, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
-    token, (removed_slot, moved) = pin(token, (removed_slot, moved))
+    token, (removed_slot, moved) = order_after_reads(token, (removed_slot, moved))
     holes = _compact(place, hole, size)
     moved = _compact(moved, mover, size)
     moves = ahead < jnp.sum(hole, dtype=jnp.int32)

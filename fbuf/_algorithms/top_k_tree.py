@@ -22,7 +22,7 @@ from jax import lax
 
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
 _NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row
@@ -176,7 +176,7 @@ def _put_all(
     if number == 1:  # XLA copies the tree in a loop over one row
         rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
     # The roots are read before the loop writes them.
-    _, roots = pin(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
+    _, roots = order_after_reads(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
     tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
 
     def put(carry: tuple[jax.Array, ...], given: tuple[jax.Array, ...]) -> Any:
@@ -205,7 +205,7 @@ def _put_all(
             return above, node, tree, low
 
         start = (jnp.int32(0), slot, tree, low)
-        _, _, tree, low = lax.while_loop(lambda carry: any_of(carry[0] < levels), climb, start)
+        _, _, tree, low = lax.while_loop(lambda carry: any_unbatched(carry[0] < levels), climb, start)
         full = full + (takes & empty).astype(jnp.int32)
         return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
 

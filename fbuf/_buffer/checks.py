@@ -19,7 +19,7 @@ from fbuf._core.pytree import Spec
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Bounded, InOrder, Sampler
 from fbuf._interfaces.storage import Storage
-from fbuf._interfaces.view import Deciding, Prompt, Rule, View
+from fbuf._interfaces.view import Deciding, EligibilityRule, Prompt, View
 from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
 
 
@@ -99,14 +99,14 @@ def _made(part: type) -> str:
 def _check_order(buffer: BufferConfig) -> None:
     """Refuses what needs rows in order beside a writer that keeps none."""
     needs = ""
-    if buffer.view.rule != Rule():
+    if buffer.view.rule != EligibilityRule():
         needs = f"{buffer.view!r} looks at neighbouring rows"
     elif buffer.sampler.by_episode:
         needs = f"{buffer.sampler!r} goes by episodes"
     elif isinstance(buffer.sampler, InOrder) and buffer.sampler.in_order:
         needs = f"{buffer.sampler!r} counts on the oldest row being replaced first"
     if needs:
-        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == Rule() else "view=fbuf.views.Row()"
+        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
         raise ValueError(
             f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
         )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._buffer import state_ops, verbs
+from fbuf._buffer import operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Ring
@@ -51,16 +51,16 @@ def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
     assert isinstance(buffer.storage, Recording)
     storage: Recording = buffer.storage
     ring = _longer_ring(state.ring, length)
-    rows = storage.deepen(state.rows, other.geometry)
+    rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
         grown = dataclasses.replace(fresh, rows=rows, ring=ring)
-        anchors, sampler = verbs.convert(other, grown, None, static=(other,))[1]
+        anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
         kept = host_kept(buffer.sampler)
         if kept is not None:
-            sampler = kept.deepen(state.sampler, other.geometry)
+            sampler = kept.with_capacity(state.sampler, other.geometry)
         else:
             sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
     return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)

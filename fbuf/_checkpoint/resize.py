@@ -76,7 +76,7 @@ def _check(call: str, reader: Buffer, target: Buffer) -> None:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _given_up(buffer: Buffer, most: int, state: BufferState, count: jax.Array) -> Any:
     """Anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
-    _, _, anchors, change, token = write.oldest(buffer, state, count, most, state.token)
+    _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
     return anchors, sampler, _ring.retire(state.ring, count)
 

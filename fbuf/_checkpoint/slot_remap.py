@@ -18,7 +18,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._indexing.anchor_log import EpisodeLog, Log
 from fbuf._indexing.ring import later
-from fbuf._interfaces.sampler import Starts
+from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf.samplers import (
     ConsumeState,
     EpochState,
@@ -140,7 +140,7 @@ def _queued(queues: list[np.ndarray], places: Places, dtype: Any) -> Any:
     return jnp.asarray(out.reshape(-1))
 
 
-def _starts(starts: Starts, ring: Ring, places: Places) -> Starts:
+def _starts(starts: EpisodeStarts, ring: Ring, places: Places) -> EpisodeStarts:
     length = places.before.length
     oldest = np.asarray(ring.cursor) - np.asarray(ring.size)
     first = np.asarray(places.ring.cursor) - np.asarray(places.ring.size)
@@ -148,7 +148,7 @@ def _starts(starts: Starts, ring: Ring, places: Places) -> Starts:
         (first[e] + (queue - oldest[e]) % length) % places.after.length
         for e, queue in enumerate(_queue(starts.position, starts.head, starts.count, places))
     ]
-    return Starts(_queued(queues, places, np.int32), jnp.zeros_like(starts.head), starts.count)
+    return EpisodeStarts(_queued(queues, places, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
 def _log(log: Log, places: Places) -> Log:

@@ -21,7 +21,7 @@ from fbuf._buffer import prefetch
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._interfaces.sampler import host_kept
 from fbuf._interfaces.storage import Requesting
 from fbuf.samplers import Prioritized, PrioritizedState, _host_priorities
@@ -40,7 +40,7 @@ class Prefix:
         self.array, self.rows = array, rows
 
 
-def template(buffer: Buffer, spec: Spec, structure: Any, given: Given | None) -> BufferState:
+def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
     """What a state of `buffer` is, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
         partial(prefetch.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)

@@ -28,8 +28,8 @@ class Draw:
     mask: jax.Array  # bool[B], False where there was nothing to draw
 
 
-@state
-class Change:
+@state(name="fbuf.Change")
+class EligibilityUpdate:
     """Which anchors one write opened and closed, in the order it happened: closings first."""
 
     open_slot: jax.Array  # int32[A, E], slots in time order
@@ -42,8 +42,8 @@ class Change:
     close_mask: jax.Array  # bool[K, E]
 
 
-@state
-class Starts:
+@state(name="fbuf.Starts")
+class EpisodeStarts:
     """Where the episodes of each lane begin, oldest first, as far as those rows are held."""
 
     position: jax.Array  # int32[C], of first rows in the lane's ring; entry n of lane e in n * E + e
@@ -51,14 +51,14 @@ class Starts:
     count: jax.Array  # int32[E]
 
 
-class Population(NamedTuple):
+class EligibleSet(NamedTuple):
     """What a sampler may know of the anchors when it draws, and a view when it looks around them."""
 
     geometry: Geometry
     ring: Ring
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._indexing.anchors`; None where every row held is an anchor
-    starts: Starts | None = None  # None unless the view's rule asks for them
+    starts: EpisodeStarts | None = None  # None unless the view's rule asks for them
     # int32[blocks], open rows before each block of flags (`fbuf._algorithms.rank_select`); None where samplers keep logs, or
     # need none
     before: jax.Array | None = None
@@ -71,7 +71,7 @@ class Sampler(Protocol):
     def init(self, geometry: Geometry, dense: bool) -> Any:
         """The state of a sampler of an empty buffer."""
 
-    def change(self, sampler: Any, change: Change, geometry: Geometry, token: jax.Array) -> Any:
+    def change(self, sampler: Any, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Any:
         """Follows a write."""
 
     def draw(
@@ -79,7 +79,7 @@ class Sampler(Protocol):
         sampler: Any,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[Any, Draw]:
@@ -117,11 +117,11 @@ class Sampler(Protocol):
 
     @property
     def by_episode(self) -> bool:
-        """Whether it wants to know which anchors belong to one episode (`Change.open_episode`)."""
+        """Whether it wants to know which anchors belong to one episode (`EligibilityUpdate.open_episode`)."""
 
     @property
     def stamp(self) -> str | None:
-        """Name of an integer leaf it wants to know of each anchor (`Change.open_stamp`)."""
+        """Name of an integer leaf it wants to know of each anchor (`EligibilityUpdate.open_stamp`)."""
 
 
 @runtime_checkable
@@ -150,7 +150,7 @@ class Limited(Protocol):
         key: jax.Array,
         batch_size: int,
         wanted: jax.Array,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[Any, Draw]:
@@ -193,7 +193,7 @@ class HostKept(Protocol):
     def open(self, call: str, sampler: Any, geometry: Geometry) -> Any:
         """What `init` gave, over a store of its own. Eager; raises under a trace, naming `call`."""
 
-    def deepen(self, sampler: Any, geometry: Geometry) -> Any:
+    def with_capacity(self, sampler: Any, geometry: Geometry) -> Any:
         """The same in the same slots over a larger store of its own. Eager."""
 
     def plan_host(self, geometry: Geometry) -> int:
@@ -249,8 +249,8 @@ class Inspecting(Protocol):
     def since(self) -> str:
         """What its `draws` are counted from, in words; empty where it counts none."""
 
-    def fetch(self, sampler: Any) -> Any:
+    def to_host(self, sampler: Any) -> Any:
         """What `inspect` needs of the host: a pytree of arrays, or None. Eager."""
 
-    def inspect(self, sampler: Any, population: Population, fetched: Any) -> Inspected:
+    def inspect(self, sampler: Any, eligible: EligibleSet, fetched: Any) -> Inspected:
         """What it says of each slot; of slots that are no anchors anything."""

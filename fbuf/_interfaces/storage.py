@@ -88,17 +88,17 @@ class Storage(Protocol):
 class Requesting(Protocol):
     """What a storage has besides if a read can be begun ahead (`Buffer(prefetch=1)`); one that has not reads at once.
 
-    `collect(rows, request(rows, hold(rows, reads)))` is `read(rows, reads)`, with or without `request`, whatever was
-    written to the rows after `hold`.
+    `finish_read(rows, start_read(rows, prepare_read(rows, reads)))` is `read(rows, reads)`, with or without `start_read`,
+    whatever was written to the rows after `prepare_read`.
     """
 
-    def hold(self, rows: Any, reads: Sequence[Read]) -> Any:
+    def prepare_read(self, rows: Any, reads: Sequence[Read]) -> Any:
         """A pytree of arrays: what the reads depend on that later writes may change. Starts nothing."""
 
-    def request(self, rows: Any, held: Any) -> Any:
+    def start_read(self, rows: Any, held: Any) -> Any:
         """The same, after asking the host to begin; only a hint. Returns at once."""
 
-    def collect(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    def finish_read(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
         """What `read` returns; waits for what was begun."""
 
     def held_bytes(self, rows: Any, held: Any) -> int:
@@ -109,11 +109,11 @@ class Requesting(Protocol):
 class Growable(Protocol):
     """What a storage has besides if its room for rows can run out, and be enlarged."""
 
-    def crowded(self, rows: Any, more: jax.Array) -> jax.Array | None:
+    def needs_eviction(self, rows: Any, more: jax.Array) -> jax.Array | None:
         """bool[], whether old rows are to be given up before `more` int32[] come; None: never."""
 
     def drop(self, rows: Any, slot: jax.Array, token: jax.Array) -> tuple[Any, jax.Array]:
-        """Lets go of the rows in slots int32[A, E], before anything is written; slot C is skipped. Only where `crowded`."""
+        """Drop the rows in slots int32[A, E] before a write, where `needs_eviction`; slot C is skipped."""
 
     def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
         """Scalars worth logging, from scalars of the state only; `held` int32[] rows are in the buffer."""
@@ -160,7 +160,7 @@ class Recording(Protocol):
     def split(self, rows: Any, data: Any) -> tuple[PyTree, Any]:
         """What a view made of the leaves: the user's part, and the tickets that `Sample.lazy` reads."""
 
-    def deepen(self, rows: Any, geometry: Geometry) -> Any:
+    def with_capacity(self, rows: Any, geometry: Geometry) -> Any:
         """The same rows in the same slots with room for more. Eager."""
 
 
@@ -184,7 +184,7 @@ class Forecasting(Protocol):
         """How far its tables will fill, from rows `[N, E, ...]`. Eager."""
 
 
-class Held(NamedTuple):
+class LeafBytes(NamedTuple):
     """Bytes of one leaf, by place."""
 
     device: int = 0
@@ -196,5 +196,5 @@ class Held(NamedTuple):
 class Weighing(Protocol):
     """What a storage has besides if it can say how much each leaf takes."""
 
-    def weigh(self, rows: Any) -> dict[str, Held]:
+    def bytes_per_leaf(self, rows: Any) -> dict[str, LeafBytes]:
         """Bytes by leaf, at most what `nbytes` says in all: the rest is nobody's. Eager."""

@@ -9,12 +9,12 @@ import jax
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 
 
-@component
-class Rule:
+@component(name="fbuf.Rule")
+class EligibilityRule:
     """Which rows a view can draw, as far as `fbuf._indexing.anchors` must know. Two views with one rule can share a state.
 
     Attributes:
@@ -28,7 +28,7 @@ class Rule:
       reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: The last row of a truncated episode can be drawn.
       window: T, rows of a batch's windows `[B, T, ...]`; 0: it has none.
-      spans: The view asks where episodes begin and end (`Population.starts`).
+      spans: The view asks where episodes begin and end (`EligibleSet.starts`).
       ends: Leaves that end an episode, and `terminated` the one that says it did so for good; the buffer fills them in.
     """
 
@@ -63,7 +63,7 @@ class View(Protocol):
     """Says what a drawn anchor means: which rows around it, and what they become."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         """Which rows can be drawn."""
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
@@ -75,7 +75,7 @@ class View(Protocol):
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,

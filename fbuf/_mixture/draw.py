@@ -26,7 +26,7 @@ from fbuf._algorithms.random_bits import anew
 from fbuf._buffer import read, state_ops, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.pytree import expand
 from fbuf._core.sample import Sample
 from fbuf._interfaces.sampler import Draw, Limited
@@ -174,7 +174,7 @@ def _joined(*parts: jax.Array) -> jax.Array:
 def _read(
     buffer: Buffer, state: BufferState, key: jax.Array, sampler: Any, drawn: Draw, window: Window
 ) -> tuple[BufferState, Sample]:
-    """What `Buffer.sample` does after a draw, but for the `pin`, which is left to `_pinned`."""
+    """What `Buffer.sample` does after a draw, but for the `order_after_reads`, which is left to `_pinned`."""
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     index = state_ops.index_of(buffer, state, drawn.slot)
     batch = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
@@ -191,7 +191,7 @@ def _pinned(states: States, part: Part) -> tuple[States, Part]:
     """
     token = jnp.max(jnp.stack([state.token for state in states.values()]))
     counters = {name: state.counters for name, state in states.items()}
-    token, (part, counters) = pin(token, (part, counters))
+    token, (part, counters) = order_after_reads(token, (part, counters))
     return {
         name: dataclasses.replace(state, token=token, counters=counters[name]) for name, state in states.items()
     }, part
@@ -231,7 +231,7 @@ def _some_of(
     batch_size = chosen.shape[0]
     wanted = jnp.sum(chosen, dtype=jnp.int32)
     rank = jnp.maximum(jnp.cumsum(chosen, dtype=jnp.int32) - jnp.int32(1), jnp.int32(0))
-    held = state_ops.population(buffer, state)
+    held = state_ops.eligible_set(buffer, state)
     if isinstance(buffer.sampler, Limited):
         limited: Limited = buffer.sampler
         sampler, drawn = limited.draw_some(state.sampler, key, batch_size, wanted, held, {}, state.token)
@@ -287,7 +287,7 @@ def _filled_up(
         return jnp.zeros_like(wanted), new, _where(source < size, more, part)
 
     start = (jnp.any(source < size), [leaf for c, leaf in zip(changed, before, strict=True) if c], part)
-    _, leaves, part = lax.while_loop(lambda carry: any_of(carry[0]), turn, start)
+    _, leaves, part = lax.while_loop(lambda carry: any_unbatched(carry[0]), turn, start)
     return with_leaves(leaves), part
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fbuf._buffer.state import BufferState
 from fbuf._core.text_table import human
-from fbuf._interfaces.storage import Held
+from fbuf._interfaces.storage import LeafBytes
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:
     small = [held for _, held in parts if 200 * sum(held) <= sum(summary.nbytes.values())]
     bars += large
     if small:
-        bars.append(("other", Held(*map(sum, zip(*small, strict=True))), None))
+        bars.append(("other", LeafBytes(*map(sum, zip(*small, strict=True))), None))
     axes = _style.new_axes(call, ax, (6.5, 1.1 + 0.28 * len(bars)))
     palette = _style.colors(axes)
     _style.dress(axes, f"Memory, {human(sum(summary.nbytes.values()))} for {summary.size:,} rows", "bytes", "")
     names = [name for name, *_ in bars]
     left = [0.0] * len(bars)
-    for place, color in zip(Held._fields, (palette.first, palette.second, palette.third), strict=True):
+    for place, color in zip(LeafBytes._fields, (palette.first, palette.second, palette.third), strict=True):
         size = [getattr(held, place) for _, held, _ in bars]
         if any(size):
             axes.barh(range(len(bars)), size, 0.7, left=left, color=color, label=f"{place} {human(sum(size))}")

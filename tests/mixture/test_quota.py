@@ -188,7 +188,7 @@ def test_some_are_drawn_as_if_no_more_had_been_asked_for(name: str) -> None:
     if sampler.prioritized:
         index = buffer.rows(state).index
         state = buffer.update_priority(state, index, jnp.arange(1.0, 31.0))
-    held = fbuf._buffer.state_ops.population(buffer, state)
+    held = fbuf._buffer.state_ops.eligible_set(buffer, state)
 
     @jax.jit
     def some(own: Any, key: Any, wanted: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
     buffer = fbuf.Buffer(6, sampler=sampler)
     priority = jnp.array([1.0, 1, 2, 3, 5, 8])
     state = buffer.extend(buffer.init(jnp.float32(0)), jnp.arange(6.0), priority=priority)
-    held = fbuf._buffer.state_ops.population(buffer, state)
+    held = fbuf._buffer.state_ops.eligible_set(buffer, state)
     keys = jax.random.split(jax.random.key(0), 20_000)
 
     def part(key: Any, size: int, wanted: int) -> Any:

@@ -15,7 +15,7 @@ from jax import lax
 
 from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.sum_tree import keep_last
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
@@ -241,7 +241,7 @@ def check_inplace(batch: int) -> None:
             tree, token = state
             drawn = st.draw(tree, key, batch, capacity, stratified=True)
             # As the buffer does: without it XLA may draw again after the write, from a copy.
-            token, (index, leaf) = pin(token, drawn)
+            token, (index, leaf) = order_after_reads(token, drawn)
             tree = st.set(tree, index + token, leaf + np.float32(1), capacity)
             return (tree, token), (index, leaf)
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import convert, state_ops, verbs
+from fbuf._buffer import convert, operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary.row_hash import hashed
-from fbuf._core.dispatch import Verb
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
 from fbuf._indexing import anchors, ring, scatter
@@ -100,7 +100,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
 def _look_core(
     buffer: BufferConfig, state: BufferState, fetched: Any, number: int
 ) -> tuple[BufferState, dict[str, Any]]:
-    """`fetched`: what `Inspecting.fetch` gave; `number`: how many of the newest rows are compared, a lane."""
+    """`fetched`: what `Inspecting.to_host` gave; `number`: how many of the newest rows are compared, a lane."""
     slot, held = _order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
     if state.scatter is not None:
@@ -109,7 +109,7 @@ def _look_core(
         out["anchor"] = held & anchors.has(state.anchors.flags[slot], anchors.OPEN)
     if isinstance(buffer.sampler, Inspecting):
         inspecting: Inspecting = buffer.sampler
-        said = inspecting.inspect(state.sampler, state_ops.population(buffer, state), fetched)
+        said = inspecting.inspect(state.sampler, state_ops.eligible_set(buffer, state), fetched)
         named = {"probability": said.probability, "priority": said.priority, "draws": said.draws}
         out |= {name: array[slot] for name, array in named.items() if array is not None}
     if number:
@@ -117,12 +117,12 @@ def _look_core(
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
         newest = jnp.where(behind >= jnp.int32(0), newest, jnp.int32(buffer.capacity)).reshape(-1)
         out["hashes"] = _hashes(buffer, state, newest, newest.shape[0])
-    stats = verbs.stats.core(buffer, state)[1]
+    stats = operations.stats.core(buffer, state)[1]
     available = buffer.sampler.available(state.sampler, jnp.sum(state_ops.count(state), dtype=jnp.int32))
     return state, {**out, "stats": stats, "available": available}
 
 
-look = Verb(_look_core)
+look = Operation(_look_core)
 
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
@@ -130,7 +130,7 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     lanes, length, _ = buffer.geometry
     fetched, since = None, ""
     if isinstance(buffer.sampler, Inspecting):
-        fetched = jax.device_put(buffer.sampler.fetch(state.sampler))
+        fetched = jax.device_put(buffer.sampler.to_host(state.sampler))
         since = buffer.sampler.since
     number = min(-(-compare // lanes), length)
     raw: dict[str, Any] = jax.device_get(look(buffer, state, fetched, static=(number,))[1])

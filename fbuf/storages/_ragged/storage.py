@@ -244,13 +244,13 @@ class Ragged(Hosted):
 
     # ------------------------------------------------------------------------------------------- reading
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
 
-    def request(self, rows: SideRows, held: Any) -> Any:
+    def start_read(self, rows: SideRows, held: Any) -> Any:
         return held
 
-    def collect(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    def finish_read(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
         arrays, ok = held
         return list(arrays), ok
 
@@ -291,11 +291,11 @@ class Ragged(Hosted):
         device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
         return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device)
 
-    def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
+    def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """The same rows with room for more; slots stay. Other states over the same store are not touched."""
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
-        store.deepen(geometry.length, self._slack(geometry))
+        store.with_capacity(geometry.length, self._slack(geometry))
 
         def longer(array: jax.Array) -> jax.Array:
             more = jnp.zeros((geometry.capacity - array.shape[0], *array.shape[1:]), array.dtype)
