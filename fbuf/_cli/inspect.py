@@ -14,9 +14,8 @@ import numpy as np
 
 from fbuf._formats.checkpoint.directory import Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound, VersionError
-from fbuf._formats.checkpoint.filesystem import DISK
-from fbuf._formats.checkpoint.names import is_data, is_ours
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.filesystem import DISK, is_data, is_ours
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._host.types import StoreCorrupted
 
 _META = 400  # characters shown of a value

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import manifest as _manifest
-from fbuf._formats.checkpoint.json_limits import check_text
+from fbuf._formats.checkpoint.manifest import check_text
 from tests.support.files import PATH, Memory, load, save
 from tests.support.files_hostile import (
     any_values,
@@ -194,9 +194,9 @@ def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) 
             depth += (byte in b"[{") - (byte in b"]}")
             deepest = max(deepest, depth)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fbuf._formats.checkpoint.json_limits._PIECE", piece)
+        patch.setattr("fbuf._formats.checkpoint.manifest._PIECE", piece)
         for most in range(max(deepest - 1, 0), deepest + 1):
-            patch.setattr("fbuf._formats.checkpoint.json_limits.MOST_DEPTH", most)
+            patch.setattr("fbuf._formats.checkpoint.manifest.MOST_DEPTH", most)
             if deepest > most and text:
                 with pytest.raises(ValueError, match="nested"):
                     check_text(text)

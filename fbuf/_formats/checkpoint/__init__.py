@@ -16,9 +16,8 @@ Example:
 
 from fbuf._formats.checkpoint.errors import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.filesystem import Disk
-from fbuf._formats.checkpoint.read import read, restore
-from fbuf._formats.checkpoint.reader import Saved, SavedArray
-from fbuf._formats.checkpoint.sources import Source
+from fbuf._formats.checkpoint.layout import Source
+from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
 from fbuf._formats.checkpoint.write import Written, write
 from fbuf._host.types import StoreCorrupted
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED, LOST, Folder
+from fbuf._formats.checkpoint.layout import Plan
 from fbuf._formats.checkpoint.manifest import Manifest
-from fbuf._formats.checkpoint.sources import Plan
 from fbuf._host.types import Array, StoreCorrupted
 
 NEW = -1

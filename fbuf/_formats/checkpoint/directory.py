@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
 from fbuf._formats.checkpoint.errors import VersionError
-from fbuf._formats.checkpoint.filesystem import INSTEAD, Disk, read_into, sync_folder, write_all
-from fbuf._formats.checkpoint.manifest import MOST_BYTES, Manifest
-from fbuf._formats.checkpoint.manifest_parse import Damaged, decode
-from fbuf._formats.checkpoint.names import (
+from fbuf._formats.checkpoint.filesystem import (
+    INSTEAD,
     LAST,
     LOCK,
+    Disk,
     data_name,
     generations,
     is_data,
@@ -28,7 +27,11 @@ from fbuf._formats.checkpoint.names import (
     last_number,
     manifest_name,
     new_name,
+    read_into,
+    sync_folder,
+    write_all,
 )
+from fbuf._formats.checkpoint.manifest import MOST_BYTES, Damaged, Manifest, decode
 from fbuf._host.io import lock
 from fbuf._host.io.file import telling
 from fbuf._host.types import StoreCorrupted

@@ -25,12 +25,11 @@ Example:
   (4, [1, 2])
 """
 
-from fbuf._formats.dataset.dataset import DataSet
+from fbuf._formats.dataset.dataset import DataSet, is_open
 from fbuf._formats.dataset.directory import PieceInfo, committed, discard, root
 from fbuf._formats.dataset.manifest import Manifest, Part, Used, finish, is_dataset, load, remove
 from fbuf._formats.dataset.schema import Leaf, Schema
 from fbuf._formats.dataset.segment_writer import PieceWriter
-from fbuf._formats.dataset.store import is_open
 
 __all__ = [
     "DataSet",

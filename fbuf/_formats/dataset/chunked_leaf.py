@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.data_file import OpenFile
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.codecs.encoder import coder_of
 from fbuf._host.codecs.zstd import Dictionary

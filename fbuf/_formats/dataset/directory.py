@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.names import generations as generations_of
-from fbuf._formats.checkpoint.names import is_ours, manifest_name
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.filesystem import generations as generations_of
+from fbuf._formats.checkpoint.filesystem import is_ours, manifest_name
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Schema
 from fbuf._host.types import StoreCorrupted
 

@@ -22,7 +22,7 @@ from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import open_plain
 from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, read_into, sync_folder, write_all
-from fbuf._formats.checkpoint.json_limits import check_text
+from fbuf._formats.checkpoint.manifest import check_text
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema

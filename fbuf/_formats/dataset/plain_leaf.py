@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.data_file import OpenFile
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.memory.lazy_array import expect, lazily, within
 from fbuf._host.types import Array, StoreCorrupted, flat
