@@ -96,7 +96,7 @@ def test_equal_rows_at_the_end_are_not_stored(data: st.DataObject) -> None:
     values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = data.draw(st.integers(0, 1))
     bits = values.reshape(-1).view(np.uint8).reshape(values.size, -1)
     differs = (bits != bits[-1]).any(axis=1).reshape(shape[0], -1).any(axis=1)
-    assert device_arrays._last_differing(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
+    assert device_arrays._count_written_host(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
 
 
 def test_sums_are_those_of_plain_python() -> None:
