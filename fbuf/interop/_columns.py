@@ -13,6 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf.torch._dtypes import NARROW
+from fbuf.torch._tensordict import TED
+
 MOST_JSON = 64 * 2**20  # bytes
 MOST_DEPTH = 64  # folders
 
@@ -142,17 +145,7 @@ Block = Mapping[str, np.ndarray]
 Fields = Mapping[str, str] | Sequence[str] | str | None
 """Which leaves to take: `{name there: name here}`, names, "ted" (see `TED`), or None: all."""
 
-TED = {
-    "observation": "obs",
-    "action": "action",
-    "next/reward": "reward",
-    "next/terminated": "terminated",
-    "next/truncated": "truncated",
-}
-"""What `fields="ted"` takes of torchrl's layout: each observation once; `next/observation` is that of the next row."""
 _TED_SCALARS = ("reward", "terminated", "truncated")  # `[N, 1]` there, `[N]` here
-NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
-"""What JAX holds in place of 64 bits, by default."""
 
 
 def column_of(name: str, value: Any, lanes: int | None = None) -> Column:

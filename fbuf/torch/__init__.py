@@ -1,8 +1,7 @@
-"""torch on top of fbuf: batches as tensors by DLPack, tensors as rows, a loader, tensordicts, nested tensors.
+"""Exchange batches and rows with torch: tensors by DLPack, a loader, tensordicts, nested tensors.
 
-What crosses without a copy, what is copied and what is refused stands in one table, measured by the tests: `fbuf/TORCH.md`.
-torch (`pip install "fbuf[torch]"`) is imported by the first call, not with this module; tensordict by the two functions
-that need it.
+`fbuf/TORCH.md` lists what is shared, copied and refused. torch (`pip install "fbuf[torch]"`) is imported by the first call,
+tensordict by the functions that need it.
 """
 
 from fbuf.torch._from_torch import from_torch

@@ -99,7 +99,7 @@ def test_prefetched_batches_are_returned_by_the_next_iteration() -> None:
     for _ in range(2):  # broken off twice
         batches = iter(loader)
         out += [next(batches).data["t"].tolist() for _ in range(2)]
-        assert soon(lambda batches=batches: len(batches._ahead) == 3)
+        assert soon(lambda batches=batches: len(batches._prefetch) == 3)
         batches.close()
         with pytest.raises(StopIteration):
             next(batches)
