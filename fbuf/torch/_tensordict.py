@@ -69,7 +69,7 @@ def to_tensordict(
         raise TypeError(
             f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
         )
-    leaves = as_tensors(torch, namedunder(batch.data))
+    leaves = as_tensors(torch, named_leaves(batch.data))
     index: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
     if isinstance(batch, Sample):
         index |= {"priority_weight": batch.weight, "probability": batch.probability}
