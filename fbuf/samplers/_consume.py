@@ -78,7 +78,7 @@ class Consume:
         if change.close_slot.size:
             closed = jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1)
             place, token = slot_pool.places(roster, closed, token)
-            roster = slot_pool.strike(roster, place, place >= jnp.int32(0), token)
+            roster = slot_pool.remove(roster, place, place >= jnp.int32(0), token)
         opened = jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1)
         # Where every row is an anchor, a new row may take the place of one that is still on the list.
         mask = change.open_mask.reshape(-1)
@@ -117,7 +117,7 @@ class Consume:
         left = jnp.ones_like(slot) if self.times == 1 else sampler.left.at[slot].get(mode="promise_in_bounds")
         token, (place, slot, left) = order_after_reads(token, (place, slot, left))
         after = ConsumeState(
-            roster=slot_pool.strike(roster, place, mask & (left <= jnp.int32(1)), token),
+            roster=slot_pool.remove(roster, place, mask & (left <= jnp.int32(1)), token),
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import sum_tree, sum_tree_draw
+from fbuf._algorithms import sum_tree
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
@@ -57,10 +57,10 @@ def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
 
 
 def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._algorithms.sum_tree_draw.draw`."""
+    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._algorithms.sum_tree.draw`."""
     if isinstance(sampler.tree, OnHost):
         return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
-    slot, leaf = sum_tree_draw.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
+    slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = sum_tree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, sum_tree.root(sampler.tree), least)
 

@@ -29,12 +29,11 @@ from fbuf._host.ragged.column import Leaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._codecs import Codec
+from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
 from fbuf.storages._host_storage import Hosted
 from fbuf.storages._ragged import schema
-from fbuf.storages._ragged.parse_eager import eager
-from fbuf.storages._ragged.parse_traced import Parsed, traced
+from fbuf.storages._ragged.parse import Parsed, eager, traced
 
 _INDEX = 17  # bytes a ragged leaf and row, beside its value
 
