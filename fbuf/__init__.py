@@ -1,8 +1,8 @@
 """Functional experience replay for JAX.
 
 A `Buffer` is a value; its state is a pytree of arrays; `add`, `extend`, `sample` and `update_priority` are pure functions
-that run inside a jitted training step. Large leaves may live zstd-compressed on the host; samples go to torch without a
-copy. Start with the README, or with `python -m fbuf demo`.
+that run inside a jitted training step. Large leaves may be kept zstd-compressed on the host; samples go to torch without
+copying. Start with the README, or with `python -m fbuf demo`.
 """
 
 import importlib
@@ -94,5 +94,5 @@ _name, __dir__ = later(
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what a training step does not need when it is first asked for, so that `import fbuf` is short."""
+    """Import names that a training step does not need when they are first read."""
     return importlib.import_module(f"fbuf.{name}") if name in _MODULES else _name(name)

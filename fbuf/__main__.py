@@ -1,7 +1,4 @@
-"""`python -m fbuf`, or `fbuf`: what fbuf can show and do from the command line.
-
-Subcommands load their parts when they run, so that help appears at once and needs no extra.
-"""
+"""`python -m fbuf`, or `fbuf`: the command line. Subcommands import their modules when they run."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from fbuf.demo import _command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; without any, prints the help.
+    """Run one command, or print the help.
 
     Args:
-      arguments: Those of the command line.
+      arguments: Command-line arguments; None: those of the process.
     Returns:
-      The exit status: 0 done, 1 failed with a message on standard error, 130 interrupted.
+      The exit status: 0 success, 1 failure with a message on standard error, 130 interrupted.
     """
     name = "fbuf" if Path(sys.argv[0]).name == "fbuf" else "python -m fbuf"
     parser = argparse.ArgumentParser(prog=name, description="Functional experience replay for JAX.")

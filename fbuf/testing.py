@@ -1,7 +1,6 @@
-"""`assert_inplace`: proof that a jitted step updates a donated buffer in place.
+"""`assert_inplace`: a test that a jitted step updates a donated buffer in place.
 
-That a result lies where its input lay proves nothing (XLA may copy out and back); the temporary bytes of the compiled
-program do.
+It reads the temporary bytes of the compiled program. Equal pointers prove nothing, as XLA may copy out and back.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ __all__ = ["Memory", "assert_inplace", "measure"]
 
 
 def __dir__() -> list[str]:
-    return __all__  # what is imported here is no part of it
+    return __all__  # without imported names
 
 
 class Memory(NamedTuple):
-    """What one compiled call needs besides the donated buffer, in bytes."""
+    """Bytes of one compiled call, other than the donated buffer."""
 
     temporary: int  # scratch memory of the program
     given: int  # arguments that are not donated
     made: int  # results that do not reuse a donated argument
     reused: int  # bytes of donated arguments that results reuse
-    bound: int  # `temporary` may be no more
+    bound: int  # default limit of `temporary`
 
 
 def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 0) -> Memory:
-    """Compiles `jax.jit(fn, donate_argnums=donate)` for `args` (arrays or shapes) and reads its memory analysis."""
+    """Compile `jax.jit(fn, donate_argnums=donate)` for `args` (arrays or shapes); return its memory analysis."""
     donated = (donate,) if isinstance(donate, int) else donate
     compiled = jax.jit(fn, donate_argnums=donated).lower(*args).compile()
     analysis: Any = compiled.memory_analysis()
@@ -44,18 +43,18 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
 def assert_inplace(
     fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 0, bound: int | None = None
 ) -> Memory:
-    """Fails if `fn` copies what it is donated.
+    """Raise if `fn` copies a donated argument.
 
     Args:
       fn: A step `(state, ...) -> ...` that returns the new state among its results.
-      *args: Its arguments, or `jax.ShapeDtypeStruct`s of them; nothing runs.
+      *args: Its arguments, or their `jax.ShapeDtypeStruct`s; nothing runs.
       donate: Positions of the donated arguments.
-      bound: Most temporary bytes allowed; default three times the other arguments and results, and 64 KiB. A step with a
-        network in it needs more: give what it takes without the buffer.
+      bound: Limit of temporary bytes; None: three times the other arguments and results, plus 64 KiB. A step that trains a
+        network needs more: pass its temporary bytes without the buffer.
     Returns:
-      The figures.
+      The bytes.
     Raises:
-      AssertionError: there are more temporary bytes, or a donated array was not reused.
+      AssertionError: too many temporary bytes, or a donated array was not reused.
 
     Example:
       >>> import fbuf, fbuf.testing, jax, jax.numpy as jnp

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, fit_transforms, init, operations, prefetch, state_ops, transforms, write
+from fbuf._buffer import checks, init, operations, prefetch, state_ops, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
@@ -631,7 +631,7 @@ class Buffer(BufferConfig):
         convert = _convert.index_rows if isinstance(self.writer, ReadOnly) else operations.convert
         anchors, sampler = convert(self, state, sampler, static=(other,))[1]
         if other.on_read != self.on_read:
-            state = fit_transforms.fit_transforms(other, state, since=self)
+            state = transforms.fit_transforms(other, state, since=self)
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
         state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(other, state))
         return init.validate_transforms(other, state)

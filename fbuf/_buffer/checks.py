@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, refuse_donated
-from fbuf._buffer.transforms import given_of
+from fbuf._buffer.state import BufferState, given_of, refuse_donated
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._core.sample import Index

@@ -1,4 +1,4 @@
-"""`BufferConfig`: the parts and sizes of a buffer, for the functions that work on its state; `Buffer` adds the methods."""
+"""`BufferConfig`: the parts and sizes of a buffer. Functions of a state take it; `Buffer` adds the methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fbuf.writers import Ring
 
 @dataclasses.dataclass(frozen=True)
 class BufferConfig:
-    """The fields of a `Buffer`, unchecked, and what follows from them."""
+    """The fields of a `Buffer`, unchecked, and properties derived from them."""
 
     capacity: int
     storage: Storage = Device()
@@ -34,7 +34,7 @@ class BufferConfig:
 
     @property
     def geometry(self) -> Geometry:
-        """Lanes and rows a lane."""
+        """Lanes, and rows per lane."""
         lanes = self.lanes or 1
         return Geometry(lanes, self.capacity // lanes, self.writer.streams)
 
@@ -55,6 +55,6 @@ class BufferConfig:
 
     @property
     def counted(self) -> bool:
-        """Whether the sampler finds anchors by counting, and keeps no log of them: where rows stay, and not all are anchors."""
+        """Whether the sampler counts anchors instead of logging them: rows never change, and not all are anchors."""
         by_rank = getattr(self.sampler, "by_rank", False)
         return isinstance(self.writer, ReadOnly) and by_rank and not self.dense

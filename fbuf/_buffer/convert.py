@@ -1,8 +1,7 @@
-"""Anchors and sampler of rows that are there from the beginning (`writers.Frozen`): made in one pass over them, in blocks.
+"""Anchors and sampler state from existing rows: of a data set (`writers.Frozen`), and of a state of another buffer.
 
-The rows arrive once more, oldest first, a block at a time, and nothing but the leaves that end episodes (and the sampler's
-stamp) is read of them; so memory is bounded by a block, whatever the capacity. As no row ever goes, what a log would say is
-counted from the flags once (`fbuf._algorithms.rank_select`).
+Both replay the rows oldest first, and read only the leaves that end episodes and the sampler's stamp. A data set is read in
+blocks, which bounds memory; its rows never change, so its anchors are counted once (`fbuf._algorithms.rank_select`).
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from fbuf._indexing import ring as _ring
 from fbuf._interfaces.storage import Read
 
 BLOCK = 1 << 16
-"""Rows of a block."""
+"""Rows per block."""
 
 
 def _index_rows_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
-    """The anchors and the sampler that all rows make; `sampler` is what `init_host_sampler(other)` gave."""
+    """Return anchors and sampler state for all rows of a data set; `sampler` is from `init_host_sampler(other)`."""
     empty = state_ops.empty_state(other, state.rows)
     sampler = empty.sampler if sampler is None else sampler
     if other.dense and not tree_bytes(sampler):
@@ -74,7 +73,7 @@ index_rows = Operation(_index_rows_core)
 
 
 def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
-    """A state whose rows are there, with their anchors."""
+    """Return the state of a data set with the anchors of its rows."""
     fresh = state_ops.init_host_sampler(buffer, call)
     anchors, sampler = index_rows(buffer, state, fresh, static=(buffer,))[1]
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
@@ -83,13 +82,10 @@ def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> B
 def _convert_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
-    """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
+    """Return anchors and sampler state of `other` for the rows held; `sampler` is from `init_host_sampler(other)`.
 
-    `sampler` is what `init_host_sampler(other)` gave.
-
-    Before a lane's oldest row there may have been another, long gone, unless the lane never filled up. Its episode
-    is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so
-    that it is left out, but for what it says of the row after it.
+    Unless a lane has never been full, its oldest row may follow a row that was overwritten. Its episode is then assumed to
+    have begun earlier. With reset rows it may be one, so it is left out, except for its effect on the next row.
     """
     geometry = buffer.geometry
     lanes, length, _ = geometry
@@ -130,6 +126,6 @@ def _convert_core(
 
 
 def _may_have_lost_rows(buffer: BufferConfig, state: BufferState) -> jax.Array:
-    """bool[E]: lanes before whose oldest row there may have been another."""
+    """Return bool[E], lanes whose oldest row may follow a row that was overwritten."""
     ring = state.ring
     return (ring.size == jnp.int32(buffer.geometry.length)) | (ring.cursor != ring.size)

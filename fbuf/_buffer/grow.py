@@ -1,8 +1,7 @@
-"""More room for rows in a state that has some: the same slots, indices and priorities under a larger capacity.
+"""Larger buffers with the same slots, indices and priorities.
 
-A lane's rows lie at positions 0, 1, 2, ... until it comes round for the first time, so that until then (and after `clear`)
-everything kept by slot, or by place in a lane, is the beginning of what the larger buffer keeps. Rejected: adding the rows
-anew, which forgets priorities and epochs; and capacities that grow inside jit, where shapes cannot change.
+Until a lane overwrites its first row, its rows are at positions 0, 1, 2, ..., so every array by slot, or by position in a
+lane, is a prefix of the larger buffer's.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _grow_rows(
 
 
 def _longer(old: jax.Array, fresh: jax.Array) -> jax.Array:
-    """What is kept, then what is empty."""
+    """Append empty entries to an array."""
     return old if old.shape == fresh.shape else jnp.concatenate([old, fresh[old.shape[0] :]])
 
 
@@ -108,7 +107,7 @@ def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
 
 
 def _longer_ring(ring: Ring, length: int) -> Ring:
-    """A lane that is just full is at its next row, not at its first again."""
+    """Return rings of longer lanes: the next row of a full lane is after its last."""
     full = ring.size == jnp.int32(length)
     before = jnp.where(ring.lap == jnp.uint32(1), jnp.uint32(2**32 - 1), ring.lap - jnp.uint32(1))
     return Ring(cursor=jnp.array(ring.size, copy=True), size=ring.size, lap=jnp.where(full, before, ring.lap))

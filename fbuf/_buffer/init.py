@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, convert, fit_transforms, operations, prefetch, state_ops, transforms
+from fbuf._buffer import checks, convert, operations, prefetch, state_ops, transforms
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, given_of
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat
@@ -33,7 +33,7 @@ def init(buffer: BufferConfig, example: PyTree) -> BufferState:
         else:
             state = dataclasses.replace(state, sampler=state_ops.open_host_state(buffer, call, state.sampler))
     if isinstance(buffer.writer, ReadOnly):
-        state = fit_transforms.fit_transforms(buffer, state)
+        state = transforms.fit_transforms(buffer, state)
     return validate_transforms(buffer, state)
 
 
@@ -98,7 +98,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     sampler = state_ops.init_host_sampler(buffer, call)
     anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
     state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
-    return validate_transforms(buffer, fit_transforms.fit_transforms(buffer, state))
+    return validate_transforms(buffer, transforms.fit_transforms(buffer, state))
 
 
 def checked_spec(buffer: BufferConfig, call: str, example: PyTree) -> Spec:
@@ -121,7 +121,7 @@ def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState
 def check_state(buffer: BufferConfig, state: BufferState) -> None:
     """Raise if another buffer made the state, at trace time."""
     spec, structure = buffer.storage.spec(state.rows)
-    row_format = transforms.given_of(state)
+    row_format = given_of(state)
     items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
     fits = (row_format is None) == (buffer.on_write is None)
     if not fits or _outline(state) != _expected_state(buffer, items, structure, row_format):

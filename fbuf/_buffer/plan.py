@@ -1,9 +1,8 @@
-"""`buffer.plan(example)`: what a buffer will take, before anything is allocated.
+"""`buffer.plan(example)`: the bytes of a buffer before it is allocated.
 
-Device bytes come from shapes and from XLA's own memory analysis of the compiled verbs, so they are what is then measured.
-Host bytes of rows that are kept as they are follow from shapes too. How far rows will compress nobody can know: the
-answer comes from rows you give, from a ratio you give, or is the raw upper bound, and the plan says which. The same holds of
-how far a table of distinct blocks will fill, which only rows can tell.
+Device bytes come from shapes and from XLA's memory analysis of the compiled methods. Host bytes of uncompressed rows come from
+shapes. For compressed rows, and for a table of distinct blocks, the plan uses sample rows or a given ratio, or else the raw
+upper bound, and reports which.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from fbuf._interfaces.writer import ReadOnly
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes a buffer takes, by place; peaks are device bytes at the worst moment of a call, state included."""
+    """Bytes of a buffer, by place. Peaks are the most device bytes during a call, state included."""
 
     device: int  # the state
-    host: int  # the side-store, what is read ahead, and priorities that are on the host
+    host: int  # rows, prefetched rows, and priorities on the host
     host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
-    host_raw: int  # the side-store if nothing compressed at all
+    host_raw: int  # host bytes without compression
     disk: int
-    checkpoint: int  # the first `save` of a full buffer; with `wait=False` it copies `device` of that before it returns
+    checkpoint: int  # the first `save` of a full buffer; with `wait=False` it first copies `device` bytes
     peak_init: int
-    peak_extend: int  # 0 where no rows are added
+    peak_extend: int  # 0 for a data set
     peak_sample: int
-    donated: bool  # whether `peak_extend` is that of a donated state; else the rows exist twice
-    table: Forecast | None = None  # how far the table of distinct blocks will fill, where the storage has one
+    donated: bool  # whether `peak_extend` is for a donated state; otherwise rows exist twice
+    table: Forecast | None = None  # for a storage with a table of distinct blocks
 
     def __str__(self) -> str:
         lines = [
@@ -78,18 +77,17 @@ def plan(
     rows: PyTree | None = None,
     ratio: float | None = None,
 ) -> Plan:
-    """What `buffer` takes for rows like `example`.
+    """Return the plan of `buffer` for rows like `example`.
 
     Args:
-      batch_size: B of the `sample` whose peak is wanted; None: the buffer's, or 32.
-      num_rows: N of the `extend` (a lane).
+      batch_size: B of `sample`, for its peak; None: the buffer's, or 32.
+      num_rows: N of `extend` (per lane), for its peak.
       donated: Whether the state is donated to `extend`.
-      rows: Some real rows, as `extend` takes them, to compress on trial, or to count their distinct blocks; a thousand or
-        more make a good guess.
-      ratio: Or the ratio you expect, raw bytes over compressed.
+      rows: Sample rows, as `extend` takes them, to compress or to count distinct blocks; use a thousand or more.
+      ratio: Or the expected ratio of raw to compressed bytes.
     Raises:
       ValueError: both `rows` and `ratio` are given, or the ratio is not positive.
-    Cost: two compilations; nothing of the buffer's size is allocated.
+    Cost: two compilations; nothing is allocated.
     """
     if rows is not None and ratio is not None:
         raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
@@ -147,8 +145,8 @@ def plan(
     )
 
 
-def _peak(verb: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
-    """Arguments, results that are not arguments again, and scratch memory of one call."""
-    analysis: Any = jax.jit(verb, donate_argnums=donate).lower(*args).compile().memory_analysis()
+def _peak(method: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
+    """Return the bytes of arguments, of results that do not reuse them, and of scratch memory."""
+    analysis: Any = jax.jit(method, donate_argnums=donate).lower(*args).compile().memory_analysis()
     made = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return int(analysis.argument_size_in_bytes + made + analysis.temp_size_in_bytes)

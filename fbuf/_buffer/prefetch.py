@@ -1,13 +1,11 @@
-"""`Buffer(prefetch=1)`: each `sample` hands out the batch drawn by the one before, and draws the next.
+"""`Buffer(prefetch=1)`: each `sample` returns the batch that the previous call drew, and draws the next.
 
-What is drawn ahead is part of the state: anchors with their generations, probabilities and weights, the view's context,
-and what the storage holds for it: the rows themselves, or, where they lie on the host, their tickets and the number of a
-request that a thread of the store is busy with while the step goes on. So a state sampled twice gives the same batch
-twice, two futures do not meet, and every storage gives the same batch.
+The prefetched batch is part of the state: anchors with their generations, probabilities and weights, the view's context, and
+the rows. Rows on the host are tickets and the number of a request, which a thread of the store serves during the step. A
+state sampled twice therefore gives the same batch twice.
 
-A draw on the spot happens in a loop of no or one turn, because XLA copies what a branch changes; of the sampler it
-carries only the leaves that a draw changes. Rejected: one loop that draws once or twice (the batch would be copied from
-turn to turn), a batch kept beside the state (donation, checkpoints and futures would all need rules of their own).
+An immediate draw is a loop of at most one iteration, because XLA copies what a branch changes. The loop carries only those
+leaves of the sampler that a draw changes.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from fbuf._interfaces.storage import Prefetchable, Read
 from fbuf._interfaces.view import Window
 
 T = TypeVar("T")
-_IMMEDIATE_FOLD = 1  # what tells the key of a draw on the spot from that of a draw ahead
+_IMMEDIATE_FOLD = 1  # folded into the key of an immediate draw
 
 
 def _prepare_read(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
@@ -50,13 +48,13 @@ def _finish_read(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], j
 
 
 def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
-    """No rows yet, over a storage's empty `rows`, and nothing drawn ahead."""
+    """Return the state of an empty buffer over `rows` of the storage, without a prefetched batch."""
     state = state_ops.empty_state(buffer, rows, given)
     return dataclasses.replace(state, ahead=empty_prefetch(buffer, state))
 
 
 def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
-    """Nothing drawn ahead yet."""
+    """Return a prefetched batch whose mask is False; None without prefetch."""
     if not buffer.prefetch:
         return None
 
@@ -68,7 +66,7 @@ def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
 
 
 def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
-    """Bytes on the host for what is drawn ahead, from shapes."""
+    """Return the host bytes of a prefetched batch, from shapes."""
     if state.ahead is None or not isinstance(buffer.storage, Prefetchable):
         return 0
     return buffer.storage.held_bytes(state.rows, state.ahead.held)
@@ -82,14 +80,14 @@ def _prefetch_batch(
     stale: jax.Array,
     ahead: bool,
 ) -> tuple[Any, jax.Array, Ahead]:
-    """Sampler, token, and a batch of `state` as it is now; its read has been asked for if it is drawn `ahead`."""
+    """Draw a batch; return sampler, token and batch. Start its read now if it is drawn `ahead`."""
     assert buffer.batch_size is not None
     sampler, draw, window = _read.draw(buffer, state, key, options, buffer.batch_size)
     held = _prepare_read(buffer.storage, state.rows, window.reads)
     if ahead:
         held = _start_read(buffer.storage, state.rows, held)
     index = state_ops.index_of(buffer, state, draw.slot)
-    reading = transforms.reading(buffer, state, key)  # pinned too: what is kept is no leaf of the state twice
+    reading = transforms.reading(buffer, state, key)  # ordered too: the same leaf must not be in the state twice
     token, (held, draw, context, index, reading) = order_after_reads(
         state.token, (held, draw, window.context, index, reading)
     )
@@ -118,7 +116,7 @@ def _sample_core(
 
 
 def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
-    """The state with a batch to hand out; unchanged where one was drawn ahead."""
+    """Return a state with a prefetched batch: draw one if there is none."""
     before = jax.tree.leaves(state.sampler)
     structure: Any = jax.tree.structure(state.sampler)
     changed = _changed_by_draws(buffer, state, key, options)
@@ -147,7 +145,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
 def _changed_by_draws(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
 ) -> list[bool]:
-    """Which leaves of the sampler's state a draw changes: known by identity, while tracing."""
+    """Return which leaves of the sampler's state a draw changes, by identity while tracing."""
     changed: list[bool] = []
 
     def trace(state: BufferState, key: jax.Array) -> None:
@@ -161,7 +159,7 @@ def _changed_by_draws(
 
 @jax.custom_batching.custom_vmap
 def _where(wanted: jax.Array, new: T, old: T) -> T:
-    """`new`; under `vmap` only for the members that want it, as the others go along for nothing."""
+    """Return `new`; under `vmap`, `old` for members that do not want it."""
     del wanted, old
     return new
 

@@ -1,7 +1,4 @@
-"""Buffers people ask for by name: plain functions that return a `Buffer`, nothing more.
-
-Each says in one line what it would take to write it out; change any part with `dataclasses.replace`.
-"""
+"""Functions that return common buffers; change any part with `dataclasses.replace`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from fbuf.views import Sequence
 
 
 def uniform(capacity: int, **parts: Any) -> Buffer:
-    """`Buffer(capacity, sampler=Uniform(), **parts)`: every row alike.
+    """`Buffer(capacity, sampler=Uniform(), **parts)`: every row equally likely.
 
     Args:
       capacity: C, rows held.
@@ -71,7 +68,7 @@ def trajectory(
     Args:
       capacity: C, rows held.
       length, burn_in, bootstrap, stride, boundary, autoreset, episode_end: Of `views.Sequence`.
-      over: Of `samplers.Uniform`: "anchors", every window alike, or "episodes", every episode.
+      over: Of `samplers.Uniform`: "anchors", all windows equally likely, or "episodes", all episodes.
       **parts: `storage`, `lanes`, ... of `Buffer`; a `sampler` of your own replaces `over`.
 
     Example:

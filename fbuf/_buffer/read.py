@@ -34,14 +34,14 @@ from fbuf._interfaces.view import Window
 def draw(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
-    """The sampler's state after a draw, the draw, and what to read for it."""
+    """Draw anchors; return the sampler's state, the draw, and the reads for it."""
     held = eligible_set(buffer, state)
     sampler, drawn = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 
 
 def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: EligibleSet) -> Window:
-    """What to read for a draw with `key` from a population."""
+    """Return the reads for a draw with `key`."""
     spec, _ = buffer.storage.spec(state.rows)
     return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
 
@@ -56,9 +56,11 @@ def deliver(
     reading: transforms.Reading | None,
     partly: bool = False,
 ) -> tuple[Sample, jax.Array]:
-    """A batch `drawn` without data, with it, and the counters: from what was read, where `ok` says that it was there.
+    """Return the batch `drawn` with the data that was read, and the counters.
 
-    `partly`: not all of it was asked for, so that to find nothing is no mistake.
+    Args:
+      ok: bool[B], whether the rows were present; None: all were.
+      partly: Do not count an empty draw, which a part of a mixture's batch may be.
     """
     spec, structure = buffer.storage.spec(state.rows)
     data = scoped("assemble", buffer.view.assemble)(spec, structure, arrays, window)
@@ -118,14 +120,14 @@ def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[B
 
 
 def _aged_rows(buffer: BufferConfig, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
-    """Rows by age int32[A, E], 0 the oldest."""
+    """Return rows by age int32[A, E]; 0 is the oldest."""
     exists = (age >= jnp.int32(0)) & (age < state.ring.size[None, :])
     slot = jnp.where(exists, ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
 def _scattered_rows(buffer: BufferConfig, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
-    """The oldest `number` rows in order of arrival, or the newest; `number` is a multiple of the lanes."""
+    """Return the oldest or newest `number` rows, a multiple of the lanes, in order of arrival."""
     assert state.scatter is not None
     held, rank = scatter.held(state.ring), jnp.arange(number, dtype=jnp.int32)
     rank = rank + held - jnp.int32(number) if newest else rank

@@ -27,61 +27,60 @@ COUNTERS = (
     "retired_rows",
     "draws_refused",
 )
-"""What is counted rather than raised: priorities and indices refused, draws from nothing, rows read too late, rows that
-found no room, and (by design, so that nothing raises for them) the oldest rows given up for new ones and the draws that
-landed on rows which had found no room."""
+"""What is counted instead of raised: refused priorities and indices, draws from an empty buffer, expired rows, and rows that
+did not fit. Those of `BY_DESIGN` are not errors: old rows evicted for new ones, and draws of rows that did not fit."""
 BY_DESIGN = ("retired_rows", "draws_refused")
 
 
 @component
 class ReadNames:
-    """The leaves that a view reads, read by read. Static."""
+    """The leaf of each read of a view. Static."""
 
     names: tuple[str, ...]
 
 
 @state
 class Ahead:
-    """The batch drawn ahead, which the next `sample` hands out (`Buffer(prefetch=1)`)."""
+    """The prefetched batch, which the next `sample` returns (`Buffer(prefetch=1)`)."""
 
-    batch: Sample  # as it was drawn, without data; `mask` False throughout: nothing is pending
-    reads: ReadNames  # the view's, and what it wants remembered
+    batch: Sample  # as it was drawn, without data; `mask` is False throughout if nothing is pending
+    reads: ReadNames  # of the view
     context: Any
-    held: Any  # the storage's: what is read, or what to read it by
-    stale: jax.Array  # uint32[], draws handed out whose anchor had gone since they were drawn
-    reading: Any = None  # `fbuf._buffer.transforms.Reading`, of when it was drawn; None where `on_read` needs none
+    held: Any  # of the storage: the rows, or what it needs to read them
+    stale: jax.Array  # uint32[], draws returned after their anchor was evicted
+    reading: Any = None  # `fbuf._buffer.transforms.Reading` of the draw; None unless `on_read` needs it
 
     def dropped(self) -> Ahead:
-        """With nothing pending."""
+        """Return it without a pending batch."""
         nothing = dataclasses.replace(self.batch, mask=jnp.zeros_like(self.batch.mask))
         return dataclasses.replace(self, batch=nothing)
 
 
 @state
 class Transforms:
-    """What transforms know, by the names of their stages: what `transforms.apply` takes as `memory`."""
+    """The memory of transforms by the names of their stages, as `transforms.apply` takes it."""
 
-    given: RowFormat | None  # what rows are before `on_write`; None where they are stored as they come
+    given: RowFormat | None  # format of rows before `on_write`; None without `on_write`
     write: dict[str, Any]  # of `on_write`
     read: dict[str, Any]  # of `on_read`
 
 
 @state
 class BufferState:
-    """Everything that changes. Arrays only, so it jits, scans, donates, shards and checkpoints.
+    """The state of a buffer: a pytree of arrays.
 
-    Nothing here is meant to be touched; `stats`, `rows`, `get` and `last` look inside.
+    Its fields are private; read it with `stats`, `rows`, `get` and `last`.
     """
 
-    rows: Any  # the storage's: for Device the rows themselves, leaves [C, ...]
-    ring: Ring  # where each lane writes next; where rows lie in no order, how many there are
-    anchors: Anchors | None  # which rows can be drawn; None where all can
-    sampler: Any  # the sampler's: logs, priorities
+    rows: Any  # of the storage: for Device the rows themselves, leaves [C, ...]
+    ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
+    anchors: Anchors | None  # which rows can be drawn; None if all can
+    sampler: Any  # of the sampler: logs, priorities
     counters: jax.Array  # uint32[9], see `COUNTERS`
     token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.ordering`)
-    scatter: Scatter | None = None  # which row lies in each slot; None where the rings say it
+    scatter: Scatter | None = None  # the row in each slot; None with a Streaming writer
     ahead: Ahead | None = None  # None without prefetch
-    transforms: Transforms | None = None  # None where transforms remember nothing, and none stands before the rows
+    transforms: Transforms | None = None  # None without `on_write` and without memory
 
     def __repr__(self) -> str:
         return state_repr.as_text(self)
@@ -91,10 +90,15 @@ class BufferState:
 
 
 def refuse_donated(call: str, state: BufferState) -> None:
-    """Raises if its arrays are gone. A tracer and a shape have none to lose."""
+    """Raise if the arrays of a state were donated."""
     token = state.token
     if not isinstance(token, jax.core.Tracer) and hasattr(token, "is_deleted") and token.is_deleted():
         raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the "
-            f"step returned: state = step(state)."
+            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the step "
+            f"returned: state = step(state)."
         )
+
+
+def given_of(state: BufferState) -> RowFormat | None:
+    """Return the format of rows before `on_write`."""
+    return None if state.transforms is None else state.transforms.given

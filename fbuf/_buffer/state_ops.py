@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._buffer import transforms
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import COUNTERS, BufferState
+from fbuf._buffer.state import COUNTERS, BufferState, Transforms
 from fbuf._core.ordering import any_unbatched, order_after_reads
-from fbuf._core.pytree import zero_unless
+from fbuf._core.pytree import Spec, zero_unless
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
 from fbuf._indexing import anchors as _anchors
@@ -22,16 +21,16 @@ from fbuf._interfaces.sampler import EligibleSet, host_sampler
 from fbuf._interfaces.storage import RaggedStorage
 from fbuf._interfaces.writer import Scattering, Streaming
 
-_VIEW = 0x7669  # what tells a view's random numbers from the sampler's
+_VIEW = 0x7669  # folded into the key of a view's random numbers
 
 
 def count(state: BufferState) -> jax.Array:
-    """int32[E], anchors of each lane."""
+    """Return int32[E], the anchors of each lane."""
     return state.ring.size if state.anchors is None else state.anchors.count
 
 
 def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
-    """No rows yet, over a storage's empty `rows`; `given` is what rows are before `on_write`."""
+    """Return the state of an empty buffer over `rows` of the storage; `given` is the format of rows before `on_write`."""
     geometry, writer = buffer.geometry, buffer.writer
     scatter = None
     if isinstance(writer, Scattering) and not writer.streams:
@@ -44,18 +43,25 @@ def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None)
         counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
         token=jnp.zeros((), jnp.int32),
         scatter=scatter,
-        transforms=transforms.empty(buffer, buffer.storage.spec(rows)[0], given),
+        transforms=_empty_transforms(buffer, buffer.storage.spec(rows)[0], given),
     )
 
 
+def _empty_transforms(buffer: BufferConfig, spec: Spec, was: RowFormat | None) -> Transforms | None:
+    """Return the memory of transforms before the first row; `spec` is of stored rows."""
+    write = {} if buffer.on_write is None or was is None else buffer.on_write.opened(was.example)[0]
+    read = {} if buffer.on_read is None else buffer.on_read.init(spec)
+    return Transforms(was, write, read) if was is not None or jax.tree.leaves(read) else None
+
+
 def open_host_state(buffer: BufferConfig, call: str, sampler: Any) -> Any:
-    """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
+    """Return the sampler's state over a new store, if the sampler keeps part of it on the host. Eager."""
     kept = host_sampler(buffer.sampler)
     return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
 
 
 def init_host_sampler(buffer: BufferConfig, call: str) -> Any:
-    """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
+    """Return the state, for an empty buffer, of a sampler with a store on the host; None for others. Eager."""
     if host_sampler(buffer.sampler) is None:
         return None
     return open_host_state(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
@@ -72,19 +78,19 @@ def _scattering(buffer: BufferConfig) -> Scattering:
 
 
 def generation(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> jax.Array:
-    """uint32, of the row that lies in each slot."""
+    """Return uint32, the generation of the row in each slot."""
     if state.scatter is not None:
         return _scatter.generation(state.scatter, slot)
     return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
 
 
 def index_of(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> Index:
-    """Slots with the generations that lie there now."""
+    """Return slots with their present generations."""
     return Index(slot, generation(buffer, state, slot))
 
 
 def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Which rows end an episode, and which of them because it terminated."""
+    """Return which rows end an episode, and which of them by termination."""
     end = jnp.zeros(shape, bool)
     for name in buffer.ends:
         end = end | leaves[name].reshape(shape)
@@ -93,13 +99,13 @@ def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int,
 
 
 def stamp_of(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
-    """int32, what the sampler wants to know of each row."""
+    """Return int32, the stamp of each row; None if the sampler needs none."""
     name = buffer.sampler.stamp
     return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
 
 
 def largest(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None:
-    """int32[], of the rows written, those overwritten by the same write too; the least there is where none are."""
+    """Return int32[], the largest stamp of all rows written; the smallest int32 if there are none."""
     if stamp is None:
         return None
     least = -(2**31)
@@ -112,14 +118,14 @@ def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
 
 
 def _zero_masked(mask: jax.Array, data: Any) -> Any:
-    """Zeros where `mask` is False; costs nothing where it is True throughout."""
+    """Return data with zeros where `mask` is False; without cost if it is True throughout."""
     return lax.cond(
         any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
     )
 
 
 def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
-    """What users see as data, and what `lazy` reads: None where all of a row are arrays."""
+    """Split data into the user's part and the tickets that `lazy` reads; None if rows are arrays only."""
     if isinstance(buffer.storage, RaggedStorage):
         recording: RaggedStorage = buffer.storage
         return recording.split(state.rows, data)
@@ -129,7 +135,7 @@ def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, An
 def _classify_indices(
     buffer: BufferConfig, state: BufferState, index: Index
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The token; and which indices are masked rows of a sample, in range, and still name the row they did."""
+    """Return the token, and which indices are masked, in range, and fresh (their row is still there)."""
     capacity = jnp.int32(buffer.geometry.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
     inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
@@ -141,7 +147,7 @@ def _classify_indices(
 
 
 def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
-    """What samplers and views may know when they draw."""
+    """Return the anchors, for samplers and views."""
     anchors = state.anchors
     if anchors is None:
         return EligibleSet(buffer.geometry, state.ring, count(state), None)

@@ -1,94 +1,85 @@
-"""Transforms in the path of rows: before they are stored, and after they are read.
+"""Transforms of rows before storage, and of batches after the view.
 
-    extend: rows -> on_write -> writer.place -> ...          on_read looks at the rows that are stored
+    extend: rows -> on_write -> writer.place -> ...          on_read observes the stored rows
     sample: ... -> view.assemble -> on_read -> Sample.data
 
-Where a batch's mask is False its leaves are zeros after transforms too: of those that a transform made, not of those it left
-alone. That is a select in the transform's own kernel; a branch for batches without such rows would keep XLA from fusing it
-with what makes the leaf, and cost a copy of the batch.
+Where a batch's mask is False, leaves that a transform made are set to zero by a select, which XLA fuses with the transform.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, Transforms
 from fbuf._core import arguments
 from fbuf._core.component import state
-from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, zero_unless
+from fbuf._core.dispatch import Operation
+from fbuf._core.pytree import PyTree, item_bytes, named_leaves, spec_of, zero_unless
 from fbuf._core.row_format import RowFormat, given
-from fbuf._interfaces.storage import RaggedStorage
+from fbuf._interfaces.storage import RaggedStorage, Read
 from fbuf._interfaces.transform import Context
 from fbuf._interfaces.writer import ReadOnly
+from fbuf.transforms import Chain
 
-_READ = 0x7264  # what tells the random numbers of transforms from the sampler's and the view's
+_READ = 0x7264  # folded into the key of the transforms' random numbers
 
 
 @state
 class Reading:
-    """What `on_read` goes by, of one draw."""
+    """The random seed and memory that `on_read` uses for one draw."""
 
-    seed: jax.Array | None  # uint32[2], of the draw's key; None where no stage wants one
-    memory: dict[str, Any]  # what its stages knew then
+    seed: jax.Array | None  # uint32[2], of the draw's key; None unless a stage is keyed
+    memory: dict[str, Any]  # of the stages, when the batch was drawn
 
 
 def check_parts(buffer: BufferConfig) -> None:
-    """Raises if rows cannot pass through these transforms."""
+    """Raise if the transforms do not fit the other parts."""
     if buffer.on_write is None:
         return
     if isinstance(buffer.writer, ReadOnly):
         raise ValueError(
-            f"Buffer: on_write is {buffer.on_write!r}, but the rows of {buffer.storage!r} are there already; expected None. "
-            f"Use on_read, or make a data set of changed rows with fbuf.datasets.preprocess(...)."
+            f"Buffer: on_write is {buffer.on_write!r}, but the rows of {buffer.storage!r} are already stored; expected None. "
+            f"Use on_read, or preprocess the data set with fbuf.datasets.preprocess(...)."
         )
     if isinstance(buffer.storage, RaggedStorage):
         raise ValueError(
-            f"Buffer: on_write is {buffer.on_write!r}, but rows of {buffer.storage!r} hold what is no array; expected None. "
+            f"Buffer: on_write is {buffer.on_write!r}, but rows of {buffer.storage!r} may not be arrays; expected None. "
             f"Use on_read, or change the rows before `extend`."
         )
     if buffer.on_write.keyed:
         name = next(n for n, stage in buffer.on_write if getattr(stage, "keyed", False))
         raise ValueError(
-            f"Buffer: stage '{name}' of on_write, {buffer.on_write[name]!r}, needs a key, but `extend` has none; expected it "
-            f"at read. Put it into on_read, where it draws anew for each batch."
+            f"Buffer: stage '{name}' of on_write, {buffer.on_write[name]!r}, needs a key, but `extend` has none. "
+            f"Move it to on_read, which has a fresh key for each batch."
         )
     if buffer.on_read is not None:
         both = set(buffer.on_write.remembers) & set(buffer.on_read.remembers)
         if both:
             name = min(both)
             raise ValueError(
-                f"Buffer: on_write and on_read both have a stage '{name}' that remembers something; expected two names, for "
-                f"`stats`. Write on_read={{'{name}_read': ...}}."
+                f"Buffer: on_write and on_read both have a stage '{name}' with memory; expected two names, for `stats`. "
+                f"Write on_read={{'{name}_read': ...}}."
             )
 
 
 def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:
-    """A row like `example` as it is stored, as shapes, and what it was; the example itself, and None, without `on_write`.
+    """Return a row like `example` as it is stored, as shapes, and its format before `on_write`; or the example and None.
 
     Raises:
-      ValueError, TypeError: it is no row; or a stage does not fit it.
+      ValueError, TypeError: it is not a valid row; or a stage does not fit it.
     """
     if buffer.on_write is None:
         return example, None
     arguments.check_spec(call, spec_of(example))
     was = given(example)
     return buffer.on_write.opened(was.example)[1], was
-
-
-def empty(buffer: BufferConfig, spec: Spec, was: RowFormat | None) -> Transforms | None:
-    """What transforms know before the first row; `spec` is of the rows that are stored."""
-    write = {} if buffer.on_write is None or was is None else buffer.on_write.opened(was.example)[0]
-    read = {} if buffer.on_read is None else buffer.on_read.init(spec)
-    return Transforms(was, write, read) if was is not None or jax.tree.leaves(read) else None
-
-
-def given_of(state: BufferState) -> RowFormat | None:
-    """What rows are before `on_write`."""
-    return None if state.transforms is None else state.transforms.given
 
 
 def write(
@@ -98,7 +89,7 @@ def write(
     mask: jax.Array | None,
     shape: tuple[int, int],
 ) -> tuple[dict[str, jax.Array], Transforms | None]:
-    """Rows `[N, E, ...]` as they are stored, by name, and what transforms know then."""
+    """Return rows `[N, E, ...]` as they are stored, by name, and the new memory of transforms."""
     if buffer.on_write is None and state.transforms is None:
         return leaves, None
     known = state.transforms
@@ -115,7 +106,7 @@ def write(
 
 
 def reading(buffer: BufferConfig, state: BufferState, key: jax.Array) -> Reading | None:
-    """What `on_read` will go by for a draw with `key` from the state as it is."""
+    """Return seed and memory of `on_read` for a draw with `key`; None if it needs neither."""
     if buffer.on_read is None:
         return None
     seed = None
@@ -126,7 +117,7 @@ def reading(buffer: BufferConfig, state: BufferState, key: jax.Array) -> Reading
 
 
 def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None) -> PyTree:
-    """A batch after `on_read`: zeros where `mask` bool[B] is False."""
+    """Return a batch after `on_read`, with zeros where `mask` bool[B] is False."""
     if buffer.on_read is None:
         return data
     key = None if by is None or by.seed is None else jax.random.wrap_key_data(by.seed, impl="threefry2x32")
@@ -151,7 +142,7 @@ def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None
 
 
 def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: RowFormat | None, shape: tuple[int, int]) -> Any:
-    """Rows `[N, E, ...]` as they would be stored, for `plan`."""
+    """Return rows `[N, E, ...]` as they would be stored, for `plan`."""
     if buffer.on_write is None or was is None:
         return leaves
     rows = was.structure.unflatten(leaves.values())
@@ -161,8 +152,58 @@ def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: RowFormat | N
 
 
 def stats(buffer: BufferConfig, state: BufferState) -> dict[str, jax.Array]:
-    """Scalars worth logging."""
+    """Return scalars to log."""
     if state.transforms is None:
         return {}
     out = {} if buffer.on_write is None else buffer.on_write.stats(state.transforms.write)
     return out if buffer.on_read is None else out | buffer.on_read.stats(state.transforms.read)
+
+
+BLOCK_BYTES = 1 << 24
+"""Bytes of rows that `fit_transforms` reads at once."""
+
+
+def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, dict[str, Any]]:
+    """Return the memory of `stages` after all rows held."""
+    spec, _ = buffer.storage.spec(state.rows)
+    names = stages.watches(spec)
+    capacity = buffer.geometry.capacity
+    block = max(1, min(capacity, BLOCK_BYTES // max(1, sum(item_bytes(spec[name]) for name in names))))
+
+    def more(number: jax.Array, memory: Any) -> Any:
+        slot = number.astype(jnp.int32) * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32)
+        inside = slot < jnp.int32(capacity)
+        at = jnp.where(inside, slot, jnp.int32(0))
+        held = inside & (state_ops.generation(buffer, state, at) != jnp.uint32(0))
+        arrays, ok = buffer.storage.read(state.rows, [Read(n, jnp.where(held, at, jnp.int32(capacity))) for n in names])
+        held = held if ok is None else held & ok
+        return stages.observe(memory, {n: a[:, None] for n, a in zip(names, arrays, strict=True)}, held[:, None])
+
+    return state, lax.fori_loop(0, -(-capacity // block), more, stages.init(spec))
+
+
+_observe = Operation(_observe_core)
+
+
+def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:
+    """Return a state, of `since` or else of `buffer`, with the memory of the stages of `buffer.on_read` for its rows.
+
+    Stages that `since` had under the same name keep their memory. Cost: O(C) if another stage has memory.
+    """
+    was, stages = state.transforms, Chain() if buffer.on_read is None else buffer.on_read
+    kept: dict[str, Any] = {}
+    if since is not None and was is not None:
+        kept = {name: was.read[name] for name in same_stages(since.on_read, stages) if name in was.read}
+    new = Chain(tuple((name, stage) for name, stage in stages if name not in kept))
+    if new.remembers:
+        read = kept | _observe(since or buffer, state, static=(new,))[1]
+    else:
+        read = kept | new.init(buffer.storage.spec(state.rows)[0])
+    given, write = (None, {}) if was is None else (was.given, was.write)
+    some = given is not None or bool(jax.tree.leaves(read))
+    return dataclasses.replace(state, transforms=Transforms(given, write, read) if some else None)
+
+
+def same_stages(one: Chain | None, other: Chain) -> list[str]:
+    """Return the names under which both chains have the same stage."""
+    return [name for name, stage in one or () if name in other and other[name] == stage]

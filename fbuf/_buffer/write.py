@@ -34,7 +34,7 @@ def _extend_core(
     shape: tuple[int, int],
     axes: int,
 ) -> tuple[BufferState, None]:
-    """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
+    """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1."""
     num = shape[0]
     state = scoped("retire", _make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
@@ -52,7 +52,7 @@ def _extend_core(
     end, terminated = ending(buffer, leaves, (num, geometry.lanes))
     stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
 
-    # Of more rows than a lane holds only the newest are touched.
+    # If there are more rows than a lane holds, only the newest are written.
     skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
     scatter = state.scatter
@@ -107,12 +107,12 @@ def store_values(
 def evict_oldest(
     buffer: BufferConfig, state: BufferState, count: jax.Array, most: int, token: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any, EligibilityUpdate, jax.Array]:
-    """What becomes of anchors when the `count` int32[E] oldest rows of each lane go, at most `most`.
+    """Close the anchors of the `count` int32[E] oldest rows of each lane, at most `most`.
 
     Returns:
-      slot: int32[most, E], of the rows that go; C elsewhere.
-      gone: bool[most, E], where there is one.
-      anchors, change, token: Anchors without them, what the sampler is to be told, and the token.
+      slot: int32[most, E], of the evicted rows; C elsewhere.
+      gone: bool[most, E], which entries of `slot` are evicted rows.
+      anchors, change, token: The remaining anchors, the update for the sampler, and the token.
     """
     geometry = buffer.geometry
     age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
@@ -129,11 +129,11 @@ def evict_oldest(
 
 
 def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
-    """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
+    """Evict the oldest rows if the storage has no room for the new ones, as if they had been overwritten.
 
-    What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
-    brings. Its oldest row never comes to lie at position 0 by this, where it would look like the first row that there ever
-    was (see `_may_have_lost_rows`). A writer that replaces any row keeps what it chose: then new rows are refused.
+    First the rows that the write overwrites are dropped, then more if needed: per lane at most twice the number of new rows.
+    The oldest row that remains is never at position 0, where it would look like the first row of all (see
+    `_may_have_lost_rows`). With a Scattering writer new rows are refused instead.
     """
     geometry = buffer.geometry
     if not isinstance(buffer.storage, Growable) or not geometry.streams:
@@ -151,12 +151,12 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         return state
     overwritten = _streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
 
-    # The newest rows stay: some of them may not be decided yet.
+    # The newest rows stay: some of them may be undecided.
     rule = buffer.view.rule
     stay = jnp.int32(1 if rule.prompt else rule.rows)
 
     def given_up(needs_eviction: jax.Array, ring: Ring) -> jax.Array:
-        """int32[E], oldest rows of each lane that go."""
+        """Return int32[E], how many of the oldest rows of each lane to evict."""
         spare = jnp.maximum(ring.size - stay, jnp.int32(0))
         count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
         count = jnp.where(needs_eviction, count, jnp.int32(0))
@@ -179,15 +179,15 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         )
         return jnp.zeros_like(count), state
 
-    # Once or not at all, as a loop: a branch would copy the counts of the blocks.
+    # A loop of at most one iteration: a branch would copy the counts of the blocks.
     start = (given_up(needs_eviction, state.ring), state)
     return lax.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
 
 
 def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32[B] from float32[B, T]: `eta` times the largest magnitude, the rest the mean; and where those are finite.
+    """Return float32[B] from float32[B, T], `eta` * max + (1 - `eta`) * mean of magnitudes, and where these are finite.
 
-    0 where none counts: a window with nothing to learn from, which would else keep the priority of a new one for ever.
+    A window without counted errors gets 0; otherwise it would keep the priority of new rows forever.
     """
     finite = jnp.isfinite(error)
     magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._bridge import lifetime
-from fbuf._buffer import checks, fit_transforms, prefetch
+from fbuf._buffer import checks, prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, mixture, state_arrays
@@ -160,7 +160,7 @@ def restored(call: str, saved: Any, buffer: Any, example: Any, resize: Any, veri
                 state = _resize.resize_state(f"{call}: {path}", reader, target, state)
         if reader.on_read != target.on_read:
             before = dataclasses.replace(target, on_read=reader.on_read, prefetch=0, batch_size=None)
-            state = fit_transforms.fit_transforms(target, dataclasses.replace(state, ahead=None), since=before)
+            state = transforms.fit_transforms(target, dataclasses.replace(state, ahead=None), since=before)
         if not keeps_ahead:
             state = dataclasses.replace(state, ahead=None)
             state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(target, state))

@@ -1,6 +1,6 @@
-"""Checks of what users hand in, and the one form of message: call, leaf, what came, what was expected, the fix as code.
+"""Checks of arguments by structure, dtype and shape, at trace time.
 
-All checks here look at structure, dtype and shape only, so they run at trace time and cost nothing in a jitted step.
+A message has one form: `Call: leaf 'obs' is X; expected Y. Fix.`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _text(name: str) -> str:
 
 
 def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
-    """A Python number takes the dtype of the leaf it is for, if that loses nothing in kind."""
+    """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
     want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
     try:
@@ -35,7 +35,7 @@ def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
 
 
 def check_spec(call: str, spec: Spec) -> None:
-    """Refuses rows a buffer cannot hold: none at all, or leaves that are not plain arrays."""
+    """Raise for rows without leaves, or with leaves that are not plain arrays."""
     if not spec:
         raise ValueError(
             f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
@@ -53,7 +53,7 @@ def check_spec(call: str, spec: Spec) -> None:
 
 
 def check_key(call: str, key: Any, many: str) -> None:
-    """Refuses what is not one PRNG key, typed or raw; `many` says what to do with several."""
+    """Raise unless it is one PRNG key, typed or raw; `many` is the fix for several."""
     if not hasattr(key, "dtype"):
         raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -64,7 +64,7 @@ def check_key(call: str, key: Any, many: str) -> None:
 
 
 def check_names(call: str, got: Any, expected: Any) -> None:
-    """Names of leaves must agree."""
+    """Raise unless the names of leaves agree."""
     missing = [n for n in expected if n not in got]
     extra = [n for n in got if n not in expected]
     if missing or extra:
@@ -84,14 +84,14 @@ def _listed(names: Any, most: int = 8) -> str:
 
 
 def _are_dicts(rows: Any, spec: Spec) -> bool:
-    """Whether these are a list of rows, each a dict, and not one row that is a list."""
+    """Return whether this is a list of rows that are dicts, and not one row that is a list."""
     return all(isinstance(row, Mapping) for row in rows) and not next(iter(spec)).split("/")[0].isdigit()
 
 
 def check_rows(
     call: str, rows: PyTree, spec: Spec, structure: Any, leading: tuple[int | None, ...], axes: str
 ) -> dict[str, jax.Array]:
-    """The leaves of `rows` by name, checked against the buffer's.
+    """Return the leaves of `rows` by name, checked against `spec` and `structure`.
 
     Args:
       call: For messages, `"Buffer.extend"`.
@@ -149,7 +149,7 @@ def check_rows(
 
 
 def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | None, ...], axes: str) -> str:
-    """What to do about a leaf of shape `got` where `[*leading, *item]` is expected; empty where nothing fits."""
+    """Return the fix for a leaf of shape `got` where `[*leading, *item]` is expected; "" if there is none."""
     lanes = leading[-1] if axes.endswith("E") else None
     adds = axes in ("", "E")  # one row, or one a lane
     if axes == "B":
@@ -170,7 +170,7 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
 
 
 def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:
-    """One argument as an array of exactly `shape`, of a dtype kind in `kinds` ("f" floating, "i" integer, "b" bool)."""
+    """Return an argument as an array of `shape` with a dtype kind in `kinds`: "f" floating, "i" integer, "b" bool."""
     got = leaf_spec(value, f"{call}: {what}")
     names = {"f": "floating", "i": "integer", "b": "boolean"}
     kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)

@@ -1,9 +1,8 @@
-"""`@component` for configuration (values) and `@state` for what changes (arrays).
+"""`@component` for configuration (values) and `@state` for state (arrays).
 
-A buffer and its parts are frozen dataclasses of *values*: they hash, compare, print and pickle by value, so a jitted
-function that gets an equal buffer built again does not trace again (a dataclass of functions would: its hash is an
-identity). Both kinds are pytree nodes known to `jax.export`; what the file holds is JSON of the fields, never a
-pickle.
+A buffer and its parts are frozen dataclasses of values. They hash, compare, print and pickle by value, so a jitted function
+does not trace again for an equal buffer. Both kinds are pytree nodes registered with `jax.export`, which stores JSON of the
+fields, never a pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from jax import export
 C = TypeVar("C", bound=type[Any])
 
 COMPONENTS: dict[str, type[Any]] = {}
-"""Every class that `from_config` will build, by public name; see `named`."""
+"""Every class that `from_config` builds, by public name."""
 _NAMES: dict[type[Any], str] = {}
 
 
@@ -34,7 +33,7 @@ def _qualified(cls: type[Any]) -> str:
 
 
 def allow(cls: type[Any], name: str) -> None:
-    """Lets a dataclass of values cross `to_config` and `from_config`."""
+    """Register a dataclass of values for `to_config` and `from_config`."""
     COMPONENTS[name] = cls
     _NAMES[cls] = name
 
@@ -78,7 +77,7 @@ def _make_component(cls: Any, name: str | None) -> Any:
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields = made.__hash__
 
-    def __hash__(self: Any) -> int:  # every eager verb hashes its buffer: keep the answer
+    def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
         known = self.__dict__.get("_hash")
         if known is None:
             known = by_fields(self)
@@ -88,7 +87,7 @@ def _make_component(cls: Any, name: str | None) -> Any:
     def __getstate__(self: Any) -> dict[str, Any]:  # string hashes differ between processes
         return {k: v for k, v in self.__dict__.items() if k != "_hash"}
 
-    def __repr__(self: Any) -> str:  # what was chosen, not what was left alone
+    def __repr__(self: Any) -> str:  # fields that differ from their defaults
         chosen = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in dataclasses.fields(self)
@@ -142,10 +141,10 @@ def _make_state(cls: Any, name: str | None) -> Any:
 
 
 def to_config(value: Any) -> Any:
-    """The JSON form of a component: `{"type": ..., field: ...}`; tuples become `{"tuple": [...]}`.
+    """Return the JSON form of a component: `{"type": ..., field: ...}`; tuples become `{"tuple": [...]}`.
 
     Raises:
-      TypeError: for a value without a JSON form (a function, say); the message says which.
+      TypeError: a value has no JSON form (for instance a function).
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = _NAMES.get(type(value), "")
@@ -161,7 +160,7 @@ def to_config(value: Any) -> Any:
 
 
 def named(name: str) -> type[Any] | None:
-    """The component of that public name, if there is one; storages and transforms are imported when they are named."""
+    """Return the component of a public name, or None; import storages and transforms when needed."""
     package, _, last = name.rpartition(".")
     if name not in COMPONENTS and package in ("fbuf.storages", "fbuf.transforms"):
         getattr(importlib.import_module(package), last, None)
@@ -169,7 +168,7 @@ def named(name: str) -> type[Any] | None:
 
 
 def from_config(config: Any) -> Any:
-    """The inverse of `to_config`; builds fbuf's own components only."""
+    """Build a component of fbuf from its JSON form."""
     if isinstance(config, dict) and "tuple" in config:
         return tuple(from_config(item) for item in config["tuple"])
     if isinstance(config, dict):

@@ -1,10 +1,10 @@
-"""One dispatch a verb, and no copy of what a verb leaves alone.
+"""`Operation`: a method of a buffer as one jitted dispatch that does not copy unchanged leaves.
 
-A jitted call that returns an input it was not given for good copies it: 132 ms for 157 MB. The jitted core of a verb
-therefore returns a leafless mark in place of every leaf of the state that it did not touch, and the caller puts the old
-array back. Which leaves these are is found while tracing, by identity, so no verb has to say it.
+A jitted call copies every input that it returns, unless that input is donated. An operation therefore returns a marker
+without leaves for each leaf of the state that it did not change, and the caller puts the old array back. Unchanged leaves
+are found by identity, while tracing.
 
-Verbs and the parts they call have scopes in the program (`fbuf.sample/draw`), so that a profile says what takes the time.
+Operations, and the parts they call, have scopes in the program (`fbuf.sample/draw`), which profiles show.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def scoped(name: str, fn: F) -> F:
-    """`fn`, its operations under `name` in programs and profiles."""
+    """Return `fn` with its operations under `name` in programs and profiles."""
     return jax.named_scope(name)(fn)
 
 
 @jax.tree_util.register_static
 class _Unchanged:
-    """Stands for a leaf that the caller still has."""
+    """Marks a leaf that did not change."""
 
 
 _UNCHANGED = _Unchanged()
@@ -43,7 +43,7 @@ class Operation:
             before, after = jax.tree.leaves(state), jax.tree.leaves(new)
             return [_UNCHANGED if a is b else a for a, b in zip(after, before, strict=True)], result
 
-        changes.__name__ = f"fbuf_{name}"  # as a profile shows an eager call
+        changes.__name__ = f"fbuf_{name}"  # the name of an eager call in profiles
         self._jitted = jax.jit(changes, static_argnums=(0, 1), inline=True)
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""How slots are laid out in lanes, and where each lane writes next.
+"""The layout of slots in lanes, and the position where each lane writes next.
 
-A *slot* holds one row, int32 in [0, C). With E lanes (parallel environments) each lane owns a ring of L = C / E rows; row
-`position` of lane `e` is in slot `position * E + e`. `C` stands for "no slot": reads there give zeros, writes are dropped.
+A *slot*, int32 in [0, C), holds one row. Each of E lanes (parallel environments) has a ring of L = C / E rows; row `position`
+of lane `e` is in slot `position * E + e`. Slot C means "no slot": reads return zeros, and writes are dropped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ S = TypeVar("S")
 
 
 class Geometry(NamedTuple):
-    """How slots are laid out. Static."""
+    """The layout of slots. Static."""
 
     lanes: int  # E, parallel environments; 1 without lanes
     length: int  # L, rows a lane holds
-    streams: bool = True  # rows replace the oldest of their lane; else any, and a lane is but a column of slots
+    streams: bool = True  # whether rows replace the oldest of their lane; otherwise any row of any lane
 
     @property
     def capacity(self) -> int:
@@ -30,18 +30,18 @@ class Geometry(NamedTuple):
 
 @state
 class Ring:
-    """Where each lane writes next. Counters of rows are kept as (cursor, lap), so nothing overflows after 2^32 rows."""
+    """The position where each lane writes next. Rows are counted as (cursor, lap), which never overflows."""
 
     cursor: jax.Array  # int32[E], position of the next row, in [0, L)
     size: jax.Array  # int32[E], rows held, in [0, L]
-    # uint32[E], how often the lane came round (and was cleared), from 1; wraps, compared for equality only
+    # uint32[E], rounds (and clears) of the lane, from 1; wraps around, and is compared for equality only
     lap: jax.Array
 
 
 class Placement(NamedTuple):
-    """Where one write goes."""
+    """The slots of one write."""
 
-    slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
-    rank: jax.Array  # int32[N, E], place among the lane's rows of this write
+    slot: jax.Array  # int32[N, E]; distinct and out of range where nothing is written
+    rank: jax.Array  # int32[N, E], number of the row among those of the lane in this write
     rows: jax.Array  # int32[E], rows of this write per lane
     ring: Ring  # the rings afterwards

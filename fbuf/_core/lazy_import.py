@@ -1,8 +1,6 @@
-"""What is imported when it is first asked for: the stores on the host, and whatever else a step on the device never meets.
+"""Lazy imports of modules that a training step on the device does not need.
 
-`import fbuf` is paid by every process, also by those whose rows are plain arrays (how much: `python -m benchmarks --only
-import`). Rejected: `importlib.util.LazyLoader` (until
-Python 3.13 two threads that touch such a module at once may meet it half made).
+`importlib.util.LazyLoader` is not thread-safe before Python 3.13.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from typing import Any
 def later(
     package: str, modules: Mapping[str, Sequence[str]], public: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package.
+    """Return the `__getattr__` and the `__dir__` of a package.
 
     Args:
-      modules: Names by the modules that have them, which are imported when one of their names is asked for.
-      public: What completion offers, imported or not.
+      modules: Names by module; a module is imported when one of its names is first read.
+      public: Names for completion, imported or not.
     """
     home = {name: module for module, names in modules.items() for name in names}
 
@@ -38,7 +36,7 @@ def later(
 
 
 class Later:
-    """A module that is imported when one of its names is first asked for."""
+    """A module that is imported when one of its names is first read."""
 
     def __init__(self, module: str):
         self._module = module

@@ -1,17 +1,12 @@
-"""The ordering primitive: reads that finish before later writes, without ordered effects and without a copy.
+"""The ordering primitive: reads finish before later writes, without ordered effects and without copies.
 
-A verb that reads an array (rows, tree, flags, tickets) which a later verb of the same step writes in place leaves XLA
-two choices: finish the read first, or copy the array. It often copies, because it would rather compute "one element of
-the gather" again later. It can do neither to what went through a conditional. `order_after_reads` is the identity, spelled as a
-conditional whose other branch never runs; the token it returns is the old one plus a zero that XLA cannot know to be
-zero. Every write of every verb adds the token to its indices, so every write waits for every earlier read.
+If a step reads an array and later writes it in place, XLA either finishes the read first or copies the array; it often
+copies. It does neither to values that went through a conditional. `order_after_reads` is the identity as a conditional whose
+other branch never runs. The token it returns is the old one plus a zero that XLA cannot fold. Every write adds the token to
+its indices, so every write waits for every earlier read.
 
-`vmap` turns a conditional whose predicate is batched into a `select`, which XLA does see through: a vmapped step then
-copies everything (26 MB for three states of 400,000 rows). The predicate is therefore reduced over the batch, which
-changes nothing as it is never true.
-
-Tried and rejected: `optimization_barrier` (no effect on CPU), peeking at one element of the read (XLA recomputes it),
-`ordered=True` effects (no vmap, and only for callbacks).
+`vmap` turns a conditional with a batched predicate into a `select`, which brings the copies back. The predicate, which is
+never true, is therefore reduced over the batch.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ T = TypeVar("T")
 
 @jax.custom_batching.custom_vmap
 def _is_never(token: jax.Array) -> jax.Array:
-    """bool[], False; XLA cannot know. Unbatched under any number of `vmap`s."""
+    """Return False, bool[], which XLA cannot fold; unbatched under any number of `vmap`s."""
     return token < jnp.int32(-1)
 
 
@@ -39,12 +34,12 @@ def _is_never_of_all(axis_size: int, in_batched: Sequence[bool], token: jax.Arra
 
 
 def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
-    """Returns `(token, reads)` unchanged in value, ordered: what uses the new token runs after `reads`.
+    """Return `(token, reads)`, equal in value; operations that use the new token run after `reads`.
 
     Args:
       token: int32[], 0 in every state; signed, because `uint32 < -1` is true in JAX.
-      reads: pytree of arrays that were read from the state. Use the returned ones.
-    Cost: nothing measurable; the arrays are not copied.
+      reads: Arrays read from the state, as a pytree. Use the returned ones.
+    Cost: none; the arrays are not copied.
     """
 
     def keep(values: T) -> tuple[T, jax.Array]:
@@ -59,10 +54,10 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
 
 @jax.custom_batching.custom_vmap
 def any_unbatched(flags: jax.Array) -> jax.Array:
-    """bool[], whether any of `flags` holds, for any of a `vmap`'s members: never batched.
+    """Return bool[], whether any of `flags` holds in any member of a `vmap`: never batched.
 
-    As the condition of a loop or a branch it keeps `vmap` from selecting between old and new arrays, which would copy
-    them. The members that are done go on with the others, so the body must leave them as they are.
+    As the condition of a loop or a branch, it keeps `vmap` from selecting between old and new arrays, which would copy
+    them. Members that are done run the body too, which must not change them.
     """
     return jnp.any(flags)
 

@@ -1,7 +1,7 @@
 """Rows as named leaves: every leaf of a pytree has a path such as `"obs"` or `"next/obs"`.
 
-Parts of a buffer speak of leaves by these names (`keys=("obs",)`, `observation="obs"`), never by position, so that a
-message can say which leaf it means. A path may be given as a tuple too: `("next", "obs")`.
+Parts of a buffer refer to leaves by these names (`keys=("obs",)`, `observation="obs"`), and messages quote them. A path may
+also be a tuple: `("next", "obs")`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 
 PyTree = Any
 Spec = Mapping[str, jax.ShapeDtypeStruct]
-"""Name of each leaf to the shape and dtype of one row of it."""
+"""Shape and dtype of one row of each leaf, by name."""
 
 
 def name_of(path: str | tuple[str, ...]) -> str:
-    """`("next", "obs")` and `"next/obs"` both name the leaf `"next/obs"`."""
+    """Return the name of a path: `"next/obs"` for `("next", "obs")` and for `"next/obs"`."""
     return path if isinstance(path, str) else "/".join(path)
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaves of `tree` by name, in flattening order. A bare array is the one leaf `""`.
+    """Return the leaves of `tree` by name, in flattening order. A bare array has the name `""`.
 
     Raises:
-      ValueError: two have the same name: `{"a/b": 1, "a": {"b": 2}}`.
+      ValueError: two leaves have the same name: `{"a/b": 1, "a": {"b": 2}}`.
     """
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
@@ -39,7 +39,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts of leaves by name: the inverse of `named_leaves` where rows are such dicts."""
+    """Return nested dicts of leaves by name: the inverse of `named_leaves` for nested dicts."""
     out: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *path, last = name.split("/")
@@ -51,7 +51,7 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
-    """Shape and (canonical) dtype of anything array-like, allocating nothing on a device; a message says `where` it is."""
+    """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`."""
     if type(leaf).__module__.split(".")[0] == "torch":
         raise TypeError(
             f"{where} is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
@@ -71,25 +71,25 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
 
 
 def spec_of(example: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """The spec of a row given as arrays, scalars or `jax.ShapeDtypeStruct`s."""
+    """Return the spec of a row of arrays, scalars or `jax.ShapeDtypeStruct`s."""
     return {name: leaf_spec(leaf, f"fbuf: leaf '{name}'") for name, leaf in named_leaves(example).items()}
 
 
 def item_bytes(spec: jax.ShapeDtypeStruct) -> int:
-    """Bytes of one row of a leaf."""
+    """Return the bytes of one row of a leaf."""
     return int(np.prod(spec.shape, dtype=np.int64)) * int(spec.dtype.itemsize)
 
 
 def tree_bytes(tree: PyTree) -> int:
-    """Bytes of all leaves of a pytree of arrays or `jax.ShapeDtypeStruct`s."""
+    """Return the bytes of all leaves of a pytree of arrays or `jax.ShapeDtypeStruct`s."""
     return sum(item_bytes(leaf_spec(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:
-    """Adds trailing axes to `mask` until it has `ndim` of them, to meet the leaves it masks."""
+    """Append axes to `mask` until it has `ndim`."""
     return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
 
 
 def zero_unless(mask: jax.Array, leaf: jax.Array) -> jax.Array:
-    """`leaf` where `mask` (its leading axes) holds, zeros elsewhere."""
+    """Return `leaf` where `mask` (over its leading axes) is True, and zeros elsewhere."""
     return jnp.where(expand(mask, leaf.ndim), leaf, jnp.zeros((), leaf.dtype))

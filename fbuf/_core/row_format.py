@@ -1,7 +1,7 @@
-"""`RowFormat`: what rows are as users hand them in, where transforms make other rows of them before they are stored.
+"""`RowFormat`: the structure, shapes and dtypes of rows before `on_write` transforms them.
 
-Verbs that add rows check them against it, leaf by leaf. It lies in the state, without an array: the buffer is a value that was
-made before anybody showed it a row, and the rows that are stored do not say what they were made of.
+`add` and `extend` check rows against it. It is a static part of the state: the buffer is constructed before the first row,
+and stored rows do not determine it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class RowFormat:
 
     @property
     def spec(self) -> Spec:
-        """By name."""
+        """Shape and dtype of each leaf by name."""
         return {name: jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)) for name, shape, dtype in self.items}
 
     @property
     def example(self) -> PyTree:
-        """One row, as shapes."""
+        """One row, as `jax.ShapeDtypeStruct`s."""
         return self.structure.unflatten(self.spec.values())
 
     def __eq__(self, other: object) -> bool:
@@ -38,18 +38,18 @@ class RowFormat:
         return hash((self.items, self.structure))
 
     def __repr__(self) -> str:
-        return f"Given({', '.join(f'{name}: {dtype}{list(shape)}' for name, shape, dtype in self.items)})"
+        return f"RowFormat({', '.join(f'{name}: {dtype}{list(shape)}' for name, shape, dtype in self.items)})"
 
 
 def given(example: PyTree) -> RowFormat:
-    """Of a row as arrays, scalars or shapes."""
+    """Return the format of a row of arrays, scalars or shapes."""
     leaves = {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
     items = tuple((name, tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items())
     return RowFormat(items, jax.tree.structure(example))
 
 
 def _encoded(tree: Any) -> Any:
-    """JSON of dicts, lists and tuples of numbers."""
+    """Return JSON of dicts, lists and tuples of numbers."""
     if tree is None or type(tree) is int:
         return tree
     if type(tree) is dict and all(type(key) is str for key in tree):
@@ -57,8 +57,7 @@ def _encoded(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_encoded(child) for child in tree]}
     raise TypeError(
-        f"Buffer: rows are made of {type(tree).__name__}, which an exported program cannot name; expected dicts, lists and "
-        f"tuples. Give rows as dicts."
+        f"Buffer: rows contain {type(tree).__name__}, which jax.export cannot store; expected dicts, lists or tuples."
     )
 
 

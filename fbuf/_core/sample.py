@@ -1,4 +1,4 @@
-"""What verbs hand out: `Sample`, `Rows`, and the `Index` that leads back to a row."""
+"""Results of methods: `Sample`, `Rows`, and the `Index` of a row."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class _Lazy(Protocol):
 
 @state
 class Index:
-    """Names rows: a slot, and the generation that tells this row from those before and after it in the slot.
+    """Identifies rows by slot and generation, which differs between successive rows of a slot.
 
-    An index whose row has been overwritten is *stale*: every verb that takes one skips it and counts it. Generations count
-    along one history: of two futures of one state, an index of the one may be taken for a row of the other.
+    An index whose row has been overwritten is *stale*: methods skip it and count it. Generations follow one history: if two
+    states continue from one, an index of the first may match a row of the second.
     """
 
     slot: jax.Array  # int32[B], in [0, C); C where the sample's mask is False
@@ -50,22 +50,22 @@ class Index:
 class Sample:
     """A batch. Where `mask` is False everything else is zero."""
 
-    data: PyTree  # what the view makes, leaves [B, ...]
+    data: PyTree  # the batch of the view, leaves [B, ...]
     index: Index  # the anchors, for `update_priority` and `update_rows`
-    probability: jax.Array  # float32[B], chance of this anchor in one draw, relative to the whole buffer
+    probability: jax.Array  # float32[B], of this anchor in one draw from the whole buffer
     weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
-    mask: jax.Array  # bool[B], False where there was nothing to draw, or the row had expired
-    ragged: Any = None  # what `lazy` reads: tickets of rows in `storages.Ragged`; None for the other storages
+    mask: jax.Array  # bool[B], False where there was no anchor to draw, or the row had expired
+    ragged: Any = None  # tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages
 
     @property
     def lazy(self) -> _Lazy:
-        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
 
 @state
 class Rows:
-    """Rows as they were added, with where they lie. Where `mask` is False the row is zeros."""
+    """Rows as they were added, and their indices. Where `mask` is False the row is zeros."""
 
     data: PyTree  # leaves [..., item]
     index: Index  # of the same leading shape
@@ -74,7 +74,7 @@ class Rows:
 
     @property
     def lazy(self) -> _Lazy:
-        """Leaves that are no arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         return _lazy(self.ragged, self.data)
 
 

@@ -1,8 +1,7 @@
-"""What a `BufferState` looks like to people: leaves with shapes and dtypes, rows held, bytes of the rest.
+"""The repr of a `BufferState`: leaves with shapes and dtypes, rows held, and bytes of the rest.
 
-A repr must never fail and never cost: it is asked for in debuggers, in messages, and of states that hold tracers, shapes, or
-arrays that were donated. So everything here is taken from shapes, and the one number that is read (how many rows are held) is
-left out where it cannot be.
+It must not fail or compute, also for states of tracers, shapes or donated arrays. It uses shapes only, and the number of rows
+held where that can be read.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 from fbuf._core.text_table import Section, html, human, text
 
 WHOLE = "(row)"
-"""What the one leaf of rows that are bare arrays is called, which has no name."""
+"""Name shown for the leaf of rows that are bare arrays."""
 
 
 def outline(state: Any) -> tuple[str, list[Section]]:
-    """Title and tables of a state."""
+    """Return title and tables of a state."""
     capacity, leaves = _leaves(state.rows)
     title = f"BufferState({_held(state.ring, capacity)})"
     beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name not in ("rows", "token")]
@@ -31,15 +30,15 @@ def outline(state: Any) -> tuple[str, list[Section]]:
 
 
 def as_text(state: Any) -> str:
-    """Aligned text; the class's name if even that cannot be made."""
+    """Return aligned text, or the class's name if that fails."""
     try:
         return text(*outline(state))
-    except Exception:  # the leaves may be anything that jax.tree.map made
+    except Exception:  # jax.tree.map may make any leaves
         return "BufferState(...)"
 
 
 def as_html(state: Any) -> str:
-    """The same for notebooks."""
+    """Return HTML for notebooks."""
     try:
         return html(*outline(state))
     except Exception:
@@ -47,7 +46,7 @@ def as_html(state: Any) -> str:
 
 
 def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
-    """Rows there is room for, and each leaf with what one row of it is and where it lies."""
+    """Return the capacity, and for each leaf its name, shape with dtype, and place."""
     described = getattr(rows, "outline", None)
     if described is not None:
         capacity, leaves = described()
@@ -59,7 +58,7 @@ def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
 
 
 def spec_text(shape: Any, dtype: Any) -> str:
-    """`uint8[84, 84]`."""
+    """Return a spec as text: `uint8[84, 84]`."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
@@ -72,7 +71,7 @@ def _held(ring: Any, capacity: int | None) -> str:
         return f"donated,{room} rows"
     try:
         return f"{int(np.asarray(size).sum()):,}{room} rows"
-    except Exception:  # shapes; shards that lie elsewhere
+    except Exception:  # shapes, or shards of other processes
         return f"?{room} rows"
 
 

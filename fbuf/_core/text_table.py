@@ -1,7 +1,6 @@
-"""Tables that people read: as aligned text, as HTML for notebooks, and for rich's consoles.
+"""Tables as aligned text, as HTML for notebooks, and for rich's consoles, from the same sections of cells.
 
-What is to be shown is said once, as sections of cells, and then written three ways. HTML is escaped, refers to nothing outside,
-and takes its colours from what surrounds it, so that light and dark pages both read well. rich is imported only when it asks.
+HTML is escaped, has no external references, and takes its colours from the page.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ class Section(NamedTuple):
     left: int = 1  # columns of text
 
     def side(self, column: int) -> str:
-        """Where a column's cells stand: "left" or "right"."""
+        """Return the alignment of a column: "left" or "right"."""
         return "left" if column < self.left or not self.heads else "right"
 
 
 def human(size: float) -> str:
-    """Bytes as people read them: "16.0 KiB"."""
+    """Return bytes with a unit: "16.0 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -33,7 +32,7 @@ def human(size: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number as people read it: all digits before the point, four in all; "" for None."""
+    """Return a number with all digits before the point, or four digits; "" for None."""
     if value is None:
         return ""
     if isinstance(value, int) or (1e3 <= abs(value) < 1e9) or (float(value).is_integer() and abs(value) < 1e9):
@@ -42,7 +41,7 @@ def number(value: float | None) -> str:
 
 
 def _printable(title: str, sections: Sequence[Section]) -> tuple[str, list[Section]]:
-    """The same, with what is no printable character as Python writes it: a leaf may be called anything."""
+    """Return title and sections with characters that are not printable escaped: names of leaves may have any."""
 
     def clean(cell: str) -> str:
         return cell if cell.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell)
@@ -57,7 +56,7 @@ def _printable(title: str, sections: Sequence[Section]) -> tuple[str, list[Secti
 
 
 def text(title: str, sections: Sequence[Section]) -> str:
-    """Aligned text, a line a row, without blanks at the ends of lines. The first columns are all of one width."""
+    """Return aligned text, one line per row, without trailing blanks. First columns have equal widths."""
     title, sections = _printable(title, sections)
     first = max((len(row[0]) for section in sections for row in section.rows), default=0) + 2
     lines = [title] if title else []
@@ -82,8 +81,8 @@ _CELL = "padding:0.1em 0.8em 0.1em 0;text-align:{};background:none"
 
 
 def html(title: str, sections: Sequence[Section]) -> str:
-    """A table for notebooks: well-formed, escaped, without scripts, styles of others, or anything to load."""
-    from html import escape  # its table of 2,000 entities is not read by who prints text
+    """Return an HTML table: well-formed, escaped, without scripts or external resources."""
+    from html import escape  # slow to import: a table of 2,000 entities
 
     title, sections = _printable(title, sections)
     columns = max((len(row) for s in sections for row in (("", *s.heads), *s.rows)), default=1)
@@ -116,7 +115,7 @@ def html(title: str, sections: Sequence[Section]) -> str:
 
 
 def rich(title: str, sections: Sequence[Section]) -> Any:
-    """What `__rich__` gives: a group of tables, one a section. Called by rich only."""
+    """Return a rich group of tables, one per section, for `__rich__`."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -31,9 +31,7 @@ from fbuf._interfaces.storage import (
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
-from fbuf.parts._sampler import NthSampler
-from fbuf.parts._storage import ArrayStorage
-from fbuf.parts._view import FieldsView, earlier, later
+from fbuf.parts._bases import ArrayStorage, FieldsView, NthSampler, earlier, later
 
 __all__ = [
     "ArrayStorage",

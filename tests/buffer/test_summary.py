@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._buffer.summary import row_hash, statistics
+from fbuf._buffer.summary import collect, statistics
 from fbuf._core import text_table
 from fbuf.samplers import Prioritized
 from tests.support.summary import check, check_all, close, history, plain_quantiles
@@ -92,21 +92,21 @@ def test_quantiles_against_counting(pairs: list[tuple[int, int]]) -> None:
 def test_rows_are_hashed_by_their_bits() -> None:
     for dtype in ("bool", "int16", "uint32", "float32", "bfloat16", "int4"):
         rows = jnp.asarray(np.random.default_rng(0).integers(0, 2, (64, 3)), dtype)
-        hashes = np.asarray(jax.jit(row_hash.hashed)(rows))
+        hashes = np.asarray(jax.jit(collect.hashed)(rows))
         bytes_of = [np.asarray(row).astype(np.complex64).tobytes() for row in np.asarray(rows)]
-        assert row_hash.distinct(hashes) == len(set(bytes_of))
+        assert collect.distinct(hashes) == len(set(bytes_of))
         for i, j in itertools.combinations(range(64), 2):
             assert (hashes[i].tolist() == hashes[j].tolist()) == (bytes_of[i] == bytes_of[j])
     zeros = np.array([[0.0], [-0.0], [np.nan], [np.nan]], np.float32)
-    assert row_hash.distinct(np.asarray(jax.jit(row_hash.hashed)(zeros))) == 3
+    assert collect.distinct(np.asarray(jax.jit(collect.hashed)(zeros))) == 3
 
 
 def test_the_place_of_a_value_counts() -> None:
-    hashed = jax.jit(row_hash.hashed)
+    hashed = jax.jit(collect.hashed)
     rows = jnp.asarray(list(itertools.permutations(range(5))), jnp.uint8)
-    assert row_hash.distinct(np.asarray(hashed(rows))) == 120
-    assert row_hash.distinct(np.asarray(hashed(jnp.zeros((4, 0), jnp.uint8)))) == 1
-    assert row_hash.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
+    assert collect.distinct(np.asarray(hashed(rows))) == 120
+    assert collect.distinct(np.asarray(hashed(jnp.zeros((4, 0), jnp.uint8)))) == 1
+    assert collect.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
 
 
 def test_rows_are_alike_only_if_all_leaves_are() -> None:

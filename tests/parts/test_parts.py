@@ -203,7 +203,7 @@ def test_what_is_wrong_is_said() -> None:
     for part, error, text in (
         ({"storage": parts.component(Wrong)()}, TypeError, r"Wrong.take: leaf 't' is int8\[2\]; expected float32\[2\]"),
         ({"view": parts.component(Unknown)()}, ValueError, "Unknown.fields: names leaf 'y', but rows have t"),
-        ({"view": parts.component(Blind)()}, ValueError, r'expected a rule .*Rule\("name", back=1\)'),
+        ({"view": parts.component(Blind)()}, ValueError, r'has no neighbouring rows.*Rule\("name", back=1\)'),
     ):
         buffer = fbuf.Buffer(4, **part)
         with pytest.raises(error, match=text):

@@ -232,7 +232,7 @@ INVALID: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make().batches(4, to="tf"), ValueError, r"Replay\.batches: to is 'tf'; expected \"jax\""),  # type: ignore[arg-type]
     (lambda: make().batches(4, device="cpu"), TypeError, r"device is 'cpu'; expected a jax\.Device or .*Sharding"),
     (lambda: make().batches(4, to="numpy", device="cpu"), ValueError, r"numpy's arrays are in memory"),
-    (lambda: make().batches(), TypeError, "batch_size is given neither here nor"),
+    (lambda: make().batches(), TypeError, "batch_size is missing"),
     (lambda: make().batches(4, gamma=1.0), ValueError, "has no number 'gamma'"),
 ]
 

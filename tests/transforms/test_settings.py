@@ -56,7 +56,7 @@ BUFFERS: list[tuple[Any, str]] = [
     (lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")), "expected None. Use on_read"),
     (
         lambda: fbuf.Buffer(8, on_write=NormalizeReward(), on_read=NormalizeReward()),
-        "both have a stage 'normalize_reward' that remembers something; expected two names",
+        "both have a stage 'normalize_reward' with memory; expected two names",
     ),
     (lambda: fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}), r"'loses' of on_write.* leaf 'x' of shape \[\]"),
     (lambda: fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}), r"on_read, .* leaf 'x' of shape \[\] for a batch of 2"),

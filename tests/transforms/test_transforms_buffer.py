@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._buffer import fit_transforms
+from fbuf._buffer import transforms
 from fbuf.storages import Device
 from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
 from fbuf.views import Sequence
@@ -149,7 +149,7 @@ def test_without_transforms_nothing_changes() -> None:
 
 
 def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_transforms, "BLOCK_BYTES", 4 * 3)  # several blocks
+    monkeypatch.setattr(transforms, "BLOCK_BYTES", 4 * 3)  # several blocks
     buffer = fbuf.Buffer(8, on_read=NormalizeReward(), episode_end=("done",))
     example = {"reward": 0.0, "done": False}
     state = buffer.init(example)
@@ -177,7 +177,7 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
 def test_convert_refuses_another_on_write() -> None:
     buffer = fbuf.Buffer(8, on_write=Scale("x"))
     state = buffer.init({"x": jnp.uint8(0)})
-    with pytest.raises(ValueError, match=r"other.on_write is None; expected Chain\(\(Scale.*add the rows anew"):
+    with pytest.raises(ValueError, match=r"other.on_write is None; expected Chain\(\(Scale.*add the rows again"):
         buffer.convert(fbuf.Buffer(8), state)
 
 

@@ -1,7 +1,7 @@
-"""`buffer.summary(state)`: what a buffer holds and would draw, worked out once, for people and loggers.
+"""`buffer.summary(state)`: statistics of every row, for people and loggers.
 
-`stats` is for inside a step and so knows scalars only. This looks at every row: one jitted call reads what the state says of
-each (`_look`), and numpy makes numbers of it in double precision (`_numbers`): a float32 cannot add up millions of chances.
+One jitted call reads the state (`collect`); numpy computes statistics in float64 (`statistics`), because float32 cannot sum
+millions of probabilities. For scalars inside a step there is `Buffer.stats`.
 """
 
 from fbuf._buffer.summary.collect import Seen, seen

@@ -1,8 +1,7 @@
-"""What a state says of every row, in one jitted call, on the host: the raw material of summaries and plots.
+"""Arrays about every row of a state, from one jitted call: the data of summaries and plots.
 
-Rows come in order of arrival, step by step and of one step lane by lane. Of leaves only those are read that end episodes,
-where the state does not know that itself, and the newest rows if they are to be compared; the latter by blocks, so that memory
-does not grow with their number.
+Rows are in order of arrival, step by step and lane by lane within a step. It reads the leaves that end episodes, if the state
+has no flags, and the newest rows, if they are compared; these in blocks, which bounds memory.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._algorithms.block_grid import to_bits
 from fbuf._buffer import convert, operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.summary.row_hash import hashed
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
@@ -26,15 +25,15 @@ from fbuf._indexing import anchors, ring, scatter
 from fbuf._interfaces.storage import RaggedStorage, Read
 
 BLOCK_BYTES = 1 << 24
-"""Bytes of rows that are read at once to compare them."""
+"""Bytes of rows that are compared at once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Arrays of numpy; rows `[L, E]` in order of arrival, of which `held` are there. None: not known, or there is none."""
+    """numpy arrays [L, E] of rows in order of arrival; `held` marks those in the buffer. None: unknown or absent."""
 
     held: np.ndarray  # bool
-    age: np.ndarray  # int64, rows of the lane that came later; or, where rows lie in no order, that were put in later
+    age: np.ndarray  # int64, newer rows of the lane; with a Scattering writer, of all lanes
     anchor: np.ndarray  # bool, can be drawn
     uniform: bool  # whether all anchors are equally likely
     probability: np.ndarray | None  # float32, in the next draw
@@ -50,7 +49,7 @@ class Seen:
 
 
 def _order(buffer: BufferConfig, state: BufferState) -> tuple[jax.Array, jax.Array]:
-    """Slots int32[L, E] in order of arrival, and which of them hold a row."""
+    """Return slots int32[L, E] in order of arrival, and which of them hold a row."""
     lanes, length, _ = buffer.geometry
     if state.scatter is not None:
         rank = jnp.arange(buffer.capacity, dtype=jnp.int32)
@@ -61,7 +60,7 @@ def _order(buffer: BufferConfig, state: BufferState) -> tuple[jax.Array, jax.Arr
 
 
 def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:
-    """uint32[M, 2] of each leaf of the rows at slots int32[M], C: none; and whether each was there."""
+    """Return hashes uint32[M, 2] of each leaf of the rows at slots int32[M] (C: no row), and which rows were present."""
     spec, _ = buffer.storage.spec(state.rows)
     names = [name for name, leaf in spec.items() if name != TICKET]
     size = sum(item_bytes(spec[name]) for name in names)
@@ -79,7 +78,7 @@ def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: i
 
 
 def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array) -> dict[str, jax.Array]:
-    """Where episodes begin and end."""
+    """Return the flags of first, last and reset rows of episodes."""
     if state.scatter is not None:
         return {}
     if state.anchors is not None:
@@ -99,7 +98,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
 def _look_core(
     buffer: BufferConfig, state: BufferState, fetched: Any, number: int
 ) -> tuple[BufferState, dict[str, Any]]:
-    """`fetched`: what `Sampler.to_host` gave; `number`: how many of the newest rows are compared, a lane."""
+    """Collect arrays; `fetched` is from `Sampler.to_host`, and `number` of the newest rows per lane are compared."""
     slot, held = _order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
     if state.scatter is not None:
@@ -125,7 +124,7 @@ look = Operation(_look_core)
 
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
-    """Everything about every row; of at most `compare` of the newest rows (a lane its share) what they hold. Eager."""
+    """Return arrays about every row, and hashes of at most `compare` of the newest rows. Eager."""
     lanes, length, _ = buffer.geometry
     to_host = getattr(buffer.sampler, "to_host", None)
     fetched = None if to_host is None else jax.device_put(to_host(state.sampler))
@@ -159,5 +158,61 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
 
 
 def whole_rows(buffer: BufferConfig) -> bool:
-    """Whether arrays are all that rows hold, so that two rows can be compared."""
+    """Return whether rows consist of arrays, and can be compared."""
     return not isinstance(buffer.storage, RaggedStorage)
+
+
+# Hashes of rows. Bits are compared, so two NaNs are equal, and 0 and -0 are not. They are not cryptographic; among 2^20
+# random rows two agree with probability 3e-8.
+
+
+def hashed(rows: jax.Array) -> jax.Array:
+    """Return 64-bit hashes uint32[N, 2] of rows `[N, ...]` of any dtype but keys.
+
+    Each word is mixed with its position, and the results are added, so XLA compiles it to one pass.
+    """
+    if jnp.issubdtype(rows.dtype, jnp.complexfloating):
+        rows = jnp.stack([rows.real, rows.imag], axis=-1)
+    words = to_bits(rows).reshape(rows.shape[0], -1)
+    if words.dtype.itemsize == 8:
+        words = jnp.concatenate([words.astype(jnp.uint32), (words >> words.dtype.type(32)).astype(jnp.uint32)], axis=1)
+    elif words.dtype.itemsize < 4 and words.shape[1]:
+        words = _joined(words)
+    words = words.astype(jnp.uint32)
+    place = jnp.arange(words.shape[1], dtype=jnp.uint32)[None, :]
+    first = mixed(words ^ mixed(place + jnp.uint32(0x9E3779B9)))
+    second = mixed(first + (place + jnp.uint32(1)) * jnp.uint32(0x85EBCA6B))
+    return jnp.stack([jnp.sum(half, axis=1, dtype=jnp.uint32) for half in (first, second)], axis=-1)
+
+
+def _joined(words: jax.Array) -> jax.Array:
+    """Return uint32[N, M] from words of 8 or 16 bits, padded with zeros."""
+    several = 4 // words.dtype.itemsize
+    padded = jnp.pad(words, ((0, 0), (0, -words.shape[1] % several)))
+    parts = padded.reshape(words.shape[0], -1, several).astype(jnp.uint32)
+    shift = jnp.arange(several, dtype=jnp.uint32) * jnp.uint32(8 * words.dtype.itemsize)
+    return jnp.sum(parts << shift[None, None, :], axis=2, dtype=jnp.uint32)
+
+
+def mixed(word: jax.Array) -> jax.Array:
+    """Return uint32, every bit of which depends on every bit of `word` (the finaliser of MurmurHash3)."""
+    word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> jnp.uint32(16))
+
+
+def distinct(hashes: np.ndarray) -> int:
+    """Return the number of distinct hashes among uint32[N, 2]."""
+    return int(np.unique(_whole(hashes)).size)
+
+
+def together(parts: list[np.ndarray]) -> np.ndarray:
+    """Return hashes uint32[N, 2] of rows from those of their leaves, in order."""
+    whole = np.zeros(len(parts[0]), np.uint64)
+    for part in parts:
+        whole = (whole ^ (whole >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + _whole(part)
+    return whole.view(np.uint32).reshape(-1, 2)
+
+
+def _whole(hashes: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(hashes, np.uint32).view(np.uint64)[:, 0]

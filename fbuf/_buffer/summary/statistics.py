@@ -1,7 +1,7 @@
-"""Numbers of many values: quantiles, also of weighted ones; effective sizes; lengths of episodes. numpy, in double precision.
+"""Quantiles (also weighted), effective sizes, and lengths of episodes, with numpy in float64.
 
-Quantiles are values that occur (the least that at least such a share of all does not exceed), so those of ages and lengths
-are whole, and weighted and plain ones are one definition. Interpolated ones were rejected for that.
+A quantile is a value that occurs: the smallest whose share of lower or equal values is large enough. Quantiles of integers
+are integers, and weighted and unweighted quantiles have one definition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("q05", "q25", "median", "q75", "q95")
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
-    """How many values, their mean, the least and the largest, and what 5, 25, 50, 75 and 95 % of them do not exceed."""
+    """Count, mean, minimum, maximum, and the 5, 25, 50, 75 and 95 % quantiles of values."""
 
     count: int
     mean: float
@@ -31,15 +31,15 @@ class Quantiles:
 
 
 class Episodes(NamedTuple):
-    """Episodes whose rows are all there, and the others."""
+    """Complete and incomplete episodes."""
 
-    number: int  # that are there from their first row to their last
-    lengths: Quantiles | None  # rows of each of these; None: there is none
-    cut: int  # whose first rows are gone, or whose last are still to come
+    number: int  # complete: from first row to last
+    lengths: Quantiles | None  # rows of each complete episode; None: there is none
+    cut: int  # incomplete: first rows overwritten, or last rows missing
 
 
 def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantiles | None:
-    """Of values [N], each counting as much as its weight [N] >= 0; None where there are none, or none that counts."""
+    """Return quantiles of values [N] with weights [N] >= 0; None if there are none with a positive weight."""
     if weights is not None:
         values, weights = values[weights > 0], weights[weights > 0].astype(np.float64)
     if not values.size:
@@ -59,7 +59,7 @@ def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantile
 
 
 def effective_size(chance: np.ndarray) -> float:
-    r"""How many values drawn alike would vary as much as those drawn with chances [N]: :math:`(\sum p)^2 / \sum p^2`.
+    r"""Return the effective number of values drawn with probabilities [N]: :math:`(\sum p)^2 / \sum p^2`.
 
     Source: Kish 1965, "Survey Sampling".
     """
@@ -69,7 +69,7 @@ def effective_size(chance: np.ndarray) -> float:
 
 
 def share_of_likeliest(chance: np.ndarray, part: float) -> float:
-    """The share of draws that goes to the `part` in (0, 1] of values (rounded up) that are the likeliest."""
+    """Return the share of draws of the most probable `part` in (0, 1] of values (rounded up)."""
     chance = chance.astype(np.float64)
     total = np.sum(chance)
     if not total > 0:
@@ -79,11 +79,11 @@ def share_of_likeliest(chance: np.ndarray, part: float) -> float:
 
 
 def episode_lengths(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray) -> tuple[np.ndarray, int]:
-    """Lengths int64[K] of episodes that are whole, lane by lane, the oldest first; and how many are cut.
+    """Return lengths int64[K] of complete episodes, lane by lane, oldest first; and the number of incomplete ones.
 
     Args:
-      held, start, end, reset: bool[L, E], rows of each lane in order, those that are there first. A row that is `reset` holds
-        the final observation of the episode before it, and counts as no step.
+      held, start, end, reset: bool[L, E], rows of each lane in order, held rows first. A `reset` row has the final observation
+        of the previous episode, and is not counted.
     """
     lengths, cut = [], 0
     for lane in range(held.shape[1]):

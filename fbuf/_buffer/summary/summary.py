@@ -10,8 +10,7 @@ import numpy as np
 
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import COUNTERS, BufferState
-from fbuf._buffer.summary.collect import Seen, seen, whole_rows
-from fbuf._buffer.summary.row_hash import distinct, together
+from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
 from fbuf._buffer.summary.statistics import Episodes, Quantiles, effective_size, episodes, quantiles, share_of_likeliest
 from fbuf._core import text_table
 from fbuf._core.pytree import item_bytes, tree_bytes
@@ -26,44 +25,42 @@ _HEADS = ("mean", "least", "5 %", "25 %", "median", "75 %", "95 %", "most")
 
 @dataclasses.dataclass(frozen=True)
 class LeafSummary:
-    """What one leaf takes, and how much of it is different."""
+    """Bytes of one leaf, and its number of distinct values."""
 
     spec: str  # of one row: "uint8[84, 84]"
-    raw: int | None  # bytes of the rows held, as they are; None: leaves of any shape
-    stored: LeafBytes | None  # bytes it takes, by place; None: the storage does not say
-    distinct: int | None = None  # different ones among `Summary.compared` rows; None: not compared
+    raw: int | None  # uncompressed bytes of the rows held; None: leaves of any shape
+    stored: LeafBytes | None  # by place; None: unknown
+    distinct: int | None = None  # distinct values among `Summary.compared` rows; None: not compared
 
     @property
     def ratio(self) -> float | None:
-        """Raw bytes over bytes stored: room for rows that are not there yet, slack and indexes count as stored."""
+        """Raw bytes over stored bytes, which include free space, slack and indexes."""
         total = sum(self.stored) if self.stored is not None else 0
         return self.raw / total if self.raw is not None and total else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a buffer holds and would draw (`buffer.summary(state)`). None stands for what nobody knows, or does not exist here.
+    """Statistics of a buffer (`buffer.summary(state)`). None: unknown, or absent from this buffer.
 
     Attributes:
       buffer: The buffer, as it prints.
       size, capacity: Rows held, and C.
-      drawable: Anchors: rows that the view can start at.
-      available: How many of them the sampler would draw now.
-      ages: Of rows held: how many rows of the lane came later. With a writer that replaces any row: how many it put in later,
-        of all lanes; those that it passed over do not count.
-      drawn_ages: The same of drawn anchors: weighted by their chances in the next draw.
-      priorities: |p| of anchors: as they are kept (`Prioritized(largest="held")`), worked out from leaves with the alpha and
-        eps of now (`Prioritized`; wrong if these were annealed since), or rounded down by up to an eighth (`Ranked`).
-      effective_size: Anchors that, drawn alike, would vary as much as these do: (sum p)^2 / sum p^2.
-      likeliest: Share of draws that goes to the 1 % of anchors that are the likeliest.
-      draws, draws_since: How often anchors were drawn (`Consume`, `Epoch`), and since when.
-      episodes: Whole episodes and their lengths in rows.
-      leaves: By name, bytes and how much is different.
-      parts: Bytes beside leaves: "index" (what the storage needs to find rows; "rows" where it does not
-        tell leaves apart), and fields of the state.
-      compared, distinct: How many of the newest rows were compared, and how many of them are different.
-      refused: What was refused or given up, by reason, where it is not 0 (see `stats`).
-      stats: What `Buffer.stats` says, as Python numbers.
+      drawable: Anchors (rows that can be sampled).
+      available: Anchors that the sampler can draw now.
+      ages: Of rows held: the number of newer rows of the lane. With a writer that replaces any row: of all stored rows.
+      drawn_ages: Of anchors, weighted by their probabilities in the next draw.
+      priorities: |p| of anchors: exact (`Prioritized(largest="held")`), computed with the present alpha and eps
+        (`Prioritized`; wrong if these were annealed), or rounded down by up to an eighth (`Ranked`).
+      effective_size: (sum p)^2 / sum p^2 of the anchors' probabilities.
+      likeliest: Share of draws of the most probable 1 % of anchors.
+      draws, draws_since: Draws of each anchor (`Consume`, `Epoch`), and since when.
+      episodes: Complete episodes and their lengths in rows.
+      leaves: Bytes and distinct values of each leaf, by name.
+      parts: Bytes other than leaves: "index" (of the storage; "rows" if it does not separate leaves), and fields of the state.
+      compared, distinct: Number of newest rows that were compared, and of distinct ones among them.
+      refused: Counts of refusals and evictions, by reason, if not 0 (see `stats`).
+      stats: `Buffer.stats` as Python numbers.
     """
 
     buffer: str
@@ -93,17 +90,17 @@ class Summary:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes by place, as `Buffer.nbytes` has them."""
+        """Bytes by place, equal to `Buffer.nbytes`."""
         all_of = [*(leaf.stored for leaf in self.leaves.values() if leaf.stored is not None), *self.parts.values()]
         return {place: sum(getattr(held, place) for held in all_of) for place in LeafBytes._fields}
 
     @property
     def duplicates(self) -> float | None:
-        """Of the rows compared, the share that says nothing new."""
+        """Share of duplicates among the compared rows."""
         return 1 - self.distinct / self.compared if self.distinct is not None and self.compared else None
 
     def to_dict(self) -> dict[str, float]:
-        """Numbers by name, flat, for loggers: `"ages/median"`, `"leaves/obs/ratio"`. What is None is left out."""
+        """Return numbers by name, flat, for loggers: `"ages/median"`, `"leaves/obs/ratio"`; without those that are None."""
         out: dict[str, Any] = {"size": self.size, "capacity": self.capacity, "fill": self.fill}
         out |= {"drawable": self.drawable, "available": self.available}
         out |= {"effective_size": self.effective_size, "likeliest": self.likeliest}
@@ -126,7 +123,7 @@ class Summary:
         return {name: value for name, value in out.items() if value is not None}
 
     def sections(self) -> list[Section]:
-        """What is printed, part by part; parts with nothing to say are left out."""
+        """Return the sections of the printed table, without empty ones."""
         made = [_rows(self), _spreads(self), _memory(self), _refused(self), _sampler(self)]
         return [section for section in made if section.rows]
 
@@ -215,18 +212,18 @@ def _sampler(summary: Summary) -> Section:
 
 
 def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Summary:
-    """See `Buffer.summary`."""
+    """Return the summary of a state: see `Buffer.summary`."""
     call = "Buffer.summary"
     leaves = jax.tree.leaves(state)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
-            f"{call}: the state is traced, but a summary looks at every row and hands out Python numbers. Call it outside jit; "
-            f"inside use buffer.stats(state)."
+            f"{call}: the state is traced; expected arrays, as a summary has Python numbers. Call it outside jit; inside use "
+            f"buffer.stats(state)."
         )
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Look at what the step "
-            f"returned: state = step(state); buffer.summary(state)."
+            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the "
+            f"step returned: state = step(state); buffer.summary(state)."
         )
     if compare is not None and (isinstance(compare, bool) or not isinstance(compare, (int, np.integer)) or compare < 0):
         raise ValueError(f"{call}: compare is {compare!r}; expected an int >= 0, rows, or None for all of them.")
@@ -276,7 +273,7 @@ def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summar
 def _bytes(
     buffer: BufferConfig, state: BufferState, size: int, different: dict[str, int]
 ) -> tuple[dict[str, LeafSummary], dict[str, LeafBytes]]:
-    """Leaves, and bytes that are no leaf's: together what `Buffer.nbytes` says."""
+    """Return bytes of leaves and of other parts; their sum is `Buffer.nbytes`."""
     storage = buffer.storage
     spec, _ = storage.spec(state.rows)
     stored: dict[str, LeafBytes] = getattr(storage, "bytes_per_leaf", lambda rows: {})(state.rows)
@@ -290,7 +287,7 @@ def _bytes(
             raw = size * item_bytes(leaf)
             held = stored.get(name) if stored else None
             leaves[name or WHOLE] = LeafSummary(spec_text(leaf.shape, leaf.dtype), raw, held, different.get(name))
-    for name in stored:  # leaves that are no arrays
+    for name in stored:  # leaves that are not arrays
         if name not in spec:
             leaves[name] = LeafSummary("any", None, stored[name])
     parts = {"index" if stored else "rows": rest} if any(rest) else {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._buffer.summary import collect, row_hash
+from fbuf._buffer.summary import collect
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
 
@@ -63,7 +63,7 @@ def test_a_reset_row_is_not_a_step_of_an_episode() -> None:
 def test_rows_of_eight_bytes_are_hashed_whole() -> None:
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         rows = jnp.asarray([[1], [1 + 2**32], [1], [2**40]], jnp.int64)
-        assert row_hash.distinct(np.asarray(row_hash.hashed(rows))) == 3
+        assert collect.distinct(np.asarray(collect.hashed(rows))) == 3
 
 
 def test_ragged_leaves_have_bytes_but_no_raw_size() -> None:
