@@ -140,13 +140,12 @@ class Checked:
     _update_priority = _with_counts("update_priority", changes_by_index=True)
 
     @functools.wraps(Buffer.update_priority)
-    def update_priority(
-        self, state: BufferState, index: Any, td_error: Any, *, mask: Any = None, eta: Any = 0.9
-    ) -> BufferState:
+    def update_priority(self, state: BufferState, *args: Any, **settings: Any) -> BufferState:
+        eta = settings.get("eta")
         if isinstance(eta, jax.core.Tracer):
             message = "Buffer.update_priority: eta is {value}; expected one number from 0 to 1."
             _require((eta >= 0) & (eta <= 1), message, value=eta)
-        after: BufferState = self._update_priority(state, index, td_error, mask=mask, eta=eta)
+        after: BufferState = self._update_priority(state, *args, **settings)
         return after
 
     @functools.wraps(Buffer.set)
@@ -155,18 +154,16 @@ class Checked:
         return self.buffer.set(state, **numbers)
 
     @functools.wraps(Buffer.sample)
-    def sample(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
-    ) -> tuple[BufferState, Sample]:
+    def sample(self, state: BufferState, *args: Any, **options: Any) -> tuple[BufferState, Sample]:
         self._check_arrays("Buffer.sample", options)
-        after, batch = self.buffer.sample(state, key, batch_size, **options)
+        after, batch = self.buffer.sample(state, *args, **options)
         self._compare("Buffer.sample", state, after)
         return after, batch
 
     @functools.wraps(Buffer.peek)
-    def peek(self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any) -> Sample:
+    def peek(self, state: BufferState, *args: Any, **options: Any) -> Sample:
         self._check_arrays("Buffer.peek", options)
-        after, batch = self.buffer.peeked(state, key, batch_size, **options)
+        after, batch = self.buffer.peeked(state, *args, **options)
         self._compare("Buffer.peek", state, after)
         return batch
 

@@ -1,12 +1,27 @@
-"""`Buffer(prefetch=1)`: every storage, sampler, view and form; in place."""
+"""Slow cases of prefetch: see `tests/buffer/test_prefetch.py`."""
 
 from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from tests.support.prefetch import CHECKS, SAMPLERS, VIEWS, check_batches, check_in_place
+from tests.support.prefetch import (
+    BATCH,
+    CHECKS,
+    EXAMPLE,
+    SAMPLERS,
+    VIEWS,
+    check_batches,
+    check_in_place,
+    make,
+    rows_at,
+    settle,
+    store_of,
+)
+from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
 
@@ -37,3 +52,82 @@ def test_a_pending_batch_survives_in_deduplicated(check: int) -> None:
 )
 def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, order: str) -> None:
     check_in_place(storage, sampler, view, order)
+
+
+def test_states_under_vmap_draw_independently() -> None:
+    """One with a pending batch, one with rows, one empty."""
+    for sampler in ("prioritized", "consume"):
+        buffer = make("device", sampler)
+        new = buffer.init(EXAMPLE)
+        filled = buffer.extend(new, rows_at(0))
+        ahead_of = buffer.sample(filled, jax.random.key(7))[0]
+        states = [ahead_of, filled, new]
+        keys = jax.random.split(jax.random.key(1), 3)
+        together = jax.vmap(buffer.sample)(jax.tree.map(lambda *x: jnp.stack(x), *states), keys)
+        for i, state in enumerate(states):
+            same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
+
+
+def test_many_keys_of_one_state() -> None:
+    """On the device; a request to a host store cannot be mapped."""
+    buffer = make("device", "consume")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    keys = jax.random.split(jax.random.key(1), 3)
+    together = jax.vmap(lambda key: buffer.sample(state, key))(keys)
+    for i, key in enumerate(keys):
+        same(buffer.sample(state, key), jax.tree.map(lambda x, i=i: x[i], together))
+    buffer = make("compressed")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
+    with pytest.raises(TypeError, match="cannot be vmapped"):
+        jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
+
+
+def test_no_two_leaves_share_an_array() -> None:
+    for storage in ("deduplicated", "compressed"):
+        buffer = make(storage, view="sequence")
+        state = buffer.init(EXAMPLE)
+        for state_now in (state, buffer.sample(buffer.extend(state, rows_at(0)), jax.random.key(0))[0]):
+            pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state_now) if leaf.size]
+            assert len(set(pointers)) == len(pointers)
+
+
+def test_grow_and_set_keep_the_pending_batch() -> None:
+    buffer = make("deduplicated", "prioritized")
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    then = buffer.peek(state, jax.random.key(0))
+    larger, state = buffer.grow(buffer.set(state, alpha=0.9))
+    state, batch = larger.sample(state, jax.random.key(1))
+    same(batch, then)
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
+    buffer, plain = make(storage, view="transition"), make(storage, view="transition", prefetch=0)
+    stacks = 2 * BATCH * 4 * 64
+    state = buffer.init(EXAMPLE)
+    plan, before = buffer.plan(EXAMPLE), plain.plan(EXAMPLE)
+    assert plan.device == buffer.nbytes(state)["device"]
+    if storage == "device":
+        assert plan.device - before.device > stacks and plan.host == 0
+        return
+    assert plan.host - before.host == 2 * stacks
+    empty = buffer.nbytes(state)["host"]
+    for i in range(4):
+        state = buffer.extend(state, rows_at(i))
+        state, batch = buffer.sample(state, jax.random.key(i))
+    jax.block_until_ready(batch)
+    settle(store_of(state))
+    grown = buffer.nbytes(state)["host"] - empty
+    assert 2 * stacks < grown <= 2 * stacks + 40 * 64
+
+
+def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no `buffer_callback`."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    jax.clear_caches()
+    try:
+        check_batches("compressed", "epoch", "row", "donated")
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()
