@@ -1,4 +1,4 @@
-"""`python -m fbuf datasets`: list, download, look at, check and delete data sets."""
+"""`python -m fbuf datasets`: list, download, describe, verify and delete data sets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fbuf.datasets._open import root_of
 from fbuf.storages import DataSet
 
 MINARI = "minari:"
-_DEPTH = 8  # folders below the root that are looked through
+_DEPTH = 8  # depth of folders below the root that are searched
 
 
 class CommandError(Exception):
-    """What the user can put right; its message says how."""
+    """An error that the user can fix as its message says."""
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `datasets` to a parser's subcommands."""
+    """Add the subcommand `datasets` to a parser."""
     parser = commands.add_parser(
         "datasets",
         help="list, download, look at, check and delete data sets",
@@ -74,7 +74,7 @@ def _add_download(action: argparse.ArgumentParser) -> None:
 
 
 def _pieces(text: str) -> list[int]:
-    """`"0-4,9"` as numbers."""
+    """Return the numbers of `"0-4,9"`."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -90,10 +90,10 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def _main(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """The exit status: 0 done, 1 failed with a message on standard error."""
+    """Return the exit status: 0 success, 1 failure with a message on standard error."""
     try:
         return run(options)
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError) as error:
@@ -133,7 +133,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _found(root: Path) -> Iterator[tuple[str, Any]]:
-    """Data sets below a folder, finished or not, by their ids."""
+    """Yield ids and descriptions of data sets below a folder, finished or not."""
     waiting = [root]
     while waiting:
         folder = waiting.pop()
@@ -151,7 +151,7 @@ def _id_of(root: Path, folder: Path) -> str:
 
 
 def _folder(name: str, given: Path | None) -> Path:
-    """Where the data set of an id lies."""
+    """Return the folder of a data set."""
     root = root_of("fbuf datasets", given)
     if name.startswith(MINARI):
         return root / "minari" / name.removeprefix(MINARI)
@@ -161,7 +161,7 @@ def _folder(name: str, given: Path | None) -> Path:
 
 
 def _there(options: argparse.Namespace) -> Path:
-    """The data set that was asked for; says how it is had if it is not there."""
+    """Return the folder of the given data set; raise if it does not exist."""
     folder = _folder(options.id, options.root)
     if not folder.is_dir() and options.id[:1] not in ("/", ".", "~"):
         raise CommandError(f"{options.id} is not at {folder}. To have it there: fbuf datasets download {options.id}")

@@ -1,4 +1,4 @@
-"""`python -m fbuf inspect` and `verify`: what lies in a checkpoint, and whether every byte is what was written."""
+"""`python -m fbuf inspect` and `verify`: print the contents of a checkpoint, and check every byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _META = 400  # characters shown of a value
 
 
 def add_commands(commands: Any) -> None:
-    """Adds both to a parser's subcommands."""
+    """Add both subcommands to a parser."""
     for name, run, text in (
         ("inspect", _inspect, "print what a checkpoint holds: generations, arrays, files"),
         ("verify", _verify, "check every byte of a checkpoint; exit status 1 if any is damaged"),
@@ -33,10 +33,10 @@ def add_commands(commands: Any) -> None:
 
 
 def describe(path: str) -> Iterator[str]:
-    """Lines that say what lies at `path`; reads no block.
+    """Yield lines that describe the checkpoint at `path`, without reading its blocks.
 
     Raises:
-      CheckpointNotFound: nothing.
+      CheckpointNotFound: there is no checkpoint.
       StoreCorrupted, VersionError: no generation can be opened.
     """
     folder = Folder(path, DISK)
@@ -62,10 +62,10 @@ def describe(path: str) -> Iterator[str]:
 
 
 def faults(path: str) -> Iterator[str]:
-    """What is damaged in any generation at `path`; nothing if all is whole. Cost: each byte is read once.
+    """Yield a line for each damage in any generation at `path`. Cost: each byte is read once.
 
     Raises:
-      CheckpointNotFound: there is nothing.
+      CheckpointNotFound: there is no checkpoint.
     """
     folder = Folder(path, DISK)
     whole: set[tuple[str, int, int]] = set()
@@ -111,7 +111,7 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
 
 
 def _date(seconds: Any) -> str:
-    """` (2026-11-22 14:05:09 UTC)`; nothing for what is no moment: the file may say anything."""
+    """Return ` (2026-11-22 14:05:09 UTC)`, or "" if the value in the file is not a valid time."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return ""
     try:
@@ -121,7 +121,7 @@ def _date(seconds: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that does nothing to a terminal."""
+    """Return text without control characters."""
     return text if text.isprintable() else repr(text)
 
 
@@ -154,7 +154,7 @@ def _print(lines: Iterator[str]) -> int:
     try:
         for line in lines:
             print(line)
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, StoreCorrupted, VersionError) as error:

@@ -44,7 +44,7 @@ def test_a_checked_buffer_is_a_value() -> None:
         checked.no_such_verb  # noqa: B018
 
 
-def test_the_buffer_without_checks_compiles_to_what_it_did() -> None:
+def test_an_unchecked_buffer_compiles_as_before() -> None:
     """And the checked one does compile to something else, so that the comparison can fail."""
 
     def step(buffer: Any, state: Any, errors: Any) -> Any:
@@ -77,7 +77,7 @@ def test_donated_and_without_checkify() -> None:
         jax.jit(partial(updated, buffer))(state, jnp.ones(4))
 
 
-def test_what_it_is_not_given_for() -> None:
+def test_checked_refuses_other_arguments() -> None:
     with pytest.raises(
         TypeError, match=r"checked: got int; expected a Buffer, or a step .* Write fbuf.checked\(buffer\)"
     ):
@@ -90,7 +90,7 @@ def test_what_it_is_not_given_for() -> None:
         fbuf.checked(lambda s: s, allow=("retired_rows",))
 
 
-def test_a_step_is_checked_as_before() -> None:
+def test_a_checked_step_raises() -> None:
     buffer = fbuf.prioritized(8)
     step = fbuf.checked(jax.jit(partial(updated, buffer)))
     with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):

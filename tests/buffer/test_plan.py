@@ -87,21 +87,21 @@ def test_fixed_sizes_are_exact() -> None:
     check_fixed("transition", "uniform", "host")
 
 
-def test_not_donated_means_twice() -> None:
+def test_without_donation_rows_exist_twice() -> None:
     buffer = fbuf.Buffer(50_000)
     plan = buffer.plan(EXAMPLE, donated=False)
     assert plan.peak_extend == pytest.approx(2 * plan.device, rel=0.05)
     assert not plan.donated and "not donated" in str(plan)
 
 
-def test_nothing_of_the_buffers_size_is_allocated() -> None:
+def test_a_plan_allocates_no_rows() -> None:
     buffer = fbuf.Buffer(1_000_000_000, view=TRANSITION)
     plan = buffer.plan(EXAMPLE)
     assert plan.device > 780_000_000_000
     assert "GiB" in str(plan)
 
 
-def test_bad_arguments() -> None:
+def test_invalid_plan_arguments_are_refused() -> None:
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Compressed(keys=("obs",)))
     with pytest.raises(ValueError, match="both rows and ratio"):
         buffer.plan(EXAMPLE, rows=rows(10), ratio=2.0)

@@ -50,7 +50,7 @@ def gate() -> Iterator[Gate]:
         ("host", "epoch", "row", "jit"),
     ],
 )
-def test_batches_are_those_of_the_step_before(storage: str, sampler: str, view: str, form: str) -> None:
+def test_sample_returns_the_batch_of_the_previous_call(storage: str, sampler: str, view: str, form: str) -> None:
     check_batches(storage, sampler, view, form)
 
 
@@ -127,7 +127,7 @@ def filled(buffer: fbuf.Buffer) -> Any:
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
 
 
-def test_a_donated_step_ends_before_the_host_has_decoded() -> None:
+def test_a_donated_step_does_not_wait_for_decoding() -> None:
     buffer = make("gated")
     step = jax.jit(buffer.sample, donate_argnums=0)
     state = filled(buffer)

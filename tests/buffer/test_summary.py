@@ -101,7 +101,7 @@ def test_rows_are_hashed_by_their_bits() -> None:
     assert collect.distinct(np.asarray(jax.jit(collect.hashed)(zeros))) == 3
 
 
-def test_the_place_of_a_value_counts() -> None:
+def test_hashes_depend_on_positions() -> None:
     hashed = jax.jit(collect.hashed)
     rows = jnp.asarray(list(itertools.permutations(range(5))), jnp.uint8)
     assert collect.distinct(np.asarray(hashed(rows))) == 120
@@ -109,7 +109,7 @@ def test_the_place_of_a_value_counts() -> None:
     assert collect.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
 
 
-def test_rows_are_alike_only_if_all_leaves_are() -> None:
+def test_rows_are_equal_only_if_all_leaves_are() -> None:
     buffer = fbuf.Buffer(8)
     state = buffer.init({"a": jnp.int32(0), "b": jnp.int32(0)})
     state = buffer.extend(state, {"a": jnp.array([1, 1, 2, 2, 1]), "b": jnp.array([1, 2, 1, 2, 1])})
@@ -215,7 +215,7 @@ def test_rich_prints_it_without_being_imported_here() -> None:
     assert "[red]x[/red]" in console.export_text()
 
 
-def test_bytes_and_numbers_as_people_read_them() -> None:
+def test_bytes_and_numbers_are_formatted() -> None:
     assert [text_table.human(n) for n in (0, 1023, 1024, 3 * 2**30, 5 * 2**40)] == [
         "0 B",
         "1023 B",

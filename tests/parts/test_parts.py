@@ -28,7 +28,7 @@ def stored() -> str:
     return "storage"
 
 
-def test_goes_through_jit_and_scan_alike(name: str) -> None:
+def test_parts_work_in_jit_and_scan(name: str) -> None:
     buffer = make(BUFFERS[name])
     chunks = [rows_of(7, buffer.lanes, seed) for seed in range(8)]
     keys = jax.random.split(jax.random.key(0), len(chunks))
@@ -48,7 +48,7 @@ def test_goes_through_jit_and_scan_alike(name: str) -> None:
     same(buffer.rows(state).data, buffer.rows(after).data)
 
 
-def test_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+def test_parts_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
     buffer = make(BUFFERS[name])
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(60, buffer.lanes))
     fbuf.save(tmp_path / "replay", buffer, state)
@@ -57,7 +57,7 @@ def test_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     same(buffer.peek(state, jax.random.key(1), BATCH).data, again.peek(loaded, jax.random.key(1), BATCH).data)
 
 
-def test_a_storage_rounds_and_nothing_else(stored: str) -> None:
+def test_a_storage_of_rounded_rows(stored: str) -> None:
     settings = BUFFERS[stored]
     ours, plain = make(settings), make(settings | {"storage": fbuf.storages.Device()})
     rows, key = rows_of(60, ours.lanes), jax.random.key(2)
@@ -76,7 +76,7 @@ def test_a_storage_rounds_and_nothing_else(stored: str) -> None:
     assert ours.plan(EXAMPLE).device == ours.nbytes(state)["device"]
 
 
-def test_a_sampler_draws_with_the_chance_it_says() -> None:
+def test_a_sampler_draws_with_its_probabilities() -> None:
     buffer = fbuf.Buffer(10, sampler=OWN["Lately"]())
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(13)})
     batch = buffer.peek(state, jax.random.key(0), 50_000)
@@ -131,7 +131,7 @@ def test_a_writer_keeps_every_third() -> None:
     assert sorted(np.asarray(buffer.rows(state).data["t"]).tolist()) == [12, 15, 18, 21]
 
 
-def test_a_codec_and_a_transform_do_what_they_say() -> None:
+def test_a_codec_and_a_transform() -> None:
     rows = rows_of(30, None)
     buffer = make(BUFFERS["codec"])
     state = buffer.extend(buffer.init(EXAMPLE), rows)
@@ -142,7 +142,7 @@ def test_a_codec_and_a_transform_do_what_they_say() -> None:
     assert np.abs(np.asarray(buffer.peek(state, jax.random.key(0), 64).data["reward"])).max() == 0.5
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_methods_are_named() -> None:
     with pytest.raises(
         NotImplementedError, match=r"allocate, put and take. Write def allocate\(self, capacity, spec\)"
     ):
@@ -171,7 +171,7 @@ class PassingOn:
 
 
 @pytest.mark.parametrize("own", [Undone(), PassingOn()], ids=["None", "__getattr__"])
-def test_methods_that_are_none_of_the_class_are_no_methods(own: Any) -> None:
+def test_methods_must_be_defined_by_the_class(own: Any) -> None:
     if isinstance(own, PassingOn) and sys.version_info < (3, 12):
         pytest.skip("isinstance takes them for methods before Python 3.12")
     with pytest.raises(TypeError, match="sampler is .*, whose class lacks some methods; expected all of"):
@@ -186,7 +186,7 @@ def test_states_of_one_name_in_two_private_modules_are_exported() -> None:
         assert again.call(cls(jnp.int32(3))).n == 3
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_invalid_results_of_parts_are_refused() -> None:
     class Wrong(OWN["Rounded"]):  # type: ignore[misc]
         def take(self, arrays: Any, name: str, slot: Any, leaf: Any) -> Any:
             return arrays[name][slot]

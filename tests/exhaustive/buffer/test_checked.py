@@ -84,7 +84,7 @@ def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str)
 
 
 @pytest.mark.parametrize("storage", ["Device", "Compressed"])
-def test_with_prefetch_only_what_is_nobodys_mistake_passes(storage: str) -> None:
+def test_prefetch_allows_only_stale_indices(storage: str) -> None:
     checked = fbuf.checked(buffer_of(storage, prefetch=1, batch_size=4))
     state = filled(checked)
     error, _ = jax.jit(checkify.checkify(partial(updated_late, checked)))(state, jnp.ones(8, bool))
@@ -96,7 +96,7 @@ def test_with_prefetch_only_what_is_nobodys_mistake_passes(storage: str) -> None
         checked.sample(checked.clear(state), KEY)
 
 
-def test_what_is_allowed_is_only_counted() -> None:
+def test_allowed_counts_do_not_raise() -> None:
     few = dataclasses.replace(buffer_of(), **FEW)
     state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(filled(few, 45), rows_of(50, 30))
     assert int(few.stats(state)["retired_rows"]) > 0

@@ -30,7 +30,7 @@ STORAGES = ("device", "deduplicated", "host", "compressed")
     ("sampler", "view", "storage", "form"),
     list(itertools.product(SAMPLERS, VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
 )
-def test_batches_are_those_of_the_step_before(sampler: str, view: str, storage: str, form: str) -> None:
+def test_sample_returns_the_batch_of_the_previous_call(sampler: str, view: str, storage: str, form: str) -> None:
     check_batches(storage, sampler, view, form)
 
 

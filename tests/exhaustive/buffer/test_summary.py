@@ -21,5 +21,5 @@ def test_every_number_is_that_of_plain_python(storage: str, sampler: str, view: 
 
 @pytest.mark.parametrize("writer", parts.UNORDERED_WRITERS)
 @pytest.mark.parametrize("storage", parts.UNORDERED_STORAGES)
-def test_rows_in_no_order(storage: str, writer: str) -> None:
+def test_rows_of_scattering_writers(storage: str, writer: str) -> None:
     check_unordered(storage, writer)

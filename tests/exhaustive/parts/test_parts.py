@@ -4,9 +4,9 @@ import pytest
 
 from tests.more.parts.test_parts import test_is_in_place  # noqa: F401
 from tests.parts.test_parts import (  # noqa: F401
-    test_a_storage_rounds_and_nothing_else,
-    test_goes_through_jit_and_scan_alike,
-    test_is_saved_and_loaded,
+    test_a_storage_of_rounded_rows,
+    test_parts_are_saved_and_loaded,
+    test_parts_work_in_jit_and_scan,
 )
 from tests.support.parts import BUFFERS
 

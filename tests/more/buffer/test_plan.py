@@ -24,7 +24,7 @@ def test_fixed_sizes_are_exact(view: str, sampler: str, storage: str) -> None:
     check_fixed(view, sampler, storage)
 
 
-def test_compressed_says_how_it_knows() -> None:
+def test_compressed_reports_the_source_of_its_estimate() -> None:
     buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
     raw = buffer.plan(EXAMPLE)
     assert raw.host_from == "raw upper bound" and raw.host == raw.host_raw
@@ -41,7 +41,7 @@ def test_compressed_says_how_it_knows() -> None:
     assert sampled.host == pytest.approx(host, rel=0.25)
 
 
-def test_without_rows_nobody_knows_how_far_a_table_fills() -> None:
+def test_without_rows_the_load_of_a_table_is_unknown() -> None:
     plan = deduplicated(4096).plan(EXAMPLE)
     assert plan.table is not None and plan.table.blocks is None and plan.table.places == 4096
     assert "places for blocks" in str(plan) and "give rows" in str(plan)

@@ -27,7 +27,7 @@ from tests.support.trees import same
         ("device", "consume", "transition", "jit"),
     ],
 )
-def test_batches_are_those_of_the_step_before(storage: str, sampler: str, view: str, form: str) -> None:
+def test_sample_returns_the_batch_of_the_previous_call(storage: str, sampler: str, view: str, form: str) -> None:
     check_batches(storage, sampler, view, form)
 
 
@@ -45,7 +45,7 @@ def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, or
     check_in_place(storage, sampler, view, order)
 
 
-def test_the_batch_is_that_of_peek_at_the_draw() -> None:
+def test_the_batch_equals_peek_at_the_draw() -> None:
     buffer = make("compressed", "prioritized")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     key, other = jax.random.split(jax.random.key(0))
@@ -68,7 +68,7 @@ def test_a_step_can_be_exported() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_reads_for_itself() -> None:
+def test_a_forked_child_reads_its_own_rows() -> None:
     script = """
 import os, sys, warnings
 import numpy as np
@@ -91,7 +91,7 @@ if pid:
 
 
 @pytest.mark.parametrize("pending", [False, True])
-def test_the_interpreter_exits_with_reads_under_way(pending: bool) -> None:
+def test_the_interpreter_exits_during_reads(pending: bool) -> None:
     script = f"""
 import fbuf, jax, numpy as np
 buffer = fbuf.Buffer(64, storage=fbuf.storages.Compressed(keys=("x",)), prefetch=1, batch_size=2000)

@@ -19,11 +19,11 @@ def test_every_number_is_that_of_plain_python() -> None:
     check_all("Compressed", "Consume", "Row")
 
 
-def test_rows_in_no_order() -> None:
+def test_rows_of_scattering_writers() -> None:
     check_unordered("Device", "TopK")
 
 
-def test_comparing_goes_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "BLOCK_BYTES", 300)  # three rows at a time
     collect.look._jitted.clear_cache()
     told = history("Device", "Prioritized", "Transition")

@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.testing import assert_inplace
-from tests.parts.test_parts import test_goes_through_jit_and_scan_alike  # noqa: F401
+from tests.parts.test_parts import test_parts_work_in_jit_and_scan  # noqa: F401
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
 
 
