@@ -102,6 +102,7 @@ class Buffer(BufferConfig):
             if isinstance(value, np.integer):
                 object.__setattr__(self, name, int(value))
         checks.check_sizes(self)
+        object.__setattr__(self, "prefetch", int(self.prefetch))
         if isinstance(self.episode_end, str):
             raise TypeError(
                 f"Buffer: episode_end is {self.episode_end!r}; expected a tuple. "

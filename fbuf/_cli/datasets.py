@@ -192,7 +192,7 @@ def _delete(options: argparse.Namespace) -> int:
     about = datasets.info(folder)
     if not options.yes:
         if not sys.stdin.isatty():
-            raise CommandError(f"{folder} would be removed, and there is nobody to ask. Say so: --yes")
+            raise CommandError(f"{folder} would be removed, but standard input is not a terminal. Confirm with --yes")
         print(f"{folder}: {about.rows:,} rows, {about.disk:,} bytes")
         if input("remove it? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
