@@ -90,7 +90,7 @@ def test_info_and_verify_print_or_fail(root: Path, capsys: pytest.CaptureFixture
 
 def test_delete_asks_first(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, err = run(capsys, "delete", "Pong/1")
-    assert status == 1 and "Say so: --yes" in err and (root / "Pong/1/dataset.json").exists()
+    assert status == 1 and "Confirm with --yes" in err and (root / "Pong/1/dataset.json").exists()
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
