@@ -2,7 +2,7 @@
 
 The rows arrive once more, oldest first, a block at a time, and nothing but the leaves that end episodes (and the sampler's
 stamp) is read of them; so memory is bounded by a block, whatever the capacity. As no row ever goes, what a log would say is
-counted from the flags once (`fbuf._algorithms.rank_select`).
+counted from the flags once (`fbuf._indexing.anchor_log.count_open_before`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import rank_select
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
@@ -24,6 +23,7 @@ from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
+from fbuf._indexing.anchor_log import count_open_before
 from fbuf._interfaces.storage import Read
 
 BLOCK = 1 << 16
@@ -66,7 +66,7 @@ def _index_rows_core(
     blocks = -(-geometry.capacity // block)
     anchors, sampler, _ = lax.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
     if anchors is not None and anchors.before is not None:
-        anchors = dataclasses.replace(anchors, before=rank_select.counted(anchors.flags))
+        anchors = dataclasses.replace(anchors, before=count_open_before(anchors.flags))
     return state, (anchors, sampler)
 
 

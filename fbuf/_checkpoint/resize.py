@@ -78,7 +78,7 @@ def _given_up(buffer: Buffer, most: int, state: BufferState, count: jax.Array) -
     """Anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
     _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
-    return anchors, sampler, _ring.retire(state.ring, count)
+    return anchors, sampler, _ring.evict(state.ring, count)
 
 
 def _rows(call: str, reader: Buffer, target: Buffer, state: BufferState, places: Places) -> Any:

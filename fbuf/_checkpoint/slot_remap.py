@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._algorithms.slot_pool import Roster
+from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._indexing.anchor_log import EpisodeLog, Log
-from fbuf._indexing.ring import later
+from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
+from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf.samplers import (
     ConsumeState,
@@ -105,7 +105,7 @@ def packed(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarray) -> P
     rings = Ring(
         cursor=jnp.asarray((first + size) % after.length, jnp.int32),
         size=jnp.asarray(size, jnp.int32),
-        lap=later(ring.lap, jnp.uint32(2)),  # beyond all generations there were
+        lap=next_lap(ring.lap, jnp.uint32(2)),  # beyond all generations there were
     )
     return Places(before, after, old, np.where(there, new, after.capacity).astype(np.int32), rings)
 
@@ -151,15 +151,15 @@ def _starts(starts: EpisodeStarts, ring: Ring, places: Places) -> EpisodeStarts:
     return EpisodeStarts(_queued(queues, places, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
-def _log(log: Log, places: Places) -> Log:
+def _log(log: AnchorQueue, places: Places) -> AnchorQueue:
     if log.dense:
         return log
     at = places.at()
     queues = [at[queue] for queue in _queue(log.slot, log.head, log.count, places)]
-    return Log(_queued(queues, places, np.int32), jnp.zeros_like(log.head), log.count)
+    return AnchorQueue(_queued(queues, places, np.int32), jnp.zeros_like(log.head), log.count)
 
 
-def _episodes(episodes: EpisodeLog, places: Places) -> EpisodeLog:
+def _episodes(episodes: EpisodeQueue, places: Places) -> EpisodeQueue:
     """Numbered anew, from the oldest that has anchors on."""
     numbers, begins, last = [], [], []
     for queue in _queue(episodes.number, episodes.log.head, episodes.log.count, places):
@@ -176,11 +176,11 @@ def _episodes(episodes: EpisodeLog, places: Places) -> EpisodeLog:
     )
 
 
-def _roster(roster: Roster, places: Places) -> Roster:
+def _roster(roster: SlotPool, places: Places) -> SlotPool:
     number, at = int(roster.number), places.at()
     slot = np.zeros(places.after.capacity, np.int32)
     slot[:number] = at[np.asarray(roster.slot)[:number]]
-    return Roster(jnp.asarray(slot), jnp.asarray(places.by_slot(roster.place, -1)), roster.number)
+    return SlotPool(jnp.asarray(slot), jnp.asarray(places.by_slot(roster.place, -1)), roster.number)
 
 
 def _epoch(epoch: EpochState, places: Places) -> EpochState:
@@ -221,9 +221,9 @@ def _prioritized(target: Buffer, sampler: PrioritizedState, places: Places) -> P
 
 
 def _sampler(target: Buffer, sampler: Any, places: Places) -> Any:
-    if isinstance(sampler, Log):
+    if isinstance(sampler, AnchorQueue):
         return _log(sampler, places)
-    if isinstance(sampler, EpisodeLog):
+    if isinstance(sampler, EpisodeQueue):
         return _episodes(sampler, places)
     if isinstance(sampler, EpochState):
         return _epoch(sampler, places)

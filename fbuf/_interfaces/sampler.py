@@ -59,7 +59,7 @@ class EligibleSet(NamedTuple):
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._indexing.anchors`; None where every row held is an anchor
     starts: EpisodeStarts | None = None  # None unless the view's rule asks for them
-    # int32[blocks], open rows before each block of flags (`fbuf._algorithms.rank_select`); None where samplers keep logs, or
+    # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchor_log`); None where samplers keep logs, or
     # need none
     before: jax.Array | None = None
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms import permutation
-from fbuf._algorithms.random_bits import anew
+from fbuf._algorithms.random_bits import fresh_key
 from fbuf._buffer import read, state_ops, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -239,7 +239,7 @@ def _some_of(
     else:
         sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, held, {}, state.token)
         _check_forgets(call, buffer, state.sampler, sampler)
-        at = permutation.mixed(jax.random.fold_in(key, _ORDER), batch_size)[rank]
+        at = permutation.random_permutation(jax.random.fold_in(key, _ORDER), batch_size)[rank]
     mask = chosen & drawn.mask[at]
     drawn = Draw(
         slot=jnp.where(mask, drawn.slot[at], jnp.int32(buffer.geometry.capacity)),
@@ -272,7 +272,7 @@ def _filled_up(
     size = jnp.int32(len(mixture.members))
     before, structure = jax.tree.leaves(states), jax.tree.structure(states)
     second = keys[len(mixture.members) :]
-    own = anew(second)
+    own = fresh_key(second)
     changed = _changed(lambda states: _wide(mixture, states, own(), source)[0], states)
 
     def with_leaves(leaves: Sequence[jax.Array]) -> States:

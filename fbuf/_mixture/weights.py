@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fbuf._indexing.importance import importance
+from fbuf._indexing.importance import importance_weights
 
 
 class Weighed(NamedTuple):
@@ -71,5 +71,5 @@ def weigh(
     else:
         relative = anchors[mine] * chance
     least = jnp.float32(1)  # not used
-    weight = importance(jnp.float32(1), relative, mask, beta, normalize, least)
+    weight = importance_weights(jnp.float32(1), relative, mask, beta, normalize, least)
     return Weighed(probability, weight)

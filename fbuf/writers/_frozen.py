@@ -37,7 +37,7 @@ class Frozen:
     streams = True
 
     def init(self, geometry: Geometry) -> RingState:
-        return _ring.resumed(geometry, np.full(geometry.lanes, geometry.length, np.int64))
+        return _ring.resume(geometry, np.full(geometry.lanes, geometry.length, np.int64))
 
     def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
         del count

@@ -30,7 +30,7 @@ class Ring:
         return _ring.init(geometry)
 
     def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
-        return _ring.resumed(geometry, count)
+        return _ring.resume(geometry, count)
 
     def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
         return _ring.place(ring, geometry, num, keep, skipped)
