@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +30,14 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import TICKET, Index, Rows, Sample
-from fbuf._interfaces.sampler import Rebuilding, host_kept
-from fbuf._interfaces.storage import Growable, Resumable
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly, Streaming
 from fbuf.transforms._chain import chained
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
-    from fbuf.storages import Ragged
 
 
 _INTERNAL = {
@@ -190,9 +189,9 @@ class Buffer(BufferConfig):
         return state
 
     @property
-    def _ragged(self) -> Ragged | None:
-        """The storage, where its rows may have any shape."""
-        return cast("Ragged", self.storage) if getattr(self.storage, "any_shape", False) else None
+    def _ragged(self) -> RaggedStorage | None:
+        """The storage, if its rows may have any shape."""
+        return self.storage if isinstance(self.storage, RaggedStorage) else None
 
     def _init(self, example: PyTree, given: RowFormat | None) -> BufferState:
         if ragged := self._ragged:
@@ -550,12 +549,12 @@ class Buffer(BufferConfig):
         """
         call = "Buffer.rebuild"
         self._state_spec(call, "rebuild(state)", state)
-        if not isinstance(self.sampler, Rebuilding):
+        if not hasattr(self.sampler, "rebuild"):
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-        if self.sampler.rebuilds:
+        if fix := getattr(self.sampler, "rebuilds", ""):
             raise TypeError(
                 f"{call}: {self.sampler!r} keeps what the numbers of then made of priorities, not these themselves. "
-                f"Use {self.sampler.rebuilds}."
+                f"Use {fix}."
             )
         return operations.rebuild(self, state)[0]
 
@@ -769,7 +768,7 @@ class Buffer(BufferConfig):
         """
         sizes = self.storage.nbytes(state.rows)
         device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
-        kept = host_kept(self.sampler)
+        kept = host_sampler(self.sampler)
         own = 0 if kept is None else kept.host_bytes(state.sampler)
         return {**sizes, "device": device, "host": sizes["host"] + own}
 

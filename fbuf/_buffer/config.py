@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from fbuf._core.geometry import Geometry
-from fbuf._interfaces.sampler import ByRank, Sampler
+from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
 from fbuf._interfaces.view import EligibilityRule, View
 from fbuf._interfaces.writer import ReadOnly, Writer
@@ -56,5 +56,5 @@ class BufferConfig:
     @property
     def counted(self) -> bool:
         """Whether the sampler finds anchors by counting, and keeps no log of them: where rows stay, and not all are anchors."""
-        by_rank = isinstance(self.sampler, ByRank) and self.sampler.by_rank
+        by_rank = getattr(self.sampler, "by_rank", False)
         return isinstance(self.writer, ReadOnly) and by_rank and not self.dense

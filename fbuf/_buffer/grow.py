@@ -20,8 +20,8 @@ from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Ring
 from fbuf._indexing.anchor_log import EpisodeQueue
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf.samplers import PrioritizedState, RankedState
 
 B = TypeVar("B", bound=BufferConfig)
@@ -48,8 +48,8 @@ def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
             f"other.extend(other.init(example), rows)."
         )
     other = dataclasses.replace(buffer, capacity=int(capacity))
-    assert isinstance(buffer.storage, Recording)
-    storage: Recording = buffer.storage
+    assert isinstance(buffer.storage, RaggedStorage)
+    storage: RaggedStorage = buffer.storage
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
@@ -58,7 +58,7 @@ def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
-        kept = host_kept(buffer.sampler)
+        kept = host_sampler(buffer.sampler)
         if kept is not None:
             sampler = kept.with_capacity(state.sampler, other.geometry)
         else:

@@ -29,7 +29,7 @@ from fbuf._core.dispatch import Operation, scoped
 from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
-from fbuf._interfaces.storage import Read, Requesting
+from fbuf._interfaces.storage import Prefetchable, Read
 from fbuf._interfaces.view import Window
 
 T = TypeVar("T")
@@ -37,15 +37,15 @@ _IMMEDIATE_FOLD = 1  # what tells the key of a draw on the spot from that of a d
 
 
 def _prepare_read(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
-    return scoped("read", storage.prepare_read if isinstance(storage, Requesting) else storage.read)(rows, reads)
+    return scoped("read", storage.prepare_read if isinstance(storage, Prefetchable) else storage.read)(rows, reads)
 
 
 def _start_read(storage: Any, rows: Any, held: Any) -> Any:
-    return scoped("request", storage.start_read)(rows, held) if isinstance(storage, Requesting) else held
+    return scoped("request", storage.start_read)(rows, held) if isinstance(storage, Prefetchable) else held
 
 
 def _finish_read(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-    arrays, ok = scoped("read", storage.finish_read)(rows, held) if isinstance(storage, Requesting) else held
+    arrays, ok = scoped("read", storage.finish_read)(rows, held) if isinstance(storage, Prefetchable) else held
     return list(arrays), ok
 
 
@@ -69,7 +69,7 @@ def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
 
 def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
     """Bytes on the host for what is drawn ahead, from shapes."""
-    if state.ahead is None or not isinstance(buffer.storage, Requesting):
+    if state.ahead is None or not isinstance(buffer.storage, Prefetchable):
         return 0
     return buffer.storage.held_bytes(state.rows, state.ahead.held)
 

@@ -29,7 +29,6 @@ from fbuf._indexing import ring, scatter
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._interfaces.storage import Growable, Read
 from fbuf._interfaces.view import Window
-from fbuf._interfaces.writer import Reporting
 
 
 def draw(
@@ -165,8 +164,8 @@ def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
     if isinstance(buffer.storage, Growable):
         counts |= buffer.storage.stats(state.rows, counts["size"])
-    if state.scatter is not None and isinstance(buffer.writer, Reporting):
-        counts |= buffer.writer.stats(state.scatter.own)
+    if state.scatter is not None:
+        counts |= getattr(buffer.writer, "stats", lambda own: {})(state.scatter.own)
     if state.ahead is not None:
         counts["stale_draws"] = state.ahead.stale
     return state, counts | buffer.sampler.stats(state.sampler) | transforms.stats(buffer, state)

@@ -18,8 +18,8 @@ from fbuf._core.sample import Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring
 from fbuf._indexing import scatter as _scatter
-from fbuf._interfaces.sampler import EligibleSet, host_kept
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.sampler import EligibleSet, host_sampler
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf._interfaces.writer import Scattering, Streaming
 
 _VIEW = 0x7669  # what tells a view's random numbers from the sampler's
@@ -50,13 +50,13 @@ def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None)
 
 def open_host_state(buffer: BufferConfig, call: str, sampler: Any) -> Any:
     """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
-    kept = host_kept(buffer.sampler)
+    kept = host_sampler(buffer.sampler)
     return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
 
 
 def init_host_sampler(buffer: BufferConfig, call: str) -> Any:
     """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
-    if host_kept(buffer.sampler) is None:
+    if host_sampler(buffer.sampler) is None:
         return None
     return open_host_state(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
 
@@ -120,8 +120,8 @@ def _zero_masked(mask: jax.Array, data: Any) -> Any:
 
 def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
     """What users see as data, and what `lazy` reads: None where all of a row are arrays."""
-    if isinstance(buffer.storage, Recording):
-        recording: Recording = buffer.storage
+    if isinstance(buffer.storage, RaggedStorage):
+        recording: RaggedStorage = buffer.storage
         return recording.split(state.rows, data)
     return data, None
 

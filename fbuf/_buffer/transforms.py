@@ -21,7 +21,7 @@ from fbuf._core import arguments
 from fbuf._core.component import state
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, zero_unless
 from fbuf._core.row_format import RowFormat, given
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf._interfaces.transform import Context
 from fbuf._interfaces.writer import ReadOnly
 
@@ -45,7 +45,7 @@ def check_parts(buffer: BufferConfig) -> None:
             f"Buffer: on_write is {buffer.on_write!r}, but the rows of {buffer.storage!r} are there already; expected None. "
             f"Use on_read, or make a data set of changed rows with fbuf.datasets.preprocess(...)."
         )
-    if isinstance(buffer.storage, Recording):
+    if isinstance(buffer.storage, RaggedStorage):
         raise ValueError(
             f"Buffer: on_write is {buffer.on_write!r}, but rows of {buffer.storage!r} hold what is no array; expected None. "
             f"Use on_read, or change the rows before `extend`."

@@ -21,7 +21,7 @@ from fbuf._core.sample import Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
 from fbuf._indexing import scatter as _scatter
-from fbuf._interfaces.sampler import EligibilityUpdate, Rebuilding
+from fbuf._interfaces.sampler import EligibilityUpdate
 from fbuf._interfaces.storage import Growable
 
 
@@ -268,6 +268,5 @@ def _set_core(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.A
 
 
 def _rebuild_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
-    assert isinstance(buffer.sampler, Rebuilding)
-    sampler: Rebuilding = buffer.sampler
+    sampler: Any = buffer.sampler  # `rebuild` is optional
     return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None

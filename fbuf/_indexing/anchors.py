@@ -22,7 +22,7 @@ from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import order_after_reads
 from fbuf._indexing.ring import by_age, slot_at
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
-from fbuf._interfaces.view import Deciding, EligibilityRule, Prompt, View
+from fbuf._interfaces.view import EligibilityRule
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
@@ -113,7 +113,7 @@ def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_row
 
 def extend(
     anchors: Anchors,
-    view: View,
+    view: Any,  # a View with its optional `opens` or `decide`
     geometry: Geometry,
     ring: Ring,
     end: jax.Array,
@@ -170,7 +170,7 @@ def extend(
     step, step_after = _steps(anchors, flags, exists, count)
     opened = None
     if rule.prompt:
-        assert step is not None and isinstance(view, Prompt)
+        assert step is not None
         new = flags[tail_rows:]
         rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
         anchor_age = age[tail_rows:] - rows_back
@@ -208,7 +208,7 @@ def extend(
         open_slot, open_mask = opened.slot, opened.mask
         episode = None if episode is None else episode[tail_rows:]
     else:
-        assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
+        assert anchors.tail_priority is not None and anchors.pending is not None
         given = jnp.concatenate([anchors.tail_priority, given])
         if anchors.tail_stamp is not None:
             stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])

@@ -22,7 +22,7 @@ from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import any_unbatched
 from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import next_lap
-from fbuf._interfaces.writer import Forgetting, Scattering
+from fbuf._interfaces.writer import Scattering
 
 
 @state
@@ -54,10 +54,8 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
     """Remove all rows; every earlier index becomes stale."""
-    if isinstance(writer, Forgetting):
-        own = writer.clear(scatter.own, geometry, spec)
-    else:
-        own = writer.init(geometry, spec)
+    clear_own = getattr(writer, "clear", None)
+    own = writer.init(geometry, spec) if clear_own is None else clear_own(scatter.own, geometry, spec)
     return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 

@@ -22,7 +22,6 @@ class BaseSampler:
 
     prioritized = False
     by_rank = True
-    since = ""
 
     @property
     def numbers(self) -> Mapping[str, Any]:
@@ -52,9 +51,6 @@ class BaseSampler:
 
     def available(self, sampler: Any, count: jax.Array) -> jax.Array:
         return count
-
-    def to_host(self, sampler: Any) -> Any:
-        return None
 
 
 class LimitedSampler(BaseSampler):

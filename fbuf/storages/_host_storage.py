@@ -1,7 +1,7 @@
-"""The verbs of a storage whose chosen leaves lie in a host store: the same for all, whatever the rows become there.
+"""`Host`, and the methods shared by all storages that keep leaves in a host store.
 
-A storage says which leaves go there and how (`_columns`) and opens the store (`_open`); everything else is `_side`. A base
-class for once, because a dozen methods that only hand on their arguments would be written out for each.
+A storage says which leaves are stored there and how (`_columns`) and opens the store (`_open`). The rest is in `_host_rows`
+and `_host_reads`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
 from fbuf._host.codecs.base import Codec
@@ -204,3 +205,29 @@ class Hosted:
 
     def flush(self, rows: SideRows) -> None:
         cast(Store, _host_rows.store_of(rows)).flush()
+
+
+@component
+class Host(Hosted):
+    """Rows whose leaves are numpy arrays on the host.
+
+    Attributes:
+      keys: Leaves (or subtrees) that go to the host; None: all of them.
+      slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
+        capacity, at most 4096 a lane.
+      on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
+
+    Cost: a write or read is one callback and one copy of its rows.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.storages.Host(keys=("obs",)).keys
+      ('obs',)
+    """
+
+    keys: tuple[str, ...] | None = None
+    slack: int | None = None
+    on_expired: str = "raise"
+
+    def __post_init__(self) -> None:
+        self._check()

@@ -1,6 +1,6 @@
 """torch on top of fbuf: batches as tensors by DLPack, tensors as rows, a loader, tensordicts, nested tensors.
 
-What crosses without a copy, what is copied and what is refused stands in one table, measured by the tests: `fbuf/TORCH.md`.
+`fbuf/TORCH.md` lists what is shared, copied and refused.
 torch (`pip install "fbuf[torch]"`) is imported by the first call, not with this module; tensordict by the two functions
 that need it.
 """

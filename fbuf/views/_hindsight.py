@@ -26,7 +26,7 @@ from fbuf._core.pytree import PyTree, Spec, expand, name_of
 from fbuf._indexing.anchors import END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Deciding, EligibilityRule, View, Window
+from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views._fields import check_free, under
 
 
@@ -85,7 +85,7 @@ class Hindsight:
     def __post_init__(self) -> None:
         if (
             isinstance(self.view, type)
-            or not isinstance(self.view, Deciding)
+            or not hasattr(self.view, "decide")
             or not hasattr(self.view, "final_observation")
         ):
             raise TypeError(
@@ -162,8 +162,9 @@ class Hindsight:
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        assert isinstance(self.view, Deciding)
-        return self.view.decide(flags, available, step)
+        view: Any = self.view  # `decide` is optional
+        decided: tuple[jax.Array, jax.Array, jax.Array | None] = view.decide(flags, available, step)
+        return decided
 
     def window(
         self,

@@ -233,7 +233,7 @@ def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, 
     with pytest.raises(ValueError, match="made from other files .*download='force'"):
         get(tmp_path, server.base)
     same(get(tmp_path, server.base, download="force"), other)
-    with dataset.PieceWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
+    with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(3, dtype=np.int32)})
         piece.commit()
     with pytest.raises(ValueError, match="a data set of another kind"):

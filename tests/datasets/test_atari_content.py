@@ -44,7 +44,7 @@ class InMemory:
 
 
 class Writer:
-    """Keeps rows where a `PieceWriter` would write them."""
+    """Keeps rows where a `SegmentWriter` would write them."""
 
     kept: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
 
@@ -75,7 +75,7 @@ class Writer:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    monkeypatch.setattr(_volumes.dataset, "PieceWriter", Writer)
+    monkeypatch.setattr(_volumes.dataset, "SegmentWriter", Writer)
     Writer.kept = {}
     return Writer
 

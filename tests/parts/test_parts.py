@@ -13,7 +13,8 @@ import pytest
 
 import fbuf
 from fbuf import parts
-from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of, same
+from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
+from tests.support.trees import same
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from fbuf._host.priorities import tree as _tree
 from fbuf._host.priorities.store import Priorities
 from fbuf._host.priorities.tree import Layout, Tree
 from fbuf.samplers import Prioritized
-from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, same, verb
+from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
+from tests.support.trees import same
 
 # ------------------------------------------------------------------------------------------------------ the numpy tree
 

@@ -13,7 +13,8 @@ import torch
 
 import fbuf
 from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
-from tests.support.tensors import NARROW, WIDE, payload, pointer, x64
+from tests.support.tensors import NARROW, WIDE, payload, pointer
+from tests.support.trees import x64
 
 # --------------------------------------------------------------------------------------- crossing
 

@@ -18,8 +18,8 @@ from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._core.text_table import Section, human, number
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import LeafBytes, Weighing
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import LeafBytes
 
 _HEADS = ("mean", "least", "5 %", "25 %", "median", "75 %", "95 %", "most")
 
@@ -240,7 +240,7 @@ def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summar
     chance: np.ndarray | None = None
     if found.probability is not None:
         chance = found.probability[anchor]
-    elif found.alike:
+    elif found.uniform:
         chance = np.ones(drawable)
     known = chance is not None and bool(chance.any())
     priority = None if found.priority is None else found.priority[anchor]
@@ -279,7 +279,7 @@ def _bytes(
     """Leaves, and bytes that are no leaf's: together what `Buffer.nbytes` says."""
     storage = buffer.storage
     spec, _ = storage.spec(state.rows)
-    stored = storage.bytes_per_leaf(state.rows) if isinstance(storage, Weighing) else {}
+    stored: dict[str, LeafBytes] = getattr(storage, "bytes_per_leaf", lambda rows: {})(state.rows)
     total = storage.nbytes(state.rows)
     rest = LeafBytes(
         *(total[place] - sum(held[i] for held in stored.values()) for i, place in enumerate(LeafBytes._fields))
@@ -298,7 +298,7 @@ def _bytes(
         bytes_of = tree_bytes(getattr(state, field.name)) if field.name != "rows" else 0
         if bytes_of:
             parts[field.name] = LeafBytes(device=bytes_of)
-    kept = host_kept(buffer.sampler)
+    kept = host_sampler(buffer.sampler)
     if kept is not None:
         parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, kept.host_bytes(state.sampler))
     return leaves, parts

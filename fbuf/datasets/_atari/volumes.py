@@ -28,7 +28,7 @@ class Volumes:
 
     def __init__(self, path: str, number: int, schema: dataset.Schema, mark: dict[str, Any]) -> None:
         self._path, self._number, self._schema, self._mark = path, number, schema, mark
-        self._writer: dataset.PieceWriter | None = None
+        self._writer: dataset.SegmentWriter | None = None
         self.pieces: list[list[int]] = []  # number and rows of each
 
     def __enter__(self) -> Volumes:
@@ -49,12 +49,12 @@ class Volumes:
         return sum(rows for _, rows in self.pieces)
 
     def append(self, rows: dict[str, Any]) -> None:
-        """Adds rows, as `PieceWriter.append`."""
+        """Adds rows, as `SegmentWriter.append`."""
         if self._writer is not None and self._writer.nbytes >= MOST_BYTES and len(self.pieces) < MOST:
             self.commit()
         if self._writer is None:
             number = self._number + RUNS * len(self.pieces)
-            self._writer = dataset.PieceWriter(self._path, number, self._schema)
+            self._writer = dataset.SegmentWriter(self._path, number, self._schema)
             self.pieces.append([number, 0])
         self._writer.append(rows)
         self.pieces[-1][1] = self._writer.rows

@@ -13,7 +13,7 @@ ragged from the first rows (the batch's structure would hang on the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,11 @@ from fbuf._host.ragged.column import Leaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._codecs import Codec
+from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
 from fbuf.storages._host_storage import Hosted
 from fbuf.storages._ragged import schema
-from fbuf.storages._ragged.parse_eager import eager
-from fbuf.storages._ragged.parse_traced import Parsed, traced
+from fbuf.storages._ragged.parse import Parsed, eager, traced
 
 _INDEX = 17  # bytes a ragged leaf and row, beside its value
 
@@ -88,8 +87,6 @@ class Ragged(Hosted):
       >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
       ((4,), True)
     """
-
-    any_shape: ClassVar[bool] = True
 
     keys: tuple[str, ...] | None = None
     maximum: Any = ()

@@ -13,16 +13,9 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Deduplicated
 from tests.support import combinations
-from tests.support.checkpoint import (
-    at_rest,
-    check_custom_writer,
-    check_resize,
-    newest_rows,
-    resized,
-    same,
-    steps,
-)
+from tests.support.checkpoint import at_rest, check_custom_writer, check_resize, newest_rows, resized, steps
 from tests.support.scattered import Anywhere, Largest
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(

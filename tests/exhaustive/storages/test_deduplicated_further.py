@@ -15,22 +15,14 @@ from fbuf._buffer.state import COUNTERS
 from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated
 from fbuf.views import Row, Transition
-from tests.support.deduplicated import (
-    KEY,
-    SMALL,
-    Trial,
-    check,
-    from_pool,
-    methods_of,
-    same,
-    small,
-)
+from tests.support.deduplicated import KEY, SMALL, Trial, check, from_pool, methods_of, small
 from tests.support.deduplicated_device import (
     OBS,
     check_full_table,
     check_masked_draws,
     noise_rows,
 )
+from tests.support.trees import same
 
 
 def test_draws_of_refused_rows_are_masked() -> None:
