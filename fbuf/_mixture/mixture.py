@@ -23,9 +23,8 @@ from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
 from fbuf._mixture import checks, draw, feedback, quota
-from fbuf._mixture.checks import check_alike
-from fbuf._mixture.config import MixtureConfig
-from fbuf._mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+from fbuf._mixture.checks import check_same_leaves
+from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
@@ -119,8 +118,8 @@ class Mixture(MixtureConfig):
             raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
         if self.quota == "all" and (self.fractions is not None or self.annealed):
             raise ValueError(
-                'Mixture: quota is "all", which goes by no fractions; expected fractions=None and annealed=False. Leave them '
-                'out, and write sample(state, key, {"online": 64, ...}).'
+                'Mixture: quota is "all"; expected fractions=None and annealed=False. Write '
+                'sample(state, key, {"online": 64, ...}).'
             )
         number = isinstance(self.beta, (int, float, np.integer, np.floating)) and not isinstance(self.beta, bool)
         if not number or not 0 <= self.beta < float("inf"):
@@ -129,8 +128,6 @@ class Mixture(MixtureConfig):
 
     def __getitem__(self, name: str) -> Buffer:
         return dict(self.members)[self._known("Mixture", name)]
-
-    # ------------------------------------------------------------------------------------------------ making
 
     def init(self, examples: Mapping[str, Any]) -> MixtureState:
         """The state of a mixture.
@@ -182,7 +179,7 @@ class Mixture(MixtureConfig):
                 return buffer.peek(state, key, 1).data
 
             found.append((name, jax.eval_shape(data, states[name], key)))
-        check_alike(call, found)
+        check_same_leaves(call, found)
 
     def replace(self, state: MixtureState, states: Mapping[str, BufferState]) -> MixtureState:
         """With the states of some buffers replaced, by name, for verbs that a mixture has not.
@@ -199,8 +196,6 @@ class Mixture(MixtureConfig):
         for name, given in states.items():
             self[self._known(call, name)].check_state(given)
         return dataclasses.replace(state, buffers={**state.buffers, **states})
-
-    # ----------------------------------------------------------------------------------------------- writing
 
     def add(
         self, state: MixtureState, name: str, row: PyTree, *, priority: Any = None, mask: Any = None
@@ -264,9 +259,7 @@ class Mixture(MixtureConfig):
         call = "Mixture.update_priority"
         self._check(call, "update_priority(state, index, td_error)", state)
         if not any(buffer.sampler.prioritized for _, buffer in self.members):
-            raise TypeError(
-                f"{call}: no buffer of {', '.join(self.names)} has priorities. Use sampler=fbuf.samplers.Prioritized()."
-            )
+            raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
         index = checks.checked_index(call, index)
         td_error = jnp.asarray(td_error)
@@ -369,22 +362,20 @@ class Mixture(MixtureConfig):
                 raise ValueError(f"{call}: fractions belong to the mixture, not to '{name}'. Leave the name out.")
             return self._with(state, name, self[self._known(call, name)].set(state[name], **numbers))
         if numbers:
+            first = next(iter(numbers))
             raise ValueError(
-                f"{call}: a mixture has no number '{next(iter(numbers))}' (it has: fractions, beta). For a sampler's write "
-                f"set(state, '{self.names[0]}', {next(iter(numbers))}=...)."
+                f"{call}: a mixture has no number '{first}' (it has: fractions, beta). For a sampler write "
+                f"set(state, '{self.names[0]}', {first}=...)."
             )
         if fractions is not None:
             if not self.annealed:
                 raise ValueError(
-                    f"{call}: the fractions of this mixture are settled; expected annealed=True. Write Mixture(..., "
-                    f"annealed=True), or sample(..., fractions=...) for one call."
+                    f"{call}: annealed is False. Write Mixture(..., annealed=True), or sample(..., fractions=...) for one call."
                 )
             new = quota.normalized(checks.traced_fractions(call, fractions, self.names, self.shares))
             state = dataclasses.replace(state, fractions=new)
         given = checks.checked_beta(call, beta)
         return state if given is None else dataclasses.replace(state, beta=given)
-
-    # ----------------------------------------------------------------------------------------------- reading
 
     def sample(
         self,
@@ -455,17 +446,15 @@ class Mixture(MixtureConfig):
         given = checks.checked_beta(call, beta)
         if self.quota == "all":
             if fractions is not None:
-                raise ValueError(
-                    f'{call}: fractions are given, but quota is "all", which goes by none. Leave them out.'
-                )
+                raise ValueError(f'{call}: fractions is given; expected None with quota="all".')
             sizes: tuple[int, ...] | None = checks.checked_sizes(call, batch_size, self.names)
             total = sum(sizes or ())
         else:
             sizes, total = None, batch_size
             if isinstance(batch_size, Mapping):
                 raise TypeError(
-                    f"{call}: batch_size is a dict, but quota is {self.quota!r}; expected an int. For rows of each buffer use "
-                    f'Mixture(..., quota="all").'
+                    f"{call}: batch_size is a dict; expected an int with quota={self.quota!r}. Or use "
+                    'Mixture(..., quota="all").'
                 )
         total, _ = _buffer_checks.check_draw(call, form, self.members[0][1], key, total, {})
         if sizes is not None:
@@ -587,39 +576,33 @@ class Mixture(MixtureConfig):
         self._check("Mixture.summary", "summary(state)", state)
         return {name: buffer.summary(state[name], compare=compare) for name, buffer in self.members}
 
-    # ------------------------------------------------------------------------------------------------ inside
-
     def _known(self, call: str, name: Any) -> str:
         if not isinstance(name, str):
             raise TypeError(
-                f"{call}: the name of a buffer is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
-                f"(state, name, ...): add(state, {self.names[0]!r}, row)."
+                f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
+                "(state, name, ...)."
             )
         if name not in self.names:
-            raise ValueError(f"{call}: there is no buffer {name!r}; expected one of {', '.join(self.names)}.")
+            raise ValueError(f"{call}: name is {name!r}; expected one of {', '.join(self.names)}.")
         return name
 
     def _check_examples(self, call: str, verb: str, examples: Any, what: str) -> None:
         if not isinstance(examples, Mapping) or set(examples) != set(self.names):
             got = ", ".join(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
-            raise ValueError(
-                f"{call}: got {got}; expected {what} for each of {', '.join(self.names)}. Write "
-                f"{verb}({{{', '.join(f'{name!r}: row' for name in self.names)}}})."
-            )
+            fix = f"{verb}({{{', '.join(f'{name!r}: row' for name in self.names)}}})"
+            raise ValueError(f"{call}: examples is {got}; expected {what} for each buffer. Write {fix}.")
 
     def _with(self, state: MixtureState, name: str, new: BufferState) -> MixtureState:
         return dataclasses.replace(state, buffers={**state.buffers, name: new})
 
     def _check(self, call: str, form: str, state: Any) -> None:
         if not isinstance(state, MixtureState):
-            raise TypeError(
-                f"{call}: first argument is {type(state).__name__}, expected MixtureState. The order is {form}."
-            )
+            raise TypeError(f"{call}: state is {type(state).__name__}; expected MixtureState. The order is {form}.")
         if set(state.buffers) != set(self.names) or (state.fractions is None) == self.annealed:
             had = f"{', '.join(state.buffers)}{'' if state.fractions is None else ', annealed'}"
             raise ValueError(
-                f"{call}: this state was made by another mixture, of {had}; expected {', '.join(self.names)}"
-                f"{', annealed' if self.annealed else ''}. Use the mixture that made it."
+                f"{call}: state was made by another mixture, of {had}; expected {', '.join(self.names)}"
+                f"{', annealed' if self.annealed else ''}."
             )
         for own in state.buffers.values():
             refuse_donated(call, own)
@@ -640,7 +623,7 @@ _OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
     "grow": "state[{0}]",
     "resume": "row",
 }
-"""What a mixture has not, and how it is called there; as text for `format`, with the name of a buffer."""
+"""Members of buffers that a mixture lacks, with arguments as text for `format` with the name of a buffer."""
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "quota": ("exact", "random", "all"),
@@ -648,10 +631,6 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "normalize": ("batch", None),
     "if_empty": ("share", "mask"),
 }
-
-
-def _sample_core(mixture: MixtureConfig, state: MixtureState, key: Any, fractions: Any, beta: Any, *static: Any) -> Any:
-    return draw.sample(mixture, state, key, fractions, beta, *static)
 
 
 def _can_sample_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, jax.Array]:
@@ -678,7 +657,7 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
     return state, out
 
 
-_sample = Operation(_sample_core)
+_sample = Operation(draw.sample)
 _update_priority = Operation(feedback.update_priority)
 _update_rows = Operation(feedback.update_rows)
 _can_sample = Operation(_can_sample_core)

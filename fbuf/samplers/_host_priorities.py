@@ -59,9 +59,12 @@ def _flatten_with_keys(tree: HostTree) -> tuple[Any, int]:
     return tuple(zip(names, (tree.id, tree.version), strict=True)), tree.slot
 
 
-jax.tree_util.register_pytree_with_keys(
-    HostTree, _flatten_with_keys, lambda slot, children: HostTree(children[0], children[1], slot), _flatten
-)
+def _unflatten(slot: int, children: Any) -> HostTree:
+    id, version = children
+    return HostTree(id, version, slot)
+
+
+jax.tree_util.register_pytree_with_keys(HostTree, _flatten_with_keys, _unflatten, _flatten)
 
 
 def init() -> HostTree:

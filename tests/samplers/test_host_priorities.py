@@ -331,7 +331,7 @@ def test_what_cannot_be_is_said(nothing_open: None) -> None:
     for what in ("extend", "learn", "clear"):
         with pytest.raises(TypeError, match=r'priorities live on the host cannot be vmapped.*on="device"'):
             jax.vmap(lambda s, w=what: verb(buffer, w, s, jnp.int32(0)))(several)
-    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host".*jax\.device_put'):
+    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host"'):
         Prioritized(on="cuda")
     with pytest.raises(ValueError, match="made by another buffer"):
         make("device").sample(state, KEY, 4)

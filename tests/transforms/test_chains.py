@@ -96,13 +96,13 @@ def test_map_with_random_numbers() -> None:
 ROWS: list[tuple[Any, str]] = [
     (Select("c"), r"Select: leaf 'c' is not there \(there are: a, b, e, frame, r\)\. Name one of these"),
     (Drop(("a", "b", "e", "frame", "r")), "Drop: no leaf is left"),
-    (Rename({"a": "b"}), "Rename: there is a leaf 'b' already"),
+    (Rename({"a": "b"}), "Rename: leaf 'b' already exists"),
     (Rename({"a": "b/x"}), "'b' would be a leaf, and hold the leaf 'b/x' too"),
     (Scale("a", source="uint8"), "Scale: leaf 'a' is float32; expected uint8.*source='float32'"),
     (Cast("a", "int8", source="uint8"), "Cast: leaf 'a' is float32; expected uint8"),
     (Concatenate(("a", "frame"), "x"), r"leaf 'frame' is uint8, but 'a' is float32.*Cast\('frame', 'float32'\)"),
     (Concatenate(("a", "b"), "x", sizes=(2, 2)), r"leaf 'a' is \[3\] a row; expected 2.*sizes=\(3, 2\)"),
-    (Concatenate(("a", "b"), "r"), "there is a leaf 'r' already"),
+    (Concatenate(("a", "b"), "r"), "leaf 'r' already exists"),
     (Concatenate(("a", "b"), "x", axis=1), r"leaf 'a' is float32\[3\] a row, and has no axis 1\. Use one of 0"),
     (Concatenate(("r", "r2"), "x"), r"leaf 'r' is float32\[\] a row, and has no axis -1\. Use Stack"),
     (Split("a", ("x", "y"), (2, 2)), r"leaf 'a' is \[3\] a row, but sizes=\(2, 2\) come to 4; expected 3"),
@@ -112,7 +112,7 @@ ROWS: list[tuple[Any, str]] = [
     (RewardToGo(reward="c"), r"reward names 'c', but there are a.*RewardToGo\(reward=...\)"),
     (RewardToGo(reward="r", episode_end=("done",)), "episode_end names 'done'"),
     (RewardToGo(reward="r", episode_end=("a",)), r"leaf 'a' is float32\[3\] a row; expected bool\[\]"),
-    (RewardToGo(reward="r", episode_end=(), into="a"), "there is a leaf 'a' already; expected a free name, or 'r'"),
+    (RewardToGo(reward="r", episode_end=(), into="a"), "leaf 'a' already exists. Use another name, or 'r'"),
     (Augment("r"), r"leaf 'r' is float32\[\] a row, and has no axes \(-2, -1\)"),
     (Augment("frame", crop=(20, 2)), "crop is .20, 2., but images of 'frame' are 6 by 5.*twice shift=4"),
     (Augment(("frame", "wide"), together=True), r"images of 'wide' are \(6, 4\), of 'frame' \(6, 5\)"),
@@ -164,11 +164,11 @@ SETTINGS: list[tuple[Any, str]] = [
     (lambda: Normalize(("a", "b", "c"), of=("a", "b")), "of is .* expected one name, or one for each"),
     (lambda: Normalize("a", of=3), "Normalize: 3 is no name of a leaf"),
     (lambda: Normalize("a", center=0), "Normalize: center is 0; expected a bool"),
-    (lambda: Chain({"a/b": Cast("a", "int8")}), "a stage has the name 'a/b'; expected printable text without"),
+    (lambda: Chain({"a/b": Cast("a", "int8")}), "stage name is 'a/b'; expected printable text without"),
     (lambda: Chain((Scale,)), r"a stage is the class Scale; expected a value. Write Scale\(...\)"),
     (lambda: Chain((negated,)), r"has no `apply`.*Write Map\(negated\)"),
     (lambda: Chain("scale"), "stages is 'scale'; expected transforms"),
-    (lambda: Chain((("x", Cast("a", "int8")), ("x", Drop("a")))), "two stages have the name 'x'"),
+    (lambda: Chain((("x", Cast("a", "int8")), ("x", Drop("a")))), "two stages are named 'x'"),
 ]
 
 

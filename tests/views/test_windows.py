@@ -257,7 +257,7 @@ WRONG = [
     (lambda: Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
     (lambda: Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
     (lambda: Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
-    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one array without a name"),
+    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one unnamed array"),
     (lambda: Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0), ValueError, r"max_length is 0"),
     (lambda: Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
@@ -286,7 +286,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(8, view=Episode(2)).init({**EXAMPLE, "is_first": False}),
         ValueError,
-        r"rows have a leaf 'is_first', a name this view makes itself .* Rename the leaf",
+        r"rows have a leaf 'is_first', which the view makes .* Rename it",
     ),
     (lambda: fbuf.trajectory(8, length=9), ValueError, r"Use capacity=9 or more"),
 ]

@@ -161,7 +161,7 @@ def test_writes_are_refused_when_they_are_traced(made: tuple[Path, pieces.Rows],
         lambda state: fbuf.checked(buffer).extend(state, rows),
     ):
         for call in (verb, lambda state, verb=verb: jax.eval_shape(verb, state)):
-            with pytest.raises(TypeError, match=r"rows of a data set stay as they are.*preprocess"):
+            with pytest.raises(TypeError, match=r"expected a writer that accepts rows.*preprocess"):
                 call(state)
 
 
