@@ -17,7 +17,7 @@ from fbuf._algorithms.random_bits import randint_below
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._indexing.anchors import BLOCK, OPEN, has
-from fbuf._indexing.ring import slot_at
+from fbuf._indexing.ring import slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
 _GROUP = 128  # blocks counted at once
@@ -39,12 +39,7 @@ class AnchorQueue:
 
 def init(geometry: Geometry, dense: bool) -> AnchorQueue:
     """Make an empty queue."""
-    lanes = 0 if dense else geometry.lanes
-    return AnchorQueue(
-        slot=jnp.zeros((0 if dense else geometry.capacity,), jnp.int32),
-        head=jnp.zeros((lanes,), jnp.int32),
-        count=jnp.zeros((lanes,), jnp.int32),
-    )
+    return AnchorQueue(*(zeros(0, 0, 0) if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
 
 
 def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> AnchorQueue:
@@ -96,13 +91,8 @@ class EpisodeQueue:
 
 def init_episodes(geometry: Geometry) -> EpisodeQueue:
     """Make an empty queue."""
-    return EpisodeQueue(
-        log=init(geometry, dense=False),
-        number=jnp.zeros((geometry.capacity,), jnp.int32),
-        begin=jnp.zeros((geometry.capacity,), jnp.int32),
-        last=jnp.zeros((geometry.lanes,), jnp.int32),
-        name=jnp.zeros((geometry.lanes,), jnp.uint32),
-    )
+    number, begin, last = zeros(geometry.capacity, geometry.capacity, geometry.lanes)
+    return EpisodeQueue(init(geometry, dense=False), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
 
 
 def apply_episodes(

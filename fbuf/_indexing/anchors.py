@@ -20,7 +20,7 @@ from jax import lax
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import order_after_reads
-from fbuf._indexing.ring import by_age, slot_at
+from fbuf._indexing.ring import by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
 
@@ -70,19 +70,20 @@ def width(rule: EligibilityRule) -> int:
 
 def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, counted: bool = False) -> Anchors:
     """Make an empty state; the next row of every lane begins an episode. `counted`: allocate counts of a data set."""
-    shape = (width(rule), geometry.lanes)
+    lanes = geometry.lanes
+    shape = (width(rule), lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
     counts = rule.prompt or rule.stride > 1
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
         tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
-        pending=None if rule.prompt else jnp.zeros((geometry.lanes,), jnp.int32),
-        step=jnp.zeros((geometry.lanes,), jnp.int32) if counts else None,
-        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if sampler.by_episode else None,
+        pending=None if rule.prompt else jnp.zeros((lanes,), jnp.int32),
+        step=jnp.zeros((lanes,), jnp.int32) if counts else None,
+        episode=jnp.zeros((lanes,), jnp.uint32) if sampler.by_episode else None,
         tail_stamp=None if rule.prompt or sampler.stamp is None else jnp.zeros(shape, jnp.int32),
-        starts=_no_starts(geometry) if rule.spans else None,
-        count=jnp.zeros((geometry.lanes,), jnp.int32),
+        starts=EpisodeStarts(*zeros(geometry.capacity, lanes, lanes)) if rule.spans else None,
+        count=jnp.zeros((lanes,), jnp.int32),
         rule=rule,
         before=jnp.zeros((-(-geometry.capacity // BLOCK),), jnp.int32) if counted else None,
     )
@@ -302,15 +303,6 @@ def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax
     before = begun[anchors.tail_flags.shape[0] - 1]
     first = anchors.episode - before
     return first[None, :] + begun, first + begun[-1]
-
-
-def _no_starts(geometry: Geometry) -> EpisodeStarts:
-    lanes = (geometry.lanes,)
-    return EpisodeStarts(
-        position=jnp.zeros((geometry.capacity,), jnp.int32),
-        head=jnp.zeros(lanes, jnp.int32),
-        count=jnp.zeros(lanes, jnp.int32),
-    )
 
 
 def _update_starts(

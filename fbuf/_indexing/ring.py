@@ -13,24 +13,21 @@ import numpy as np
 from fbuf._core.geometry import Geometry, Placement, Ring
 
 
+def zeros(*sizes: int) -> tuple[jax.Array, ...]:
+    """Return arrays int32 of zeros, which do not share memory."""
+    return tuple(jnp.zeros((size,), jnp.int32) for size in sizes)
+
+
 def init(geometry: Geometry) -> Ring:
     """Make an empty ring for each lane."""
-    lanes = (geometry.lanes,)
-    return Ring(
-        cursor=jnp.zeros(lanes, jnp.int32),
-        size=jnp.zeros(lanes, jnp.int32),
-        lap=jnp.ones(lanes, jnp.uint32),
-    )
+    return Ring(*zeros(geometry.lanes, geometry.lanes), jnp.ones((geometry.lanes,), jnp.uint32))
 
 
 def resume(geometry: Geometry, count: np.ndarray) -> Ring:
     """Return the rings after int64[E] rows without `clear`."""
-    lap = count // geometry.length % (2**32 - 1) + 1
-    return Ring(
-        cursor=jnp.asarray(count % geometry.length, jnp.int32),
-        size=jnp.asarray(np.minimum(count, geometry.length), jnp.int32),
-        lap=jnp.asarray(lap, jnp.uint32),
-    )
+    lap = jnp.asarray(count // geometry.length % (2**32 - 1) + 1, jnp.uint32)
+    size = np.minimum(count, geometry.length)
+    return Ring(jnp.asarray(count % geometry.length, jnp.int32), jnp.asarray(size, jnp.int32), lap)
 
 
 def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
@@ -43,13 +40,12 @@ def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skip
     if keep is None:
         rank = jnp.broadcast_to(order + jnp.int32(skipped), (num, lanes))
         count = jnp.full((lanes,), num + skipped, jnp.int32)
-        written = None
     else:
         rank = jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
         count = jnp.sum(keep, axis=0, dtype=jnp.int32)
-        written = keep & (rank >= (count - jnp.int32(length))[None, :])
     slot = slot_at(geometry, (ring.cursor[None, :] + rank) % jnp.int32(length))
-    if written is not None:
+    if keep is not None:
+        written = keep & (rank >= (count - jnp.int32(length))[None, :])
         nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
         slot = jnp.where(written, slot, nowhere)
     return Placement(slot, rank, count, advance(ring, geometry, count))

@@ -23,6 +23,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import any_unbatched
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.ring import zeros
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers._base import LimitedSampler, masked_draw
 
@@ -107,16 +108,11 @@ class Epoch(LimitedSampler):
                 raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
-        lanes = (geometry.lanes,)
-        turn = EpochPosition(
-            start=jnp.zeros(lanes, jnp.int32),
-            closed=jnp.zeros(lanes, jnp.int32),
-            taken=jnp.zeros((), jnp.int32),
-            begun=jnp.zeros((), jnp.uint32),
-            key=jnp.zeros((2 if self.shuffle else 0,), jnp.uint32),
-            order=jnp.zeros((min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0,), jnp.int32),
-        )
-        return EpochState(log=anchor_log.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
+        lanes, shuffled = geometry.lanes, min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0
+        start, closed, held, order = zeros(lanes, lanes, lanes, shuffled)
+        key = jnp.zeros((2 if self.shuffle else 0,), jnp.uint32)
+        turn = EpochPosition(start, closed, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32), key, order)
+        return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
 
     def change(
         self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
@@ -172,9 +168,8 @@ class Epoch(LimitedSampler):
         return dataclasses.replace(sampler, turn=turn), masked_draw(slot, chance, mask, geometry)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
-        none = jnp.zeros_like(sampler.held)
-        turn = dataclasses.replace(sampler.turn, start=none, closed=none, taken=jnp.zeros((), jnp.int32))
-        return EpochState(log=anchor_log.clear(sampler.log), held=none, turn=turn)
+        empty = self.init(geometry, dense)
+        return dataclasses.replace(empty, turn=dataclasses.replace(empty.turn, begun=sampler.turn.begun))
 
     def inspect(self, sampler: EpochState, eligible: EligibleSet, fetched: None) -> Inspected:
         geometry, turn = eligible.geometry, sampler.turn

@@ -19,6 +19,8 @@ from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers._base import BaseSampler, masked_draw
 
+Queue = AnchorQueue | EpisodeQueue
+
 
 @component
 class Uniform(BaseSampler):
@@ -48,29 +50,23 @@ class Uniform(BaseSampler):
     def by_episode(self) -> bool:
         return self.over == "episodes"
 
-    def init(self, geometry: Geometry, dense: bool) -> AnchorQueue | EpisodeQueue:
+    def init(self, geometry: Geometry, dense: bool) -> Queue:
         return anchor_log.init_episodes(geometry) if self.by_episode else anchor_log.init(geometry, dense)
 
-    def change(
-        self,
-        sampler: AnchorQueue | EpisodeQueue,
-        change: EligibilityUpdate,
-        geometry: Geometry,
-        token: jax.Array,
-    ) -> AnchorQueue | EpisodeQueue:
+    def change(self, sampler: Queue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Queue:
         if isinstance(sampler, EpisodeQueue):
             return anchor_log.apply_episodes(sampler, change, geometry, token)
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
         self,
-        sampler: AnchorQueue | EpisodeQueue,
+        sampler: Queue,
         key: jax.Array,
         batch_size: int,
         eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
-    ) -> tuple[AnchorQueue | EpisodeQueue, Draw]:
+    ) -> tuple[Queue, Draw]:
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeQueue):
@@ -82,10 +78,10 @@ class Uniform(BaseSampler):
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, masked_draw(slot, chance, mask, eligible.geometry)
 
-    def inspect(self, sampler: AnchorQueue | EpisodeQueue, eligible: EligibleSet, fetched: None) -> Inspected:
+    def inspect(self, sampler: Queue, eligible: EligibleSet, fetched: None) -> Inspected:
         if isinstance(sampler, EpisodeQueue):
             return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
         return Inspected(None)
 
-    def stats(self, sampler: AnchorQueue | EpisodeQueue) -> dict[str, jax.Array]:
+    def stats(self, sampler: Queue) -> dict[str, jax.Array]:
         return {}
