@@ -28,7 +28,7 @@ def check_flag(view: str, name: str, spec: Spec) -> None:
     """Raise unless the leaf is one boolean a row."""
     if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
         found = f"{spec[name].dtype}{list(spec[name].shape)}"
-        raise TypeError(f"{view}: leaf '{name}' is {found} a row; expected bool[]. Cast with x.astype(bool).")
+        raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
 
 
 def check_autoreset(view: str, autoreset: str) -> None:

@@ -151,7 +151,7 @@ def test_inverses_give_the_rows_back() -> None:
     for name, (_, made, _, back) in everything().items():
         if name in NO_INVERSE:
             assert not hasattr(MEMBERS[name], "inverse")
-            with pytest.raises(ValueError, match=r"stage '.*' has no inverse|, has no inverse; expected"):
+            with pytest.raises(ValueError, match=r"stage '.*', .* has no inverse"):
                 Chain((MEMBERS[name],)).inverse()
             continue
         assert hasattr(MEMBERS[name], "inverse")

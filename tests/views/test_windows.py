@@ -248,7 +248,7 @@ WRONG = [
     (lambda: Sequence(0), ValueError, r"length is 0; expected an int >= 1"),
     (lambda: Sequence(4, stride=0), ValueError, r"stride is 0; expected an int >= 1"),
     (lambda: Sequence(4, dilation=-1), ValueError, r"dilation is -1"),
-    (lambda: Sequence(4, burn_in=4), ValueError, r"burn_in=4 and bootstrap=0 leave nothing .* Use length=5 or more"),
+    (lambda: Sequence(4, burn_in=4), ValueError, r"burn_in=4 and bootstrap=0 leave no row .* Use length=5 or more"),
     (lambda: Sequence(4, burn_in=2, bootstrap=2), ValueError, r"Use length=5"),
     (lambda: Sequence(4, boundary="stay"), ValueError, r'boundary is \'stay\'; expected "stop", "mask" or "cross"'),
     (lambda: Sequence(4, at=2), ValueError, r"at is 2; expected 0, or with boundary='mask' less than length=4"),
@@ -277,7 +277,11 @@ WRONG = [
         ValueError,
         r"its windows cross the ends of episodes. Use boundary='stop'",
     ),
-    (lambda: fbuf.Buffer(8, view=Sequence(2)).init({"obs": 0.0}), ValueError, r"names 'terminated', but rows have obs"),
+    (
+        lambda: fbuf.Buffer(8, view=Sequence(2)).init({"obs": 0.0}),
+        ValueError,
+        r"names 'terminated'; expected leaves of obs",
+    ),
     (
         lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=("done",))).init({"done": 0.0}),
         TypeError,
