@@ -95,3 +95,27 @@ def draw_uniform(
         return anchor_log.nth_by_scan(eligible.flags, nth, wanted)
     queue = anchor_log.init(eligible.geometry, dense=True) if queue is None else queue
     return anchor_log.nth(queue, eligible, nth)
+
+
+def mix_uniform(
+    slot: jax.Array,
+    key: jax.Array,
+    share: jax.Array,
+    eligible: EligibleSet,
+    queue: AnchorQueue | None,
+    wanted: jax.Array,
+    *,
+    stratified: bool,
+) -> jax.Array:
+    """Replace a `share` float32[] in [0, 1] of the slots int32[B] by uniform draws; `wanted` bool[B]: there are anchors."""
+    batch_size = slot.shape[0]
+    replaced = uniform_mask(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
+    return jnp.where(replaced, draw_uniform(jax.random.fold_in(key, 4), eligible, queue, batch_size, wanted), slot)
+
+
+def mixed_probability(probability: jax.Array, share: jax.Array | None, number: jax.Array) -> jax.Array:
+    """Return probabilities where a `share` float32[] (None: 0) of draws is uniform over `number` float32[] anchors."""
+    if share is None:
+        return probability
+    share = clip_unit(share)
+    return (jnp.float32(1) - share) * probability + share / jnp.maximum(number, jnp.float32(1))

@@ -20,7 +20,8 @@ def zeros(*sizes: int) -> tuple[jax.Array, ...]:
 
 def init(geometry: Geometry) -> Ring:
     """Make an empty ring for each lane."""
-    return Ring(*zeros(geometry.lanes, geometry.lanes), jnp.ones((geometry.lanes,), jnp.uint32))
+    cursor, size = zeros(geometry.lanes, geometry.lanes)
+    return Ring(cursor, size, lap=jnp.ones((geometry.lanes,), jnp.uint32))
 
 
 def resume(geometry: Geometry, count: np.ndarray) -> Ring:

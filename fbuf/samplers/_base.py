@@ -13,7 +13,6 @@ import numpy as np
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.importance import clip_unit, draw_uniform, uniform_mask
 from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet
 
 
@@ -148,27 +147,3 @@ def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[jax.Array, 
 def largest_written(slot: jax.Array, priority: jax.Array, capacity: int) -> jax.Array:
     """Return the largest priority of the slots below C, float32[]; 0 if there are none."""
     return jnp.max(jnp.where(slot < jnp.int32(capacity), priority, jnp.float32(0)), initial=0.0)
-
-
-def mix_uniform(
-    slot: jax.Array,
-    key: jax.Array,
-    share: jax.Array,
-    eligible: EligibleSet,
-    queue: AnchorQueue | None,
-    wanted: jax.Array,
-    *,
-    stratified: bool,
-) -> jax.Array:
-    """Replace a `share` float32[] in [0, 1] of the slots int32[B] by uniform draws; `wanted` bool[B]: there are anchors."""
-    batch_size = slot.shape[0]
-    replaced = uniform_mask(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
-    return jnp.where(replaced, draw_uniform(jax.random.fold_in(key, 4), eligible, queue, batch_size, wanted), slot)
-
-
-def mixed_probability(probability: jax.Array, share: jax.Array | None, number: jax.Array) -> jax.Array:
-    """Return probabilities where a `share` float32[] (None: 0) of draws is uniform over `number` float32[] anchors."""
-    if share is None:
-        return probability
-    share = clip_unit(share)
-    return (jnp.float32(1) - share) * probability + share / jnp.maximum(number, jnp.float32(1))

@@ -25,17 +25,10 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._indexing import anchor_log
-from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights
+from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights, mix_uniform, mixed_probability
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers import _priority_leaves
-from fbuf.samplers._base import (
-    LimitedSampler,
-    PrioritySampler,
-    masked_draw,
-    mix_uniform,
-    mixed_probability,
-    written_slots,
-)
+from fbuf.samplers._base import LimitedSampler, PrioritySampler, masked_draw, written_slots
 from fbuf.samplers._priority_leaves import PrioritizedState
 
 if TYPE_CHECKING:

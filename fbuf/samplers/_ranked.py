@@ -21,16 +21,9 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import order_after_reads
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.importance import clip_unit, finite_exponent, importance_weights
+from fbuf._indexing.importance import clip_unit, finite_exponent, importance_weights, mix_uniform, mixed_probability
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers._base import (
-    PrioritySampler,
-    largest_written,
-    masked_draw,
-    mix_uniform,
-    mixed_probability,
-    written_slots,
-)
+from fbuf.samplers._base import PrioritySampler, largest_written, masked_draw, written_slots
 
 
 @state

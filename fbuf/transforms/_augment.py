@@ -29,7 +29,7 @@ class Augment:
       shift: Most pixels in each direction, uniform; edges are repeated.
       crop: Height and width of a random crop; None: no crop.
       axes: Axes of height and width: (-2, -1) for `[..., H, W]` (stacks of frames), (-3, -2) for `[..., H, W, channels]`.
-      together: Shift all leaves of a row alike, so that `obs` and `next_obs` correspond; False: each independently, as in
+      together: Shift all leaves of a row equally, so that `obs` and `next_obs` correspond; False: each independently, as in
         DrQ. Leaves that shift together have images of one size.
 
     It has no inverse.
