@@ -91,7 +91,7 @@ class Mixture(MixtureConfig):
 
     def __dir__(self) -> list[str]:
         """Return the public names."""
-        return sorted(set(super().__dir__()) - {"check_alike", "check_state", "first_fractions", "shares"})
+        return sorted(set(super().__dir__()) - {"check_same_batches", "check_state", "first_fractions", "shares"})
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the buffer method to use."""
@@ -153,7 +153,7 @@ class Mixture(MixtureConfig):
             if isinstance(given, BufferState):
                 buffer.check_state(given)
             states[name] = given if isinstance(given, BufferState) else buffer.init(given)
-        self.check_alike(call, states)
+        self.check_same_batches(call, states)
         return MixtureState(
             buffers=states,
             fractions=self.first_fractions(),
@@ -165,7 +165,7 @@ class Mixture(MixtureConfig):
         """Return the fractions of a new state, float32[S]; None unless `annealed`."""
         return quota.normalized(jnp.asarray(self.shares, jnp.float32)) if self.annealed else None
 
-    def check_alike(self, call: str, states: Mapping[str, BufferState]) -> None:
+    def check_same_batches(self, call: str, states: Mapping[str, BufferState]) -> None:
         """Raise unless the batches of all buffers have the same leaves. Each buffer is traced once; nothing runs."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         found = []
