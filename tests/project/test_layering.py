@@ -199,7 +199,6 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
         "_bridge.lifetime",
         "_checkpoint.async_save",
         "torch._loader",
-        "torch._iterator",
         "datasets._atari.workers",
     )
     for module in MODULES:
