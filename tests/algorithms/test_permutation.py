@@ -78,7 +78,7 @@ def test_as_the_oracle(n):
 
 
 def test_orders_never_change():
-    """A state saved in the middle of an epoch goes on with it, in a later version too."""
+    """A state saved in the middle of an epoch continues it, in later versions too."""
     key = jnp.asarray([1, 2], jnp.uint32)
     got = [permute_jit(key, jnp.arange(5, dtype=jnp.int32), jnp.int32(n)).tolist() for n in (5, 2000, 10**6)]
     assert got == [[3, 1, 2, 0, 4], [1581, 685, 1754, 308, 1484], [845948, 794384, 718335, 368626, 25038]]

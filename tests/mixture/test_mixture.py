@@ -1,4 +1,4 @@
-"""`Mixture`: each row comes from where it says, as often as it should, and what is said of it goes back there."""
+"""`Mixture`: sources and frequencies of rows, and updates routed back to their buffers."""
 
 from __future__ import annotations
 

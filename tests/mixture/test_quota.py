@@ -178,8 +178,8 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_some_are_drawn_as_if_no_more_had_been_asked_for(name: str) -> None:
-    """Told to draw k of 12, a sampler hands out k at most, and remembers what it would after a draw of k."""
+def test_draw_some_equals_a_smaller_draw(name: str) -> None:
+    """`draw_some` of k in 12 returns at most k rows, and the state of a draw of k."""
     sampler = LIMITED[name]
     assert hasattr(sampler, "draw_some")
     buffer = fbuf.Buffer(30, sampler=sampler)

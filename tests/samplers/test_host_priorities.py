@@ -213,7 +213,7 @@ def test_a_glance_at_an_old_version_does_not_lose_the_new_ones() -> None:
     assert np.array_equal(store.leaves(versions[-1]), newest)  # the glance did not cost it
     for _ in range(6):
         other = store.write(other, *more)
-    with pytest.raises(RuntimeError, match=EXPIRED):  # now nobody has asked for it for longest
+    with pytest.raises(RuntimeError, match=EXPIRED):  # now the least recently used
         store.leaves(versions[-1])
 
 

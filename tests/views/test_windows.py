@@ -66,7 +66,7 @@ def check_windows(data: Any, apart: int = 1) -> None:
 
 
 def check_chances(view: Any, sampler: Uniform) -> None:
-    """Draw from three lanes: one fills a fifth of its ring, one half, one goes round several times."""
+    """Draw from three lanes: one fills a fifth of its ring, one half, one wraps several times."""
     rng = np.random.default_rng(3)
     buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
     mask = rng.random((8, 100, 3)) < np.array([0.08, 0.2, 0.9])
