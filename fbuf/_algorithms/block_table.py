@@ -211,13 +211,13 @@ def _compete(
         held = now.active & (holder < jnp.int32(number))
         rival = holder % jnp.int32(number)
         clash = held & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
-        alike = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
-        alike = alike & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
+        same_hash = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
+        same_hash = same_hash & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
 
         def compared() -> jax.Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
-        equal = alike & lax.cond(any_unbatched(alike), compared, lambda: jnp.zeros((number,), bool))
+        equal = same_hash & lax.cond(any_unbatched(same_hash), compared, lambda: jnp.zeros((number,), bool))
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)

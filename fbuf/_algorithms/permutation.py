@@ -60,7 +60,7 @@ def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
     return (row * columns + column).astype(jnp.int32)
 
 
-def mixed(key: jax.Array, number: int) -> jax.Array:
+def random_permutation(key: jax.Array, number: int) -> jax.Array:
     """Return a random order of [0, number), int32[number].
 
     Up to 32 items, every order is equally likely. More items use the keyed permutation.

@@ -58,7 +58,7 @@ def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, ja
     return _threefry(words[0], words[1], high, low)
 
 
-def anew(key: jax.Array) -> Callable[[], jax.Array]:
+def fresh_key(key: jax.Array) -> Callable[[], jax.Array]:
     """Return a function that rebuilds the key from its words: for the body of a loop that uses it once.
 
     `jax_debug_key_reuse` reports a key from outside a loop as used by every iteration.

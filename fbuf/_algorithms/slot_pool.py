@@ -14,8 +14,8 @@ from fbuf._core.component import state
 from fbuf._core.ordering import order_after_reads
 
 
-@state
-class Roster:
+@state(name="fbuf.Roster")
+class SlotPool:
     """Hold the slots of the pool."""
 
     slot: jax.Array  # int32[C], by place; undefined beyond `number`
@@ -23,34 +23,34 @@ class Roster:
     number: jax.Array  # int32[], slots of the pool
 
 
-def init(capacity: int) -> Roster:
+def init(capacity: int) -> SlotPool:
     """Make an empty pool."""
-    return Roster(
+    return SlotPool(
         slot=jnp.zeros((capacity,), jnp.int32),
         place=jnp.full((capacity,), -1, jnp.int32),
         number=jnp.zeros((), jnp.int32),
     )
 
 
-def places(pool: Roster, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
+def places(pool: SlotPool, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the places int32[A] of slots, -1 for slots outside the pool or out of range; and the token."""
     token, place = order_after_reads(token, pool.place.at[slot].get(mode="fill", fill_value=-1))
     return place, token
 
 
-def add(pool: Roster, slot: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
+def add(pool: SlotPool, slot: jax.Array, mask: jax.Array, token: jax.Array) -> SlotPool:
     """Add the slots int32[A] where `mask`. They must be distinct and not in the pool."""
     capacity = pool.slot.shape[0]
     rank = jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
     place = pool.number + rank
-    return Roster(
+    return SlotPool(
         slot=put(pool.slot, place, slot, mask, token),
         place=put(pool.place, slot, place, mask, token),
         number=jnp.minimum(pool.number + jnp.sum(mask, dtype=jnp.int32), jnp.int32(capacity)),
     )
 
 
-def remove(pool: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
+def remove(pool: SlotPool, place: jax.Array, mask: jax.Array, token: jax.Array) -> SlotPool:
     """Remove the slots in places int32[A] where `mask`. The places must be distinct."""
     size, capacity = place.shape[0], pool.slot.shape[0]
     left = pool.number - jnp.sum(mask, dtype=jnp.int32)
@@ -69,14 +69,14 @@ def remove(pool: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) ->
     moves = ahead < jnp.sum(hole, dtype=jnp.int32)
     slots = jnp.concatenate([removed_slot, moved])
     at = jnp.concatenate([jnp.full((size,), -1, jnp.int32), holes])
-    return Roster(
+    return SlotPool(
         slot=put(pool.slot, holes, moved, moves, token),
         place=put(pool.place, slots, at, jnp.concatenate([mask, moves]), token),
         number=left,
     )
 
 
-def draw(pool: Roster, key: jax.Array, batch_size: int) -> jax.Array:
+def draw(pool: SlotPool, key: jax.Array, batch_size: int) -> jax.Array:
     """Draw distinct places int32[B] in random order; only the first `number` are meaningful."""
     few = min(permutation.SHUFFLED, pool.slot.shape[0])
     bits = jax.random.bits(key, (2 + few,), jnp.uint32)

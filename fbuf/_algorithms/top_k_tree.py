@@ -38,19 +38,17 @@ def encode(rank: jax.Array) -> jax.Array:
     if rank.dtype == jnp.bool_:
         return rank.astype(jnp.uint32)[..., None]
     wide = number_of_words(rank.dtype) == 2
-    if jnp.issubdtype(rank.dtype, jnp.floating):
-        bits = _halves(rank if wide else rank.astype(jnp.float32))
+    floating, unsigned = (jnp.issubdtype(rank.dtype, kind) for kind in (jnp.floating, jnp.unsignedinteger))
+    narrow = jnp.float32 if floating else jnp.uint32 if unsigned else jnp.int32
+    bits = _halves(rank if wide else rank.astype(narrow))
+    if floating:
         zero = (bits.high == _SIGN) & (bits.low == jnp.uint32(0))
         bits = Wide(jnp.where(zero, jnp.uint32(0), bits.high), bits.low)
-        below = (bits.high & _SIGN) != jnp.uint32(0)
-        nan = jnp.isnan(rank)
-        high = jnp.where(below, ~bits.high, bits.high | _SIGN)
-        low = jnp.where(below, ~bits.low, bits.low)
+        negative, nan = (bits.high & _SIGN) != jnp.uint32(0), jnp.isnan(rank)
+        high = jnp.where(negative, ~bits.high, bits.high | _SIGN)
+        low = jnp.where(negative, ~bits.low, bits.low)
         bits = Wide(jnp.where(nan, jnp.uint32(0), high), jnp.where(nan, jnp.uint32(0), low))
-    elif jnp.issubdtype(rank.dtype, jnp.unsignedinteger):
-        bits = _halves(rank if wide else rank.astype(jnp.uint32))
-    else:
-        bits = _halves(rank if wide else rank.astype(jnp.int32))
+    elif not unsigned:
         bits = Wide(bits.high ^ _SIGN, bits.low)
     return jnp.stack(bits if wide else bits[:1], axis=-1)
 

@@ -1,7 +1,7 @@
 """Anchors and sampler state from existing rows: of a data set (`writers.Frozen`), and of a state of another buffer.
 
 Both replay the rows oldest first, and read only the leaves that end episodes and the sampler's stamp. A data set is read in
-blocks, which bounds memory; its rows never change, so its anchors are counted once (`fbuf._algorithms.rank_select`).
+blocks, which bounds memory; its rows never change, so its anchors are counted once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import rank_select
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
@@ -23,6 +22,7 @@ from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
+from fbuf._indexing.anchor_log import count_open_before
 from fbuf._interfaces.storage import Read
 
 BLOCK = 1 << 16
@@ -65,7 +65,7 @@ def _index_rows_core(
     blocks = -(-geometry.capacity // block)
     anchors, sampler, _ = lax.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
     if anchors is not None and anchors.before is not None:
-        anchors = dataclasses.replace(anchors, before=rank_select.counted(anchors.flags))
+        anchors = dataclasses.replace(anchors, before=count_open_before(anchors.flags))
     return state, (anchors, sampler)
 
 

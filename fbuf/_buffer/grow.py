@@ -18,7 +18,7 @@ from fbuf._buffer import operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Ring
-from fbuf._indexing.anchor_log import EpisodeLog
+from fbuf._indexing.anchor_log import EpisodeQueue
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Growable, RaggedStorage
 from fbuf.samplers import PrioritizedState, RankedState
@@ -67,7 +67,7 @@ def _grow_rows(
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
-    if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
+    if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
         grown = dataclasses.replace(fresh, rows=rows, ring=ring)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms.random_bits import anew
+from fbuf._algorithms.random_bits import fresh_key
 from fbuf._buffer import read as _read
 from fbuf._buffer import state_ops, transforms
 from fbuf._buffer.config import BufferConfig
@@ -125,7 +125,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
         rest = iter(leaves)
         return structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
 
-    own = anew(key)
+    own = fresh_key(key)
 
     def turn(carry: tuple[jax.Array, list[jax.Array], jax.Array, Ahead]) -> Any:
         wanted, leaves, token, ahead = carry

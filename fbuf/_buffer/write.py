@@ -172,7 +172,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         slot, gone, anchors, change, token = evict_oldest(buffer, state, count, most, token)
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
-        ring = _ring.retire(state.ring, count)
+        ring = _ring.evict(state.ring, count)
         counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
         state = dataclasses.replace(
             state, rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token

@@ -140,7 +140,7 @@ def restored(
             counters=_number(saved, "counters", (len(COUNTERS),), np.uint32),
         )
         if mixture is not None:  # what is loaded into may hand out something else than what was saved
-            made.check_alike(call, states)
+            made.check_same_batches(call, states)
     return made, state
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._algorithms.slot_pool import Roster
+from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -25,8 +25,8 @@ from fbuf._core.sample import TICKET
 from fbuf._formats import checkpoint
 from fbuf._host.ragged.values import MISSING
 from fbuf._indexing import ring as _ring
-from fbuf._indexing.anchor_log import EpisodeLog, Log
-from fbuf._indexing.ring import later
+from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
+from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read
 from fbuf.samplers import (
@@ -116,7 +116,7 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
     rings = Ring(
         cursor=jnp.asarray((first + size) % after.length, jnp.int32),
         size=jnp.asarray(size, jnp.int32),
-        lap=later(ring.lap, jnp.uint32(2)),  # beyond all generations there were
+        lap=next_lap(ring.lap, jnp.uint32(2)),  # beyond all generations there were
     )
     return SlotRemap(before, after, old, np.where(there, new, after.capacity).astype(np.int32), rings)
 
@@ -162,15 +162,15 @@ def _starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> EpisodeStart
     return EpisodeStarts(_queued(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
-def _log(log: Log, remap: SlotRemap) -> Log:
+def _log(log: AnchorQueue, remap: SlotRemap) -> AnchorQueue:
     if log.dense:
         return log
     at = remap.at()
     queues = [at[queue] for queue in _queue(log.slot, log.head, log.count, remap)]
-    return Log(_queued(queues, remap, np.int32), jnp.zeros_like(log.head), log.count)
+    return AnchorQueue(_queued(queues, remap, np.int32), jnp.zeros_like(log.head), log.count)
 
 
-def _episodes(episodes: EpisodeLog, remap: SlotRemap) -> EpisodeLog:
+def _episodes(episodes: EpisodeQueue, remap: SlotRemap) -> EpisodeQueue:
     """Numbered anew, from the oldest that has anchors on."""
     numbers, begins, last = [], [], []
     for queue in _queue(episodes.number, episodes.log.head, episodes.log.count, remap):
@@ -187,11 +187,11 @@ def _episodes(episodes: EpisodeLog, remap: SlotRemap) -> EpisodeLog:
     )
 
 
-def _roster(roster: Roster, remap: SlotRemap) -> Roster:
+def _roster(roster: SlotPool, remap: SlotRemap) -> SlotPool:
     number, at = int(roster.number), remap.at()
     slot = np.zeros(remap.after.capacity, np.int32)
     slot[:number] = at[np.asarray(roster.slot)[:number]]
-    return Roster(jnp.asarray(slot), jnp.asarray(remap.by_slot(roster.place, -1)), roster.number)
+    return SlotPool(jnp.asarray(slot), jnp.asarray(remap.by_slot(roster.place, -1)), roster.number)
 
 
 def _epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
@@ -232,9 +232,9 @@ def _prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRemap) ->
 
 
 def _sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
-    if isinstance(sampler, Log):
+    if isinstance(sampler, AnchorQueue):
         return _log(sampler, remap)
-    if isinstance(sampler, EpisodeLog):
+    if isinstance(sampler, EpisodeQueue):
         return _episodes(sampler, remap)
     if isinstance(sampler, EpochState):
         return _epoch(sampler, remap)
@@ -302,7 +302,7 @@ def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Arra
     """Anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
     _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
-    return anchors, sampler, _ring.retire(state.ring, count)
+    return anchors, sampler, _ring.evict(state.ring, count)
 
 
 def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, remap: SlotRemap) -> Any:

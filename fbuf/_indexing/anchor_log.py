@@ -1,7 +1,8 @@
-"""The anchors of all lanes in order, for samplers: the n-th of them in O(1), and an exact choice of n.
+"""Queue the anchors of each lane in order of arrival, and find the n-th anchor.
 
-Where every row held is an anchor, the n-th is found by arithmetic. Otherwise each lane keeps a log of its anchors in
-order of arrival: anchors open and close in that order, so the log is a queue.
+Anchors of a lane open and close in order, so a ring buffer of slots finds the n-th in O(1). If every row held is an anchor,
+nothing is stored. Rows of a data set never change, so counts of open rows before each block (`count_open_before`) replace the
+queue: 1/32 byte a row, and O(log C) a draw.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import rank_select
 from fbuf._algorithms.random_bits import randint_below
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
-from fbuf._indexing import ring as _ring
+from fbuf._indexing.anchors import BLOCK, OPEN, has
+from fbuf._indexing.ring import slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
+_GROUP = 128  # blocks counted at once
 
-@state
-class Log:
-    """Each lane's anchors, oldest first; empty where every row held is one."""
 
-    slot: jax.Array  # int32[C] (or [0]); lane e owns places p * E + e
+@state(name="fbuf.Log")
+class AnchorQueue:
+    """Hold each lane's anchors, oldest first; empty if every row held is one."""
+
+    slot: jax.Array  # int32[C] (or [0]); place p of lane e is element p * E + e
     head: jax.Array  # int32[E] (or [0]), place of the lane's oldest anchor
     count: jax.Array  # int32[E] (or [0])
 
@@ -34,43 +37,40 @@ class Log:
         return self.head.shape[0] == 0
 
 
-def init(geometry: Geometry, dense: bool) -> Log:
-    """No anchors."""
-    lanes = 0 if dense else geometry.lanes
-    return Log(
-        slot=jnp.zeros((0 if dense else geometry.capacity,), jnp.int32),
-        head=jnp.zeros((lanes,), jnp.int32),
-        count=jnp.zeros((lanes,), jnp.int32),
-    )
+def init(geometry: Geometry, dense: bool) -> AnchorQueue:
+    """Make an empty queue."""
+    return AnchorQueue(*(zeros(0, 0, 0) if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
 
 
-def follow(log: Log, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Log:
-    """After a write."""
+def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> AnchorQueue:
+    """Update the queue after a write."""
     if log.dense:
         return log
     head = (log.head + jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)) % jnp.int32(geometry.length)
     count = log.count - jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
-    slot = _append(log.slot, head + count, change.open_slot, change.open_mask, geometry, token)
-    return Log(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
+    rank = jnp.cumsum(change.open_mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
+    place = ((head + count)[None, :] + rank) % jnp.int32(geometry.length)
+    slot = _put(log.slot, place, change.open_slot, change.open_mask, geometry, token)
+    return AnchorQueue(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
 
 
-def clear(log: Log) -> Log:
-    """No anchors any more."""
-    return Log(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
+def clear(log: AnchorQueue) -> AnchorQueue:
+    """Remove all anchors."""
+    return AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
-def nth(log: Log, eligible: EligibleSet, nth: jax.Array) -> jax.Array:
-    """Slots of the `nth` int32[B] anchors of all: lanes one after another, a lane's oldest first."""
+def nth(log: AnchorQueue, eligible: EligibleSet, nth: jax.Array) -> jax.Array:
+    """Return the slots of the `nth` int32[B] anchors: lane by lane, oldest first."""
     lane, rank = lane_and_rank(eligible.ring.size if log.dense else log.count, nth)
     return at(log, eligible, lane, rank)
 
 
-def at(log: Log, eligible: EligibleSet, lane: jax.Array, rank: jax.Array) -> jax.Array:
-    """Slots of anchors by lane and rank in it, 0 the oldest."""
+def at(log: AnchorQueue, eligible: EligibleSet, lane: jax.Array, rank: jax.Array) -> jax.Array:
+    """Return the slots of anchors by lane and rank, 0 the oldest."""
     geometry, ring = eligible.geometry, eligible.ring
-    if log.dense and eligible.before is not None:  # rows that stay are those of one lane
+    if log.dense and eligible.before is not None:  # a data set has one lane
         assert eligible.flags is not None
-        return rank_select.nth(eligible.flags, eligible.before, rank)
+        return nth_by_count(eligible.flags, eligible.before, rank)
     if log.dense:
         position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
@@ -78,42 +78,37 @@ def at(log: Log, eligible: EligibleSet, lane: jax.Array, rank: jax.Array) -> jax
     return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
 
-@state
-class EpisodeLog:
-    """The same, and where in it each episode's anchors begin. Episodes with anchors are numbered, modulo L."""
+@state(name="fbuf.EpisodeLog")
+class EpisodeQueue:
+    """Add the place where the anchors of each episode begin. Episodes with anchors are numbered modulo L."""
 
-    log: Log
-    number: jax.Array  # int32[C], of the episode of the anchor in each place of the log
-    begin: jax.Array  # int32[C], place of the first anchor of each episode of a lane, by number: number n in n * E + e
+    log: AnchorQueue
+    number: jax.Array  # int32[C], episode of the anchor in each place of the queue
+    begin: jax.Array  # int32[C], place of the first anchor of each episode; number n of lane e is element n * E + e
     last: jax.Array  # int32[E], number of the newest episode
-    name: jax.Array  # uint32[E], what `EligibilityUpdate.open_episode` calls it
+    name: jax.Array  # uint32[E], its count by `EligibilityUpdate.open_episode`
 
 
-def init_episodes(geometry: Geometry) -> EpisodeLog:
-    """No anchors."""
-    return EpisodeLog(
-        log=init(geometry, dense=False),
-        number=jnp.zeros((geometry.capacity,), jnp.int32),
-        begin=jnp.zeros((geometry.capacity,), jnp.int32),
-        last=jnp.zeros((geometry.lanes,), jnp.int32),
-        name=jnp.zeros((geometry.lanes,), jnp.uint32),
-    )
+def init_episodes(geometry: Geometry) -> EpisodeQueue:
+    """Make an empty queue."""
+    number, begin, last = zeros(geometry.capacity, geometry.capacity, geometry.lanes)
+    return EpisodeQueue(init(geometry, dense=False), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
 
 
-def follow_episodes(
-    episodes: EpisodeLog, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
-) -> EpisodeLog:
-    """After a write."""
-    log, length = follow(episodes.log, change, geometry, token), jnp.int32(geometry.length)
+def apply_episodes(
+    episodes: EpisodeQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+) -> EpisodeQueue:
+    """Update the queue after a write."""
+    log, length = apply(episodes.log, change, geometry, token), jnp.int32(geometry.length)
     mask, name = change.open_mask, change.open_episode
     if name is None or not mask.shape[0]:
         return dataclasses.replace(episodes, log=log)
-    first, latest = differs(name, mask, episodes.name)
+    first, latest = differs_from_previous(name, mask, episodes.name)
     number = (episodes.last[None, :] + jnp.cumsum(first, axis=0, dtype=jnp.int32)) % length
     rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
     opened = jnp.sum(mask, axis=0, dtype=jnp.int32)
     place = ((log.head + log.count - opened)[None, :] + rank) % length
-    return EpisodeLog(
+    return EpisodeQueue(
         log=log,
         number=_put(episodes.number, place, number, mask, geometry, token),
         begin=_put(episodes.begin, number, place, first, geometry, token),
@@ -122,10 +117,10 @@ def follow_episodes(
     )
 
 
-def differs(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which of the anchors that open (`mask` bool[A, E]) has another name [A, E] than the one before it in its lane.
+def differs_from_previous(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return which opening anchors (`mask` bool[A, E]) have another name [A, E] than the previous anchor of the lane.
 
-    `latest` [E] is the name of the one before the first; also what it is afterwards. A is at least 1.
+    `latest` [E] is the name before the first; also return it after the last. A is at least 1.
     """
     index = jnp.arange(mask.shape[0], dtype=jnp.int32)[:, None]
     newest = lax.cummax(jnp.where(mask, index, jnp.int32(-1)), axis=0)
@@ -138,10 +133,10 @@ def differs(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Ar
     return mask & (name != name_at(before)), name_at(newest[-1:])[0]
 
 
-def closed(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
-    """Anchors int32[E] of the `held` int32[E] that are left when some have closed, the oldest; and how many have.
+def close(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
+    """Return the anchors int32[E] left of the `held` int32[E] after a write, and how many have closed, the oldest.
 
-    Where every row is an anchor, only those written are told: they overwrite the oldest once the lane is full.
+    If every row is an anchor, the update lists new rows only, which overwrite the oldest once the lane is full.
     """
     given_up = jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
     opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
@@ -149,22 +144,12 @@ def closed(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tu
     return held - given_up - overwritten, given_up + overwritten
 
 
-def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:
-    """No anchors any more."""
-    return dataclasses.replace(
-        episodes,
-        log=clear(episodes.log),
-        last=jnp.zeros_like(episodes.last),
-        name=jnp.zeros_like(episodes.name),
-    )
-
-
 def draw_episodes(
-    episodes: EpisodeLog, key: jax.Array, batch_size: int, eligible: EligibleSet
+    episodes: EpisodeQueue, key: jax.Array, batch_size: int, eligible: EligibleSet
 ) -> tuple[jax.Array, ...]:
-    """Slots int32[B]: an episode of all that have anchors, then one of these; and the chance of each, float32[B].
+    """Draw an episode uniformly, then one of its anchors: slots int32[B] and their probabilities float32[B].
 
-    Both are of no meaning where there are no anchors.
+    Both are undefined if there are no anchors.
     """
     log, geometry = episodes.log, eligible.geometry
     lanes, length = jnp.int32(geometry.lanes), jnp.int32(geometry.length)
@@ -183,19 +168,19 @@ def draw_episodes(
     is_last = nth == count[lane] - jnp.int32(1)
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
-    size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
+    size = jnp.where(size == jnp.int32(0), length, size)  # 0 modulo L means all
     slot = at(log, eligible, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 
 
-def chances_by_episode(episodes: EpisodeLog, geometry: Geometry) -> jax.Array:
-    """float32[C], of each slot's anchor in one draw of `draw_episodes`; 0 where there is none. O(C)."""
+def episode_probabilities(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+    """Return the probability of each slot in one draw of `draw_episodes`, float32[C]; 0 for other rows. O(C)."""
     log, (lanes, length, _) = episodes.log, geometry
     place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     live = (place - log.head[None, :]) % jnp.int32(length) < log.count[None, :]
     slot = jnp.where(live, log.slot.reshape(length, lanes), jnp.int32(geometry.capacity))
-    mine = _ring.slot_at(geometry, episodes.number.reshape(length, lanes))
+    mine = slot_at(geometry, episodes.number.reshape(length, lanes))
     size = jnp.zeros((geometry.capacity,), jnp.int32).at[mine].add(live.astype(jnp.int32))
     total = jnp.sum(size > jnp.int32(0), dtype=jnp.int32)
     each = total.astype(jnp.float32) * size[mine].astype(jnp.float32)
@@ -204,7 +189,7 @@ def chances_by_episode(episodes: EpisodeLog, geometry: Geometry) -> jax.Array:
 
 
 def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Lane of the `nth` anchor of all, and its place among the lane's; lanes one after another."""
+    """Return the lane of the `nth` anchor, and its rank in the lane, counting lane by lane."""
     if count.shape[0] == 1:
         return jnp.zeros_like(nth), nth
     end = jnp.cumsum(count, dtype=jnp.int32)
@@ -213,23 +198,75 @@ def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Arra
     return lane, nth - (end[lane] - count[lane])
 
 
-def _append(
-    log: jax.Array,
-    end: jax.Array,
-    slot: jax.Array,
-    mask: jax.Array,
-    geometry: Geometry,
-    token: jax.Array,
-) -> jax.Array:
-    """Writes slots int32[A, E] where `mask` to each lane's log, from place `end` int32[E] on."""
-    rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
-    return _put(log, (end[None, :] + rank) % jnp.int32(geometry.length), slot, mask, geometry, token)
-
-
 def _put(
     log: jax.Array, place: jax.Array, values: jax.Array, mask: jax.Array, geometry: Geometry, token: jax.Array
 ) -> jax.Array:
-    """Writes int32[A, E] to each lane's places [A, E] where `mask`; none twice."""
+    """Write int32[A, E] to distinct places [A, E] of each lane where `mask`."""
     nowhere = jnp.arange(values.size, dtype=jnp.int32).reshape(values.shape) + jnp.int32(geometry.capacity)
-    at = jnp.where(mask, _ring.slot_at(geometry, place), nowhere).reshape(-1) + token
+    at = jnp.where(mask, slot_at(geometry, place), nowhere).reshape(-1) + token
     return log.at[at].set(values.reshape(-1), mode="drop", unique_indices=True)
+
+
+def count_open_before(flags: jax.Array) -> jax.Array:
+    """Return the open rows of uint8[C] before each block, int32[blocks], for rows that never change.
+
+    It loops over groups of `_GROUP` blocks, which needs little memory.
+    """
+    capacity = flags.shape[0]
+    blocks = -(-capacity // BLOCK)
+    within = jnp.arange(_GROUP, dtype=jnp.int32)
+    earlier = within[None, :] < within[:, None]  # a prefix sum that compiles fast
+
+    def count(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        before, total = carry
+        block = number.astype(jnp.int32) * jnp.int32(_GROUP) + within
+        each = jnp.sum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+        upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
+        before = before.at[block].set(upto, mode="drop", unique_indices=True)
+        return before, total + jnp.sum(each, dtype=jnp.int32)
+
+    start = (jnp.zeros((blocks,), jnp.int32), jnp.zeros((), jnp.int32))
+    return lax.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
+
+
+def _open_in_blocks(flags: jax.Array, block: jax.Array, size: int) -> jax.Array:
+    """Return which rows of each block int32[K] of `size` rows are open, bool[K, size]; False beyond the end."""
+    at = block[:, None] * jnp.int32(size) + jnp.arange(size, dtype=jnp.int32)[None, :]
+    last = jnp.int32(flags.shape[0] - 1)
+    return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), OPEN) & (at <= last)
+
+
+def nth_by_count(flags: jax.Array, before: jax.Array, nth: jax.Array) -> jax.Array:
+    """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
+    block = jnp.maximum(jnp.searchsorted(before, nth, side="right").astype(jnp.int32) - jnp.int32(1), jnp.int32(0))
+    upto = jnp.cumsum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+    passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
+    slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
+    return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
+
+
+def nth_by_scan(flags: jax.Array, nth: jax.Array, wanted: jax.Array, block: int = 4096) -> jax.Array:
+    """Return the slots of the `nth` int32[B] open rows in order of slot; C where `wanted` is False.
+
+    Prioritized samplers without a queue need it when every priority is 0. It scans block by block, O(C), and not at all if no
+    row is wanted.
+    """
+    capacity = flags.shape[0]
+    block = min(block, capacity)
+
+    def search(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        number, seen, found = carry
+        total = jnp.cumsum(_open_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
+        want = nth - seen
+        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
+        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
+        found = jnp.where(hit, number * jnp.int32(block) + place, found)
+        return number + jnp.int32(1), seen + total[-1], found
+
+    def unfinished(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        number, _, found = carry
+        return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
+
+    zero = jnp.zeros((), jnp.int32)
+    found = lax.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
+    return jnp.where(wanted, found, jnp.int32(capacity))

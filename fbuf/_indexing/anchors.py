@@ -1,16 +1,12 @@
-"""Which rows a draw may land on, kept up to date as rows arrive: O(rows written), never a scan of the buffer.
+"""Track which rows can be sampled (anchors) as rows arrive: O(rows written), never a scan of the buffer.
 
-A view that looks at neighbours (frames behind, rewards ahead) cannot start anywhere: the newest rows lack their future,
-the oldest lose the frames behind them, a truncated row may have no next observation. Every row therefore carries a byte
-of flags, and a lane's last few rows are kept beside them (`tail`), so that a write decides at once which rows *open*
-(become anchors) and which *close*. Rows of a lane open in order of arrival and close in the same order, whatever the
-episodes, which is what lets samplers keep a plain log of them.
+A view that reads neighbours cannot use every row: the newest rows lack their future, the oldest lack earlier frames, and a
+truncated row may lack its next observation. Every row has a byte of flags, and the last rows of each lane are stored again
+(`tail`), so a write decides at once which rows *open* (become anchors) and which *close*. Rows of a lane open and close in
+order of arrival, so samplers keep them in a queue (`fbuf._indexing.anchor_log`).
 
-Views differ in how rows open. Where a new row completes one anchor at most, a fixed number of rows back or at the start of
-its episode, only that is looked at (`EligibilityRule.prompt`), so that windows of any length cost the same. Where the end of an
-episode completes many at once, the last `ahead` rows are looked at again.
-
-Finding episodes again at every sample (as torchrl's slice sampler does) was rejected: it is O(C).
+If a new row completes at most one anchor (`EligibilityRule.prompt`), only that anchor is examined, so long windows cost the
+same as short ones. Otherwise the last `ahead` rows are examined again.
 """
 
 from __future__ import annotations
@@ -21,46 +17,45 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import rank_select
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import order_after_reads
-from fbuf._indexing import ring as _ring
+from fbuf._indexing.ring import by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
-TERMINATED = 4  # ... which terminated: nothing is to be bootstrapped
-OPEN = rank_select.OPEN  # an anchor
+TERMINATED = 4  # last row of a terminated episode: no bootstrapping
+OPEN = 8  # an anchor
 RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 
 NO_PRIORITY = -1.0
+BLOCK = 128  # rows of a block of `Anchors.before`
 
 
 @state
 class Anchors:
-    """Flags of all rows, and each lane's last `W` rows again for the next write."""
+    """Hold the flags of all rows, and the last `W` rows of each lane for the next write."""
 
     flags: jax.Array  # uint8[C] by slot
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: jax.Array | None  # float32[W, E], given to `extend`, negative where none was; None where prompt
-    pending: jax.Array | None  # int32[E], newest rows not decided yet, <= W; None where prompt
-    # int32[E], rows of the running episode so far (of the lane if windows cross); None if unused
-    step: jax.Array | None
-    episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
-    tail_stamp: jax.Array | None  # int32[W, E]; None where prompt, or unless the sampler asks for stamps
-    starts: EpisodeStarts | None  # None unless the view asks for them
-    count: jax.Array  # int32[E], rows that are open
-    rule: EligibilityRule  # static: what they were decided by
-    before: jax.Array | None = None  # int32[blocks], see `fbuf._algorithms.rank_select`; None where rows come and go
+    tail_priority: jax.Array | None  # float32[W, E], negative if not given; None if rows open immediately
+    pending: jax.Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
+    step: jax.Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
+    episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler needs it
+    tail_stamp: jax.Array | None  # int32[W, E]; None if rows open immediately, or the sampler needs no stamps
+    starts: EpisodeStarts | None  # None unless the view needs them
+    count: jax.Array  # int32[E], open rows
+    rule: EligibilityRule  # static: the rule that decided them
+    before: jax.Array | None = None  # int32[blocks], open rows before each block of a data set
 
 
-_LONG = 2**30  # rows; an episode this long is counted by remainders
+_LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride
 
 
 def has(flags: jax.Array, bit: int) -> jax.Array:
-    """Whether `bit` is set."""
+    """Return whether `bit` is set."""
     return (flags & jnp.uint8(bit)) != jnp.uint8(0)
 
 
@@ -69,32 +64,33 @@ def _bit(condition: jax.Array, bit: int) -> jax.Array:
 
 
 def width(rule: EligibilityRule) -> int:
-    """W, rows of the tail: as many as can be undecided, and the two that say whether an episode starts."""
+    """Return W, rows of the tail: as many as can be undecided, and at least two to detect the start of an episode."""
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
 def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, counted: bool = False) -> Anchors:
-    """No rows; the next row of every lane begins an episode. `counted`: in place of samplers' logs, once all rows are there."""
-    shape = (width(rule), geometry.lanes)
+    """Make an empty state; the next row of every lane begins an episode. `counted`: allocate counts of a data set."""
+    lanes = geometry.lanes
+    shape = (width(rule), lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
     counts = rule.prompt or rule.stride > 1
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
         tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
-        pending=None if rule.prompt else jnp.zeros((geometry.lanes,), jnp.int32),
-        step=jnp.zeros((geometry.lanes,), jnp.int32) if counts else None,
-        episode=jnp.zeros((geometry.lanes,), jnp.uint32) if sampler.by_episode else None,
+        pending=None if rule.prompt else jnp.zeros((lanes,), jnp.int32),
+        step=jnp.zeros((lanes,), jnp.int32) if counts else None,
+        episode=jnp.zeros((lanes,), jnp.uint32) if sampler.by_episode else None,
         tail_stamp=None if rule.prompt or sampler.stamp is None else jnp.zeros(shape, jnp.int32),
-        starts=_no_starts(geometry) if rule.spans else None,
-        count=jnp.zeros((geometry.lanes,), jnp.int32),
+        starts=EpisodeStarts(*zeros(geometry.capacity, lanes, lanes)) if rule.spans else None,
+        count=jnp.zeros((lanes,), jnp.int32),
         rule=rule,
-        before=rank_select.init(geometry.capacity) if counted else None,
+        before=jnp.zeros((-(-geometry.capacity // BLOCK),), jnp.int32) if counted else None,
     )
 
 
 def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ...]:
-    """Moves each lane's kept rows to the front, in order; None stays None."""
+    """Move each lane's kept rows to the front, in order; None stays None."""
     if keep is None:
         return arrays
     order = jnp.argsort(~keep, axis=0, stable=True)
@@ -102,7 +98,7 @@ def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ..
 
 
 def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_rows: bool) -> jax.Array:
-    """START, END, TERMINATED and RESET of tail and new rows together, uint8[W + N, E]."""
+    """Return START, END, TERMINATED and RESET of tail and new rows, uint8[W + N, E]."""
     new = _bit(end | terminated, END) | _bit(terminated, TERMINATED)
     both = jnp.concatenate([tail, new])
     before = both[tail.shape[0] - 1 : -1]
@@ -127,19 +123,19 @@ def extend(
     stamp: jax.Array | None,
     keep: jax.Array | None,
     token: jax.Array,
-    retire: tuple[jax.Array, int] | None = None,
+    evict: tuple[jax.Array, int] | None = None,
     arrive: jax.Array | None = None,
 ) -> tuple[Anchors, EligibilityUpdate, jax.Array]:
-    """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
+    """Update the anchors after a write of `N` rows a lane, or an eviction of the oldest rows.
 
     Args:
-      ring: As it was before the write.
+      ring: Before the write.
       end, terminated: bool[N, E].
       priority: float32[N, E], or None.
       stamp: int32[N, E], or None.
       keep: bool[N, E], or None for all.
-      retire: int32[E], rows given up, all of them decided, and the most these can be; then N is 0.
-      arrive: int32[E], how many of these rows there are, in a ring that has never lost one and has room; `keep` is None.
+      evict: int32[E], decided rows to evict, and their maximum; then N is 0.
+      arrive: int32[E], how many of the rows exist, in a ring that has room and never lost a row; `keep` is None.
     Returns:
       The anchors, what opened and closed, and the token.
     """
@@ -158,18 +154,18 @@ def extend(
     exists = index < available[None, :]
     flags = jnp.where(exists, flags, jnp.uint8(0))
 
-    # Rows by age, 0 the oldest before this write; `lost` of them are overwritten.
+    # Rows by age, 0 the oldest before this write; the first `lost` are overwritten.
     size = ring.size[None, :]
     lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
     behind = min(rule.back, length)
-    if retire is not None:
-        lost, most = retire
-    elif arrive is not None:  # the oldest begins an episode, so that no frame behind it is missing
+    if evict is not None:
+        lost, most = evict
+    elif arrive is not None:  # the oldest row begins an episode, so nothing is cut
         lost, most, behind = jnp.zeros_like(count), 0, 0
     oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
     context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
-    near = _ring.by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
-    around = _ring.by_age(ring, geometry, context)
+    near = by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
+    around = by_age(ring, geometry, context)
     age = index - jnp.int32(tail_rows) + size
     stays = exists & (age >= lost[None, :])
     step, step_after = _steps(anchors, flags, exists, count)
@@ -180,19 +176,19 @@ def extend(
         rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
         anchor_age = age[tail_rows:] - rows_back
         opens = opens & exists[tail_rows:] & (anchor_age >= lost[None, :])
-        opened = _Opened(_ring.by_age(ring, geometry, anchor_age), anchor_age, opens)
+        opened = _Opened(by_age(ring, geometry, anchor_age), anchor_age, opens)
     reads = (near, around) if opened is None else (near, around, opened.slot)
     token, (near_flags, around_flags, *old) = order_after_reads(
         token, tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
     )
-    # The first `back` rows that stay have lost frames behind them, unless an episode starts in between.
+    # The first `back` rows that stay lack earlier frames, unless an episode starts in between.
     newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
     fresh = jnp.take_along_axis(flags, newer, axis=0)
     context_flags = jnp.where(context < size, around_flags, fresh)
     cut = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
 
     def is_cut(age: jax.Array) -> jax.Array:
-        """Whether the row at this age (before the write) lacks frames behind it; negative ages are overwritten."""
+        """Return whether the row at each age before the write lacks earlier frames; False at other ages."""
         if cut is None:
             return jnp.zeros(age.shape, bool)
         place = age - lost[None, :]
@@ -223,7 +219,7 @@ def extend(
         open_mask = undecided_before & decided & drawable & stays & ~is_cut(age)
         flags = flags | _bit(open_mask, OPEN)
         written = [(undecided_before & stays, age, flags)]
-        open_slot = _ring.by_age(ring, geometry, age)
+        open_slot = by_age(ring, geometry, age)
         pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
         tail_priority = jnp.take_along_axis(given, last, axis=0)
         if source is not None:
@@ -232,11 +228,11 @@ def extend(
 
     starts = anchors.starts
     if starts is not None:
-        gone = has(near_flags, START) & (near_age < size) & (near_age < lost[None, :])
+        overwritten = has(near_flags, START) & (near_age < size) & (near_age < lost[None, :])
         new = has(flags, START) & stays & (index >= jnp.int32(tail_rows))
-        starts = _follow_starts(starts, geometry, ring, gone, new, age, token)
+        starts = _update_starts(starts, geometry, ring, overwritten, new, age, token)
 
-    unset = closing if retire is not None else closing & (near_age >= lost[None, :])
+    unset = closing if evict is not None else closing & (near_age >= lost[None, :])
     written.append((unset, near_age, near_flags & jnp.uint8(0xFF - OPEN)))
     closed = jnp.sum(closing, axis=0, dtype=jnp.int32)
     opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
@@ -257,7 +253,7 @@ def extend(
 
 
 class _Opened(NamedTuple):
-    """Anchors that new rows opened promptly, one a row."""
+    """Hold the anchors that new rows opened immediately, one a row."""
 
     slot: jax.Array  # int32[N, E]
     age: jax.Array  # int32[N, E], before the write
@@ -265,7 +261,7 @@ class _Opened(NamedTuple):
 
 
 def _among_new(opened: _Opened, size: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """bool[W + N, E]: which of tail and new rows are new and open."""
+    """Return which of tail and new rows are new and open, bool[W + N, E]."""
     num, lanes = opened.age.shape
     at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
     lane = jnp.broadcast_to(jnp.arange(lanes, dtype=jnp.int32)[None, :], at.shape)
@@ -276,8 +272,10 @@ def _among_new(opened: _Opened, size: jax.Array, shape: tuple[int, ...]) -> jax.
 def _steps(
     anchors: Anchors, flags: jax.Array, exists: jax.Array, count: jax.Array
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """int32[W + N, E], rows of its episode before each row of tail and new (exact for those of the running episode and
-    later ones); and int32[E], rows of the running episode afterwards."""
+    """Return the rows of its episode before each of tail and new rows, int32[W + N, E], exact from the running episode on.
+
+    Also return the rows of the running episode afterwards, int32[E].
+    """
     if anchors.step is None:
         return None, None
     rule, tail_rows = anchors.rule, anchors.tail_flags.shape[0]
@@ -292,13 +290,13 @@ def _steps(
 
 
 def unknown_step(anchors: Anchors) -> jax.Array:
-    """int32[], what stands for the steps of an episode of which nobody knows where it began: longer than any window."""
+    """Return the step of a row whose episode start is unknown, int32[]: longer than any window."""
     stride = anchors.rule.stride
     return jnp.int32(_LONG // 2 // stride * stride)
 
 
 def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
-    """uint32[W + N, E], the number of each row's episode; and uint32[E], of the running one."""
+    """Return the number of each row's episode, uint32[W + N, E], and of the running one, uint32[E]."""
     if anchors.episode is None:
         return None, None
     begun = jnp.cumsum(has(flags, START), axis=0, dtype=jnp.uint32)
@@ -307,31 +305,22 @@ def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax
     return first[None, :] + begun, first + begun[-1]
 
 
-def _no_starts(geometry: Geometry) -> EpisodeStarts:
-    lanes = (geometry.lanes,)
-    return EpisodeStarts(
-        position=jnp.zeros((geometry.capacity,), jnp.int32),
-        head=jnp.zeros(lanes, jnp.int32),
-        count=jnp.zeros(lanes, jnp.int32),
-    )
-
-
-def _follow_starts(
+def _update_starts(
     starts: EpisodeStarts,
     geometry: Geometry,
     ring: Ring,
-    gone: jax.Array,
+    overwritten: jax.Array,
     new: jax.Array,
     age: jax.Array,
     token: jax.Array,
 ) -> EpisodeStarts:
-    """Without the first rows that are `gone` bool[K, E], and with those that are `new` bool[A, E], at `age` int32[A, E]."""
+    """Remove the `overwritten` bool[K, E] first rows, and add the `new` bool[A, E] ones at `age` int32[A, E]."""
     length = jnp.int32(geometry.length)
-    lost = jnp.sum(gone, axis=0, dtype=jnp.int32)
+    lost = jnp.sum(overwritten, axis=0, dtype=jnp.int32)
     head, count = (starts.head + lost) % length, starts.count - lost
     entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - jnp.int32(1)
     nowhere = jnp.int32(geometry.capacity) + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
-    at = jnp.where(new, _ring.slot_at(geometry, entry % length), nowhere).reshape(-1) + token
+    at = jnp.where(new, slot_at(geometry, entry % length), nowhere).reshape(-1) + token
     value = ((ring.cursor - ring.size)[None, :] + age) % length
     return EpisodeStarts(
         position=starts.position.at[at].set(value.reshape(-1), mode="drop", unique_indices=True),
@@ -343,10 +332,9 @@ def _follow_starts(
 def episode_around(
     starts: EpisodeStarts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Ages int32[B] of the first and the last row held of the episode that each row at `age` int32[B] of `lane` belongs to.
+    """Return the ages int32[B] of the first and the last held row of the episode of each row at `age` int32[B] of `lane`.
 
-    The row after an end that holds the final observation (`EligibilityRule.reset_rows`) is the last of its episode. O(log L),
-    by halving, whatever the episodes' lengths.
+    With `EligibilityRule.reset_rows` the row after an end is the last of its episode. Cost: O(log L), by bisection.
     """
     length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
     count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
@@ -375,10 +363,10 @@ def _set_flags(
     written: list[tuple[jax.Array, jax.Array, jax.Array]],
     token: jax.Array,
 ) -> jax.Array:
-    """Writes bytes [A, E] of rows at `age` [A, E] where a mask says so; no row twice."""
+    """Write bytes [A, E] of rows at `age` [A, E] where `mask`; no row twice."""
     at, values, first = [], [], geometry.capacity
     for mask, age, value in written:
-        slot = _ring.by_age(ring, geometry, age)
+        slot = by_age(ring, geometry, age)
         nowhere = jnp.int32(first) + jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
         at.append(jnp.where(mask, slot, nowhere).reshape(-1))
         values.append(value.reshape(-1))
@@ -390,7 +378,7 @@ def _set_flags(
 def dense(
     slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None
 ) -> EligibilityUpdate:
-    """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
+    """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     none = slot[:0]
     return EligibilityUpdate(
@@ -403,43 +391,3 @@ def dense(
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),
     )
-
-
-def nth_open(flags: jax.Array, geometry: Geometry, nth: jax.Array, wanted: jax.Array, block: int = 4096) -> jax.Array:
-    """Slots of the `nth` int32[B] open rows in order of slot, found by counting; C where `wanted` is False.
-
-    The fallback where a prioritized sampler finds every priority zero: O(C), in blocks so that it needs no memory, and
-    not entered at all unless some draw wants it.
-    """
-    capacity = geometry.capacity
-    block = min(block, capacity)
-    blocks = -(-capacity // block)
-    found = jnp.full(nth.shape, capacity, jnp.int32)
-
-    def search(
-        carry: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        number, seen, found = carry
-        at = number * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32)
-        inside = at < jnp.int32(capacity)
-        here = (
-            has(
-                flags.at[jnp.minimum(at, jnp.int32(capacity - 1))].get(mode="promise_in_bounds"),
-                OPEN,
-            )
-            & inside
-        )
-        total = jnp.cumsum(here, dtype=jnp.int32)
-        want = nth - seen
-        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
-        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
-        found = jnp.where(hit, number * jnp.int32(block) + place, found)
-        return number + jnp.int32(1), seen + total[-1], found
-
-    def unfinished(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        number, _, found = carry
-        return (number < jnp.int32(blocks)) & jnp.any(wanted & (found == jnp.int32(capacity)))
-
-    zero = jnp.zeros((), jnp.int32)
-    found = lax.while_loop(unfinished, search, (zero, zero, found))[2]
-    return jnp.where(wanted, found, jnp.int32(capacity))

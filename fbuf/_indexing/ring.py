@@ -1,8 +1,7 @@
-"""Arithmetic of the lanes' rings: cursor, slots, order of arrival, generations. Pure functions, all O(rows in hand).
+"""Compute with the rings of the lanes: cursor, slots, order of arrival, generations. Pure functions, O(rows in hand).
 
-Each lane moves on its own, because a mask may skip some lanes; without masks they stay level. A slot's *generation* is
-the lap in which it was last written: together with the slot it names a row, and a stale index is found out by comparing
-for equality. It is computed from the cursor, so it costs no memory.
+Each lane advances separately, because a mask may skip some lanes. The *generation* of a slot is the lap of its last write.
+Slot and generation name a row, so a stale index differs in generation. It is computed from the cursor and takes no memory.
 """
 
 from __future__ import annotations
@@ -14,106 +13,97 @@ import numpy as np
 from fbuf._core.geometry import Geometry, Placement, Ring
 
 
+def zeros(*sizes: int) -> tuple[jax.Array, ...]:
+    """Return arrays int32 of zeros, which do not share memory."""
+    return tuple(jnp.zeros((size,), jnp.int32) for size in sizes)
+
+
 def init(geometry: Geometry) -> Ring:
-    """An empty ring a lane."""
-    lanes = (geometry.lanes,)
-    return Ring(
-        cursor=jnp.zeros(lanes, jnp.int32),
-        size=jnp.zeros(lanes, jnp.int32),
-        lap=jnp.ones(lanes, jnp.uint32),
-    )
+    """Make an empty ring for each lane."""
+    cursor, size = zeros(geometry.lanes, geometry.lanes)
+    return Ring(cursor, size, lap=jnp.ones((geometry.lanes,), jnp.uint32))
 
 
-def resumed(geometry: Geometry, count: np.ndarray) -> Ring:
-    """The rings after int64[E] rows, any number of them, and no `clear`."""
-    lap = count // geometry.length % (2**32 - 1) + 1
-    return Ring(
-        cursor=jnp.asarray(count % geometry.length, jnp.int32),
-        size=jnp.asarray(np.minimum(count, geometry.length), jnp.int32),
-        lap=jnp.asarray(lap, jnp.uint32),
-    )
+def resume(geometry: Geometry, count: np.ndarray) -> Ring:
+    """Return the rings after int64[E] rows without `clear`."""
+    lap = jnp.asarray(count // geometry.length % (2**32 - 1) + 1, jnp.uint32)
+    size = np.minimum(count, geometry.length)
+    return Ring(jnp.asarray(count % geometry.length, jnp.int32), jnp.asarray(size, jnp.int32), lap)
 
 
 def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
-    """Slots for `num` rows a lane, after `skipped` rows that are too old to be kept at all.
+    """Return slots for `num` rows a lane, after `skipped` rows that are already overwritten.
 
-    Of more rows than a lane holds the newest stay; which slots they take is as if all had been written one by one.
+    Of more rows than a lane holds the newest stay, in the slots of row-by-row writes.
     """
     lanes, length, _ = geometry
     order = jnp.arange(num, dtype=jnp.int32)[:, None]
     if keep is None:
         rank = jnp.broadcast_to(order + jnp.int32(skipped), (num, lanes))
         count = jnp.full((lanes,), num + skipped, jnp.int32)
-        written = None
     else:
         rank = jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
         count = jnp.sum(keep, axis=0, dtype=jnp.int32)
+    slot = slot_at(geometry, (ring.cursor[None, :] + rank) % jnp.int32(length))
+    if keep is not None:
         written = keep & (rank >= (count - jnp.int32(length))[None, :])
-    position = (ring.cursor[None, :] + rank) % jnp.int32(length)
-    slot = slot_at(geometry, position)
-    if written is not None:
         nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
         slot = jnp.where(written, slot, nowhere)
     return Placement(slot, rank, count, advance(ring, geometry, count))
 
 
 def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
-    """The rings after `count` int32[E] more rows."""
+    """Return the rings after `count` int32[E] more rows."""
     length = jnp.int32(geometry.length)
     end = ring.cursor + count
     return Ring(
         cursor=end % length,
         size=jnp.minimum(ring.size + count, length),
-        lap=later(ring.lap, (end // length).astype(jnp.uint32)),
+        lap=next_lap(ring.lap, (end // length).astype(jnp.uint32)),
     )
 
 
-def later(lap: jax.Array, more: jax.Array) -> jax.Array:
-    """`lap + more` in 1 .. 2^32 - 1, round and round: 0 is no lap, because generation 0 says that no row lies there."""
+def next_lap(lap: jax.Array, more: jax.Array) -> jax.Array:
+    """Return `lap + more` cyclically in 1 .. 2^32 - 1; 0 is the generation of empty slots."""
     new = lap + more
     return new + (new < lap).astype(jnp.uint32)
 
 
-def retire(ring: Ring, count: jax.Array) -> Ring:
-    """The rings without their `count` int32[E] oldest rows."""
+def evict(ring: Ring, count: jax.Array) -> Ring:
+    """Return the rings without their `count` int32[E] oldest rows."""
     return Ring(ring.cursor, ring.size - count, ring.lap)
 
 
 def clear(ring: Ring) -> Ring:
-    """Empty, and every index handed out so far is stale."""
-    return Ring(
-        cursor=jnp.zeros_like(ring.cursor),
-        size=jnp.zeros_like(ring.size),
-        lap=later(ring.lap, jnp.uint32(1)),
-    )
+    """Return empty rings; every earlier index becomes stale."""
+    return Ring(jnp.zeros_like(ring.cursor), jnp.zeros_like(ring.size), next_lap(ring.lap, jnp.uint32(1)))
 
 
 def slot_at(geometry: Geometry, position: jax.Array) -> jax.Array:
-    """Slots of positions int32[..., E], one column a lane."""
-    return position * jnp.int32(geometry.lanes) + jnp.arange(geometry.lanes, dtype=jnp.int32).reshape(
-        (1,) * (position.ndim - 1) + (geometry.lanes,)
-    )
+    """Return the slots of positions int32[..., E], one column a lane."""
+    lane = jnp.arange(geometry.lanes, dtype=jnp.int32).reshape((1,) * (position.ndim - 1) + (geometry.lanes,))
+    return position * jnp.int32(geometry.lanes) + lane
 
 
 def by_age(ring: Ring, geometry: Geometry, age: jax.Array) -> jax.Array:
-    """Slots int32[A, E] of each lane's rows at `age` int32[A, E], 0 the oldest; any age, unchecked."""
+    """Return the slots int32[A, E] of each lane's rows at `age` int32[A, E], 0 the oldest; ages are not checked."""
     return slot_at(geometry, ((ring.cursor - ring.size)[None, :] + age) % jnp.int32(geometry.length))
 
 
 def shift(geometry: Geometry, slot: jax.Array, offset: jax.Array) -> jax.Array:
-    """The slot `offset` rows later (or earlier) in the same lane."""
+    """Return the slot `offset` rows later in the same lane."""
     lanes = jnp.int32(geometry.lanes)
     position = (slot // lanes + offset) % jnp.int32(geometry.length)
     return position * lanes + slot % lanes
 
 
 def lane_of(geometry: Geometry, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Position and lane of slots in [0, C)."""
+    """Return position and lane of slots in [0, C)."""
     return slot // jnp.int32(geometry.lanes), slot % jnp.int32(geometry.lanes)
 
 
 def is_held(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
-    """Whether a row lies in each slot; False out of range."""
+    """Return whether each slot holds a row; False out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(geometry.capacity))
     position, lane = lane_of(geometry, jnp.where(inside, slot, jnp.int32(0)))
     behind = (ring.cursor[lane] - jnp.int32(1) - position) % jnp.int32(geometry.length)
@@ -121,7 +111,7 @@ def is_held(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
 
 
 def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
-    """uint32 generation of each slot; 0 where no row lies."""
+    """Return the generation of each slot, uint32; 0 for empty slots."""
     held = is_held(ring, geometry, slot)
     position, lane = lane_of(geometry, jnp.where(held, slot, jnp.int32(0)))
     lap = ring.lap[lane]

@@ -1,11 +1,10 @@
-"""Rows in no order: what a buffer keeps beside the rows when its writer puts them into any slot
-(`fbuf._interfaces.writer.Scattering`).
+"""Track rows in any slot, for writers that choose slots (`fbuf._interfaces.writer.Scattering`).
 
-Every row gets a number by arrival, in two words, because a row may stay while more than 2^32 others come and go. It tells the
-order of arrival, and the low word is the row's generation. Empty slots are filled in order, so the rows held lie in slots
-0 to n - 1; the lanes' rings say just that, and what counts rows or finds the n-th of them need not know of any of this.
+Every row has a number by arrival in two words, because a row may stay while more than 2^32 others arrive. It gives the order of
+arrival, and its low word is the generation. Empty slots are filled in order, so held rows occupy slots 0 to n - 1. The rings of
+the lanes say the same, so counting and uniform draws work unchanged.
 
-A generation is gathered from an array that writes change in place, so verbs that carry a token pin it.
+Writes change the array of numbers in place, so methods with a token order its reads before writes.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import any_unbatched
 from fbuf._core.pytree import Spec
-from fbuf._indexing.ring import later
+from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.writer import Scattering
 
 
 @state
 class Scatter:
-    """Which row lies in each slot, and what the writer remembers."""
+    """Hold the number of the row in each slot, and the state of the writer."""
 
-    number: jax.Array  # uint32[C, 2], low word from 1, high word; 0, 0: none
-    newest: jax.Array  # uint32[2], the last number given
-    own: Any  # the writer's
+    number: jax.Array  # uint32[C, 2], low word from 1, high word; 0, 0: empty
+    newest: jax.Array  # uint32[2], the last number assigned
+    own: Any  # state of the writer
 
 
 class Placed(NamedTuple):
-    """Where one write goes."""
+    """Hold the result of one placement."""
 
     slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
-    ring: Ring  # the rings afterwards
+    ring: Ring  # after the write
     scatter: Scatter
-    refused: jax.Array  # uint32[], rows that would have left an empty slot before them
+    refused: jax.Array  # uint32[], rows that would leave an empty slot before them
 
 
 def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
-    """No rows."""
+    """Make an empty state."""
     return Scatter(
         number=jnp.zeros((geometry.capacity, 2), jnp.uint32),
         newest=jnp.zeros((2,), jnp.uint32),
@@ -54,14 +53,14 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
-    """No rows any more, and every index handed out so far is stale."""
+    """Remove all rows; every earlier index becomes stale."""
     clear_own = getattr(writer, "clear", None)
     own = writer.init(geometry, spec) if clear_own is None else clear_own(scatter.own, geometry, spec)
     return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 
 def held(ring: Ring) -> jax.Array:
-    """int32[], rows held."""
+    """Return the rows held, int32[]."""
     return jnp.sum(ring.size, dtype=jnp.int32)
 
 
@@ -74,66 +73,71 @@ def place(
     mask: jax.Array | None,
     token: jax.Array,
 ) -> Placed:
-    """Slots for rows, leaves `[N, E, ...]`. Of several rows for one slot the last is written."""
+    """Return slots for rows, leaves `[N, E, ...]`. The last of several rows for one slot is written."""
     shape = next(iter(leaves.values())).shape[:2]
     keep = jnp.ones(shape, bool) if mask is None else mask
     before, capacity = held(ring), jnp.int32(geometry.capacity)
     given, own = writer.choose(scatter.own, geometry, before, leaves, keep)
-    _check(writer, given, shape, scatter.own, own)
+    _check_choice(writer, given, shape, scatter.own, own)
     inside = keep & (given >= jnp.int32(0)) & (given < capacity)
     wanted = jnp.where(inside, given, capacity).reshape(-1)
     last = functools.partial(keep_last, below=geometry.capacity + 1)
-    # Each sort only where there is something to sort: a full buffer, and one that keeps none of the rows, are common.
+    # Skip each sort if it has nothing to do: full buffers, and writes that keep no row, are common.
     final = (wanted < capacity) & lax.cond(any_unbatched(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     named = jnp.where(final & (wanted >= before), wanted, capacity)
     filled = lax.cond(
-        any_unbatched(before < capacity), _filled, lambda named, before, capacity: jnp.int32(0), named, before, capacity
+        any_unbatched(before < capacity),
+        _count_filled,
+        lambda named, before, capacity: jnp.int32(0),
+        named,
+        before,
+        capacity,
     )
     taken = final & (wanted < before + filled)
     nowhere = capacity + order
     slot = jnp.where(taken, wanted, nowhere)
-    low, high = _numbers(scatter.newest, jnp.cumsum(taken, dtype=jnp.uint32))
+    low, high = _next_numbers(scatter.newest, jnp.cumsum(taken, dtype=jnp.uint32))
     number = scatter.number.at[slot + token].set(jnp.stack([low, high], axis=-1), mode="drop", unique_indices=True)
     return Placed(
         slot=slot.reshape(shape),
-        ring=_ring_of(ring, geometry, before + filled),
+        ring=_filled_ring(ring, geometry, before + filled),
         scatter=Scatter(number, jnp.stack([low[-1], high[-1]]), own),
         refused=jnp.sum(final & ~taken, dtype=jnp.uint32),
     )
 
 
-def _filled(named: jax.Array, before: jax.Array, capacity: jax.Array) -> jax.Array:
-    """int32[], how many empty slots from `before` on are filled: of those named, sorted, all before the first gap."""
+def _count_filled(named: jax.Array, before: jax.Array, capacity: jax.Array) -> jax.Array:
+    """Return how many empty slots from `before` on are filled, int32[]: the named ones before the first gap."""
     fresh = lax.sort(named, is_stable=False)
     order = jnp.arange(named.shape[0], dtype=jnp.int32)
     return jnp.sum(jnp.cumprod((fresh == before + order) & (fresh < capacity), dtype=jnp.int32), dtype=jnp.int32)
 
 
-def _check(writer: Scattering, slot: Any, shape: tuple[int, ...], before: Any, after: Any) -> None:
-    """Raises unless `choose` gave slots int32 of this shape, and a state like the one before."""
+def _check_choice(writer: Scattering, slot: Any, shape: tuple[int, ...], before: Any, after: Any) -> None:
+    """Raise unless `choose` returned slots int32 of this shape, and a state like the one before."""
     if getattr(slot, "shape", None) != shape or getattr(slot, "dtype", None) != jnp.int32:
         came = f"{slot.dtype}{list(slot.shape)}" if hasattr(slot, "dtype") else type(slot).__name__
-        raise TypeError(f"Buffer.extend: {writer!r}.choose gave slots {came}; expected int32{list(shape)}, one a row.")
+        raise TypeError(f"Buffer.extend: {writer!r}.choose returned slots {came}; expected int32{list(shape)}.")
 
     def spec(tree: Any) -> Any:
         return jax.tree.structure(tree), [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
     if spec(before) != spec(after):
         raise TypeError(
-            f"Buffer.extend: {writer!r}.choose gave another state than it got: {spec(after)[1]}; expected {spec(before)[1]}. "
-            f"Keep structure, shapes and dtypes as `init` makes them."
+            f"Buffer.extend: {writer!r}.choose returned a state of {spec(after)[1]}; expected {spec(before)[1]}. Keep the "
+            f"structure, shapes and dtypes of `init`."
         )
 
 
-def _numbers(newest: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`more` uint32[...] after the newest: low words, never 0, and high words."""
-    low = later(newest[0], more)
+def _next_numbers(newest: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return low words, never 0, and high words of `more` uint32[...] after the newest number."""
+    low = next_lap(newest[0], more)
     return low, newest[1] + (low < newest[0]).astype(jnp.uint32)
 
 
-def _ring_of(ring: Ring, geometry: Geometry, number: jax.Array) -> Ring:
-    """The rings of lanes whose first slots hold rows, `number` int32[] in all."""
+def _filled_ring(ring: Ring, geometry: Geometry, number: jax.Array) -> Ring:
+    """Return the rings of lanes whose first slots hold `number` int32[] rows in all."""
     lane = jnp.arange(geometry.lanes, dtype=jnp.int32)
     lanes = jnp.int32(geometry.lanes)
     size = (number - lane + lanes - jnp.int32(1)) // lanes
@@ -141,14 +145,14 @@ def _ring_of(ring: Ring, geometry: Geometry, number: jax.Array) -> Ring:
 
 
 def generation(scatter: Scatter, slot: jax.Array) -> jax.Array:
-    """uint32 generation of each slot; 0 where no row lies, and out of range."""
+    """Return the generation of each slot, uint32; 0 for empty slots and out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(scatter.number.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
     return jnp.where(inside, scatter.number.at[at, 0].get(mode="promise_in_bounds"), jnp.uint32(0))
 
 
 def by_age(scatter: Scatter) -> jax.Array:
-    """int32[C], all slots in order of arrival, the oldest first, empty ones last. Cost: a sort."""
+    """Return all slots in order of arrival, int32[C], oldest first, empty ones last. Cost: a sort."""
     low, high = scatter.number[:, 0], scatter.number[:, 1]
     empty = low == jnp.uint32(0)
     slot = lax.iota(jnp.int32, low.shape[0])

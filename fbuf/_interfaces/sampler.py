@@ -56,7 +56,7 @@ class EligibleSet(NamedTuple):
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._indexing.anchors`; None where every row is an anchor
     starts: EpisodeStarts | None = None  # None unless `EligibilityRule.spans`
-    # int32[blocks], open rows before each block of flags (`fbuf._algorithms.rank_select`); None unless `Sampler.by_rank`
+    # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchor_log`); None unless `Sampler.by_rank`
     before: jax.Array | None = None
 
 

@@ -1,8 +1,7 @@
-"""`Mixture`: several buffers, one `sample`.
+"""Sample from several buffers as one: `Mixture`.
 
-`_value` is the configuration and its verbs, `_state` what changes and what is handed out, `_quota` says how many rows of each
-buffer a batch has, `_draw` draws and reads them, `_weigh` says how likely each was and what it counts, `_route` takes an index
-back to the buffer it came from, `_match` compares what the buffers hand out.
+`mixture` holds the methods, `state` the configuration and state, `quota` the rows of each buffer, `draw` draws, reads and
+weighs them, `feedback` routes updates back to the buffers, `checks` checks arguments.
 """
 
 from fbuf._mixture.mixture import Mixture

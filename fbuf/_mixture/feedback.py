@@ -1,4 +1,4 @@
-"""Takes what a learner says of rows back to the buffers they came from."""
+"""Route updates of rows back to their buffers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import jax.numpy as jnp
 from fbuf._buffer.buffer import Buffer
 from fbuf._core.sample import Index
 from fbuf._interfaces.writer import ReadOnly
-from fbuf._mixture.config import MixtureConfig
 from fbuf._mixture.draw import count_up
-from fbuf._mixture.state import MixtureIndex, MixtureState
+from fbuf._mixture.state import MixtureConfig, MixtureIndex, MixtureState
 
 
 def of(index: MixtureIndex, number: int, buffer: Buffer) -> Index:
-    """The rows of one buffer as its own index; the others are masked: C and 0."""
+    """Return the rows of one buffer as its index; other rows are masked with slot C and ticket 0."""
     mine = index.source == jnp.int32(number)
     return Index(jnp.where(mine, index.slot, jnp.int32(buffer.capacity)), jnp.where(mine, index.ticket, jnp.uint32(0)))
 
 
 def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
-    """uint32[], rows that name no buffer and are no masked rows of a batch."""
+    """Return the rows with an invalid source that are not masked, uint32[]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
     masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))
     return jnp.sum(none & ~masked, dtype=jnp.uint32)
@@ -32,7 +31,7 @@ def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
 def update_priority(
     mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, td_error: Any, mask: Any, eta: Any
 ) -> tuple[MixtureState, None]:
-    """`Buffer.update_priority` of each buffer that has priorities."""
+    """Call `Buffer.update_priority` for each buffer with priorities."""
     states = dict(state.buffers)
     for number, (name, buffer) in enumerate(mixture.members):
         if buffer.sampler.prioritized:
@@ -45,7 +44,7 @@ def update_priority(
 def update_rows(
     mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any
 ) -> tuple[MixtureState, None]:
-    """`Buffer.update_rows` of each buffer whose rows can change."""
+    """Call `Buffer.update_rows` for each buffer whose rows can change."""
     states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)
     for number, (name, buffer) in enumerate(mixture.members):
         if isinstance(buffer.writer, ReadOnly):

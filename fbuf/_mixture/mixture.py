@@ -1,8 +1,4 @@
-"""`Mixture`: the verbs. A frozen value over a `MixtureState`, as `Buffer` is over a `BufferState`.
-
-Rejected: one buffer over several storages (capacity, sampler and view could not differ, and a data set could not be one of
-them), and weights as the buffers' samplers give them (see `fbuf._mixture.weights`).
-"""
+"""Sample from several buffers: a frozen value over a `MixtureState`, as `Buffer` is over a `BufferState`."""
 
 from __future__ import annotations
 
@@ -23,9 +19,8 @@ from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
 from fbuf._mixture import checks, draw, feedback, quota
-from fbuf._mixture.checks import check_alike
-from fbuf._mixture.config import MixtureConfig
-from fbuf._mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+from fbuf._mixture.checks import check_same_leaves
+from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
@@ -34,36 +29,36 @@ if TYPE_CHECKING:
 
 @component
 class Mixture(MixtureConfig):
-    r"""Several buffers as one to sample from, of any capacity, storage, sampler and view.
+    r"""Sample from several buffers of any capacity, storage, sampler and view as one.
 
     Attributes:
-      buffers: By name: `{"online": buffer, "offline": other}`. Their order is that of `source`. What they hand out must be
-        alike (leaves, shapes, dtypes); what they store need not.
-      fractions: How much of a batch each gives, by name; they come to 1. None: all alike.
-      quota: How a batch of B rows is made of fractions f. "exact": f B rows of each, rounded by largest remainder, so that
-        they come to B; in order of the buffers. "random": a buffer is drawn for each row, with chance f. "all": as many of
-        each as `sample(state, key, {"online": 64, "offline": 192})` says.
-      target: What `weight` corrects for. "union": that not every row of all buffers is equally likely to be drawn. "source":
-        that not every row of its own buffer is; how much each buffer gives is meant.
+      buffers: By name: `{"online": buffer, "offline": other}`, in the order of `source`. Their batches must have equal
+        leaves, shapes and dtypes; their rows need not.
+      fractions: Share of the batch of each buffer, by name, with sum 1. None: equal.
+      quota: How fractions f become B rows. "exact": f B rows of each, rounded by largest remainder, in order of the
+        buffers. "random": a buffer is drawn for each row with probability f. "all": the rows of `sample(state, key,
+        {"online": 64, "offline": 192})`.
+      target: What `weight` corrects. "union": unequal probabilities over the rows of all buffers. "source": unequal
+        probabilities within each buffer; the fractions are intended.
       beta: Exponent of the weights; `sample(..., beta=...)` overrides it for one call, `set(state, beta=...)` for all.
-      normalize: Weights are divided by the largest in the "batch", or not at all (None).
-      if_empty: What happens where a buffer has nothing to draw. "share": its rows come from the others, by their fractions
-        (of a fraction of 0 never any), and are counted as `moved_rows`. "mask": they are masked. With "all": masked.
-      annealed: Fractions are numbers of the state, which `set(state, fractions=...)` changes without compiling again.
+      normalize: Divide weights by the largest in the "batch", or not at all (None).
+      if_empty: Rows of a buffer without drawable anchors: "share", they are drawn from the others by their fractions (never
+        with fraction 0) and counted as `moved_rows`; "mask", they are masked. With "all": masked.
+      annealed: Store the fractions in the state, so that `set(state, fractions=...)` changes them without recompilation.
 
-    With share :math:`g_s` of a batch from buffer s (its rows over B; with "random" the chance of the source), :math:`n_s`
-    anchors there and :math:`P_s(i)` the chance of anchor i in a draw of its own sampler, `probability` is
-    :math:`q(i) = g_s P_s(i)`, and `weight` is :math:`(N q(i))^{-\beta}` with :math:`N = \sum_s n_s` over the buffers drawn
-    from (target "union"), or :math:`(n_s P_s(i))^{-\beta}` (target "source"). The weights and `beta` of the samplers
-    themselves are not used.
+    With share :math:`g_s` of a batch from buffer s (its rows over B; with "random" the probability of the source),
+    :math:`n_s` anchors and :math:`P_s(i)` the probability of anchor i in a draw of its sampler, `probability` is
+    :math:`q(i) = g_s P_s(i)`. `weight` is
+    :math:`(N q(i))^{-\beta}` with :math:`N = \sum_s n_s` over the sampled buffers (target "union"), or :math:`(n_s
+    P_s(i))^{-\beta}`
+    (target "source"). The weights and `beta` of the samplers are not used.
 
-    Fractions may be traced: `sample(state, key, 256, fractions={"offline": schedule(step)})` makes of them other quotas
-    without compiling again; buffers that are not named share the rest as they do in the mixture. Each buffer then draws B
-    anchors at most and reads only those that are handed out, with none lost to samplers that remember what they drew
-    (`Epoch`, `Consume`): host storages do no extra work, on the device the reads take memory for B rows of each buffer.
+    Fractions may be traced: `sample(state, key, 256, fractions={"offline": schedule(step)})` changes the quotas without
+    recompilation; other buffers share the rest by their fractions. Each buffer then draws up to B anchors and reads only
+    the returned rows; samplers with memory (`Epoch`, `Consume`) lose none. Host storages do no extra work; device reads
+    take memory for B rows of each buffer.
 
-    Cost: with exact quotas that are not traced what `sample` of each buffer costs for its quota; else the draws of S batches
-    of B anchors.
+    Cost: with constant exact quotas that of `sample` of each buffer for its quota; else the draws of S batches of B anchors.
 
     Example (offline to online, with an annealed fraction):
       >>> import fbuf, jax, jax.numpy as jnp
@@ -95,11 +90,11 @@ class Mixture(MixtureConfig):
     """
 
     def __dir__(self) -> list[str]:
-        """What a user calls; not what the package's own modules ask a mixture."""
-        return sorted(set(super().__dir__()) - {"check_alike", "check_state", "first_fractions", "shares"})
+        """Return the public names."""
+        return sorted(set(super().__dir__()) - {"check_same_batches", "check_state", "first_fractions", "shares"})
 
     def __getattr__(self, name: str) -> Any:
-        """Says whose it is, of what only buffers have."""
+        """Raise an error that names the buffer method to use."""
         fix = ""
         if name in _OF_BUFFERS and "buffers" in self.__dict__:
             one = repr(self.names[0])
@@ -119,8 +114,8 @@ class Mixture(MixtureConfig):
             raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
         if self.quota == "all" and (self.fractions is not None or self.annealed):
             raise ValueError(
-                'Mixture: quota is "all", which goes by no fractions; expected fractions=None and annealed=False. Leave them '
-                'out, and write sample(state, key, {"online": 64, ...}).'
+                'Mixture: quota is "all"; expected fractions=None and annealed=False. Write '
+                'sample(state, key, {"online": 64, ...}).'
             )
         number = isinstance(self.beta, (int, float, np.integer, np.floating)) and not isinstance(self.beta, bool)
         if not number or not 0 <= self.beta < float("inf"):
@@ -130,18 +125,16 @@ class Mixture(MixtureConfig):
     def __getitem__(self, name: str) -> Buffer:
         return dict(self.members)[self._known("Mixture", name)]
 
-    # ------------------------------------------------------------------------------------------------ making
-
     def init(self, examples: Mapping[str, Any]) -> MixtureState:
-        """The state of a mixture.
+        """Return the state of a mixture.
 
         Args:
-          examples: By name one row, as for `Buffer.init`; or a `BufferState`, for a buffer that has rows already: a data set's,
-            or one that was trained on before. It is shared, not copied: do not donate it elsewhere.
+          examples: By name one row, as for `Buffer.init`; or the `BufferState` of a buffer with rows, for example a data
+            set. It is shared, not copied: do not donate it elsewhere.
         Raises:
-          ValueError: a name is missing or unknown; a state is another buffer's; what the buffers hand out is not alike.
+          ValueError: a name is missing or unknown, a state belongs to another buffer, or batches of the buffers differ.
           TypeError, MemoryError: as `Buffer.init`.
-        Cost: that of the buffers; and each is traced once, to compare what it hands out.
+        Cost: that of the buffers; each is traced once to compare batches.
 
         Example:
           >>> import fbuf, jax.numpy as jnp
@@ -160,7 +153,7 @@ class Mixture(MixtureConfig):
             if isinstance(given, BufferState):
                 buffer.check_state(given)
             states[name] = given if isinstance(given, BufferState) else buffer.init(given)
-        self.check_alike(call, states)
+        self.check_same_batches(call, states)
         return MixtureState(
             buffers=states,
             fractions=self.first_fractions(),
@@ -169,11 +162,11 @@ class Mixture(MixtureConfig):
         )
 
     def first_fractions(self) -> jax.Array | None:
-        """float32[S], those of a new state; None unless it is `annealed`."""
+        """Return the fractions of a new state, float32[S]; None unless `annealed`."""
         return quota.normalized(jnp.asarray(self.shares, jnp.float32)) if self.annealed else None
 
-    def check_alike(self, call: str, states: Mapping[str, BufferState]) -> None:
-        """Raises unless all buffers hand out the same leaves. Traces each buffer once; nothing runs."""
+    def check_same_batches(self, call: str, states: Mapping[str, BufferState]) -> None:
+        """Raise unless the batches of all buffers have the same leaves. Each buffer is traced once; nothing runs."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         found = []
         for name, buffer in self.members:
@@ -182,10 +175,10 @@ class Mixture(MixtureConfig):
                 return buffer.peek(state, key, 1).data
 
             found.append((name, jax.eval_shape(data, states[name], key)))
-        check_alike(call, found)
+        check_same_leaves(call, found)
 
     def replace(self, state: MixtureState, states: Mapping[str, BufferState]) -> MixtureState:
-        """With the states of some buffers replaced, by name, for verbs that a mixture has not.
+        """Return the state with the states of some buffers replaced, for methods that a mixture lacks.
 
         Example:
           >>> import fbuf
@@ -200,12 +193,10 @@ class Mixture(MixtureConfig):
             self[self._known(call, name)].check_state(given)
         return dataclasses.replace(state, buffers={**state.buffers, **states})
 
-    # ----------------------------------------------------------------------------------------------- writing
-
     def add(
         self, state: MixtureState, name: str, row: PyTree, *, priority: Any = None, mask: Any = None
     ) -> MixtureState:
-        """Adds one row to buffer `name`; see `Buffer.add`.
+        """Add one row to buffer `name`; see `Buffer.add`.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -222,7 +213,7 @@ class Mixture(MixtureConfig):
     def extend(
         self, state: MixtureState, name: str, rows: PyTree, *, priority: Any = None, mask: Any = None
     ) -> MixtureState:
-        """Adds rows to buffer `name`; see `Buffer.extend`.
+        """Add rows to buffer `name`; see `Buffer.extend`.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -240,17 +231,17 @@ class Mixture(MixtureConfig):
     def update_priority(
         self, state: MixtureState, index: MixtureIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
     ) -> MixtureState:
-        """Sets priorities of drawn rows, each in the buffer that it came from; see `Buffer.update_priority`.
+        """Set priorities of drawn rows, each in its buffer; see `Buffer.update_priority`.
 
-        Rows of buffers without priorities are left out.
+        Rows of buffers without priorities are skipped.
 
         Args:
           index: `batch.index`, `[B]`.
           td_error, mask, eta: As for `Buffer.update_priority`.
         Raises:
-          TypeError: no buffer has priorities; `index` is no `MixtureIndex`.
+          TypeError: no buffer has priorities, or `index` is no `MixtureIndex`.
           ValueError: shapes differ.
-        Cost: O(B log C) a buffer that has priorities.
+        Cost: O(B log C) a buffer with priorities.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -264,18 +255,16 @@ class Mixture(MixtureConfig):
         call = "Mixture.update_priority"
         self._check(call, "update_priority(state, index, td_error)", state)
         if not any(buffer.sampler.prioritized for _, buffer in self.members):
-            raise TypeError(
-                f"{call}: no buffer of {', '.join(self.names)} has priorities. Use sampler=fbuf.samplers.Prioritized()."
-            )
+            raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
         index = checks.checked_index(call, index)
         td_error = jnp.asarray(td_error)
         return _update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
     def update_rows(self, state: MixtureState, index: MixtureIndex, fields: PyTree) -> MixtureState:
-        """Replaces some leaves of drawn rows, each in the buffer that it came from; see `Buffer.update_rows`.
+        """Replace some leaves of drawn rows, each in its buffer; see `Buffer.update_rows`.
 
-        All buffers whose rows can change must have these leaves. Rows of data sets stay, and are counted.
+        All buffers whose rows can change must have these leaves. Rows of data sets are unchanged, and counted.
 
         Raises:
           TypeError, ValueError: as `Buffer.update_rows`.
@@ -294,7 +283,7 @@ class Mixture(MixtureConfig):
         return _update_rows(self, state, checks.checked_index(call, index), fields)[0]
 
     def route(self, index: MixtureIndex, name: str) -> Index:
-        """The rows of one buffer as an `Index` of it, `[B]`; the others are masked. For verbs that a mixture has not.
+        """Return the rows of one buffer as its `Index`, `[B]`, other rows masked; for methods that a mixture lacks.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -312,10 +301,10 @@ class Mixture(MixtureConfig):
         return feedback.of(checks.checked_index(call, index), self.names.index(name), self[name])
 
     def clear(self, state: MixtureState, name: str | None = None) -> MixtureState:
-        """Forgets every row of buffer `name`, or of all; see `Buffer.clear`.
+        """Remove every row of buffer `name`, or of all; see `Buffer.clear`.
 
         Raises:
-          TypeError: the rows are a data set's. Name the buffers that are to be cleared.
+          TypeError: a buffer is a data set. Name the buffers to clear.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -341,15 +330,15 @@ class Mixture(MixtureConfig):
         beta: Any = None,
         **numbers: Any,
     ) -> MixtureState:
-        """Replaces numbers that a user anneals, without compiling again.
+        """Replace annealed numbers without recompilation.
 
         Args:
           state: From `init` or an earlier call.
           name: A buffer, whose sampler's `numbers` are set: `set(state, "online", alpha=0.5)`.
-          fractions: Of the mixture, by name; those that are not named share the rest. It must be `annealed`.
+          fractions: Of the mixture, by name; other buffers share the rest. It must be `annealed`.
           beta: Of the mixture.
         Raises:
-          ValueError: the mixture is not `annealed`; a number is out of range, or there is no such number.
+          ValueError: the mixture is not `annealed`, or a number is out of range or unknown.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -369,22 +358,20 @@ class Mixture(MixtureConfig):
                 raise ValueError(f"{call}: fractions belong to the mixture, not to '{name}'. Leave the name out.")
             return self._with(state, name, self[self._known(call, name)].set(state[name], **numbers))
         if numbers:
+            first = next(iter(numbers))
             raise ValueError(
-                f"{call}: a mixture has no number '{next(iter(numbers))}' (it has: fractions, beta). For a sampler's write "
-                f"set(state, '{self.names[0]}', {next(iter(numbers))}=...)."
+                f"{call}: a mixture has no number '{first}' (it has: fractions, beta). For a sampler write "
+                f"set(state, '{self.names[0]}', {first}=...)."
             )
         if fractions is not None:
             if not self.annealed:
                 raise ValueError(
-                    f"{call}: the fractions of this mixture are settled; expected annealed=True. Write Mixture(..., "
-                    f"annealed=True), or sample(..., fractions=...) for one call."
+                    f"{call}: annealed is False. Write Mixture(..., annealed=True), or sample(..., fractions=...) for one call."
                 )
             new = quota.normalized(checks.traced_fractions(call, fractions, self.names, self.shares))
             state = dataclasses.replace(state, fractions=new)
         given = checks.checked_beta(call, beta)
         return state if given is None else dataclasses.replace(state, beta=given)
-
-    # ----------------------------------------------------------------------------------------------- reading
 
     def sample(
         self,
@@ -395,19 +382,18 @@ class Mixture(MixtureConfig):
         fractions: Mapping[str, Any] | None = None,
         beta: Any = None,
     ) -> tuple[MixtureState, MixtureSample]:
-        """Draws a batch of all buffers. Carry the returned state: it orders this read before later writes.
+        """Draw a batch from all buffers. Carry the returned state: it orders this read before later writes.
 
         Args:
           state: From `init` or an earlier call.
           key: PRNG key, typed or raw; consumed.
           batch_size: B, a Python int; with quota="all" rows of each buffer, by name.
-          fractions: For this call alone, by name, traced or not; buffers that are not named share the rest. Negative ones and
-            NaN count as 0.
-          beta: For this call alone.
+          fractions: For this call, by name, traced or not; other buffers share the rest. Negative fractions and NaN count as 0.
+          beta: For this call.
         Returns:
-          The state, and a `MixtureSample` with leaves `[B, ...]`. Where nothing can be drawn `mask` is False and all else zero.
+          The state, and a `MixtureSample` with leaves `[B, ...]`. Missing rows have `mask` False and zeros.
         Raises:
-          ValueError, TypeError: a number is out of range; what the buffers hand out is not alike (at trace time).
+          ValueError, TypeError: a number is out of range, or batches of the buffers differ (at trace time).
         Cost: see `Mixture`.
 
         Example:
@@ -432,7 +418,7 @@ class Mixture(MixtureConfig):
         fractions: Mapping[str, Any] | None = None,
         beta: Any = None,
     ) -> MixtureSample:
-        """The batch `sample` would draw, without the state: for evaluation, and for `vmap` over keys.
+        """Return the batch of `sample` without the state, for evaluation and for `vmap` over keys.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -449,23 +435,21 @@ class Mixture(MixtureConfig):
     def _checked_draw(
         self, call: str, state: MixtureState, key: Any, batch_size: Any, fractions: Any, beta: Any
     ) -> tuple[jax.Array | None, jax.Array | None, tuple[int, ...] | None, int]:
-        """Fractions and beta as arrays, quotas where they are known, and B."""
+        """Return fractions and beta as arrays, quotas if they are known, and B."""
         form = f"{call.rsplit('.', 1)[1]}(state, key, batch_size)"
         self._check(call, form, state)
         given = checks.checked_beta(call, beta)
         if self.quota == "all":
             if fractions is not None:
-                raise ValueError(
-                    f'{call}: fractions are given, but quota is "all", which goes by none. Leave them out.'
-                )
+                raise ValueError(f'{call}: fractions is given; expected None with quota="all".')
             sizes: tuple[int, ...] | None = checks.checked_sizes(call, batch_size, self.names)
             total = sum(sizes or ())
         else:
             sizes, total = None, batch_size
             if isinstance(batch_size, Mapping):
                 raise TypeError(
-                    f"{call}: batch_size is a dict, but quota is {self.quota!r}; expected an int. For rows of each buffer use "
-                    f'Mixture(..., quota="all").'
+                    f"{call}: batch_size is a dict; expected an int with quota={self.quota!r}. Or use "
+                    'Mixture(..., quota="all").'
                 )
         total, _ = _buffer_checks.check_draw(call, form, self.members[0][1], key, total, {})
         if sizes is not None:
@@ -479,7 +463,8 @@ class Mixture(MixtureConfig):
         return None, given, quota.quotas(self.shares, total), total
 
     def can_sample(self, state: MixtureState) -> jax.Array:
-        """bool[]: there is something to draw. With quota "all", or if_empty "mask", in every buffer that is drawn from.
+        """Return whether a batch can be drawn, bool[]. With quota "all" or if_empty "mask" every sampled buffer must have
+        anchors.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -492,7 +477,7 @@ class Mixture(MixtureConfig):
         return _can_sample(self, state)[1]
 
     def size(self, state: MixtureState) -> jax.Array:
-        """int32[]: rows held, of all buffers.
+        """Return the rows held by all buffers, int32[].
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -508,7 +493,7 @@ class Mixture(MixtureConfig):
         return jnp.sum(jnp.stack(sizes), dtype=jnp.int32)
 
     def stats(self, state: MixtureState) -> dict[str, jax.Array]:
-        """Scalars worth logging: the buffers' own as `online/size`, and the mixture's: what was moved or refused.
+        """Return scalars to log: those of the buffers as `online/size`, and the counters of the mixture.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -523,7 +508,7 @@ class Mixture(MixtureConfig):
         return _stats(self, state)[1]
 
     def nbytes(self, state: MixtureState) -> dict[str, int]:
-        """Bytes held now: `device`, `host`, `disk`. Eager.
+        """Return the bytes held: `device`, `host`, `disk`. Eager.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -542,7 +527,7 @@ class Mixture(MixtureConfig):
         return total
 
     def flush(self, state: MixtureState) -> None:
-        """Waits until every row is on the disk; see `Buffer.flush`. Eager.
+        """Wait until every row is on disk; see `Buffer.flush`. Eager.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -557,7 +542,7 @@ class Mixture(MixtureConfig):
             buffer.flush(state[name])
 
     def plan(self, examples: Mapping[str, PyTree], **settings: Any) -> dict[str, Plan]:
-        """What each buffer will take, by name; see `Buffer.plan`. A batch of traced quotas reads B rows of each buffer.
+        """Return the memory plan of each buffer, by name; see `Buffer.plan`. Traced quotas read B rows of each buffer.
 
         Args:
           examples: One row for each buffer.
@@ -573,7 +558,7 @@ class Mixture(MixtureConfig):
         return {name: buffer.plan(examples[name], **settings) for name, buffer in self.members}
 
     def summary(self, state: MixtureState, *, compare: int | None = 1 << 14) -> dict[str, Summary]:
-        """What each buffer holds, by name; see `Buffer.summary`. Eager.
+        """Return a summary of each buffer, by name; see `Buffer.summary`. Eager.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -587,45 +572,39 @@ class Mixture(MixtureConfig):
         self._check("Mixture.summary", "summary(state)", state)
         return {name: buffer.summary(state[name], compare=compare) for name, buffer in self.members}
 
-    # ------------------------------------------------------------------------------------------------ inside
-
     def _known(self, call: str, name: Any) -> str:
         if not isinstance(name, str):
             raise TypeError(
-                f"{call}: the name of a buffer is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
-                f"(state, name, ...): add(state, {self.names[0]!r}, row)."
+                f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
+                "(state, name, ...)."
             )
         if name not in self.names:
-            raise ValueError(f"{call}: there is no buffer {name!r}; expected one of {', '.join(self.names)}.")
+            raise ValueError(f"{call}: name is {name!r}; expected one of {', '.join(self.names)}.")
         return name
 
     def _check_examples(self, call: str, verb: str, examples: Any, what: str) -> None:
         if not isinstance(examples, Mapping) or set(examples) != set(self.names):
             got = ", ".join(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
-            raise ValueError(
-                f"{call}: got {got}; expected {what} for each of {', '.join(self.names)}. Write "
-                f"{verb}({{{', '.join(f'{name!r}: row' for name in self.names)}}})."
-            )
+            fix = f"{verb}({{{', '.join(f'{name!r}: row' for name in self.names)}}})"
+            raise ValueError(f"{call}: examples is {got}; expected {what} for each buffer. Write {fix}.")
 
     def _with(self, state: MixtureState, name: str, new: BufferState) -> MixtureState:
         return dataclasses.replace(state, buffers={**state.buffers, name: new})
 
     def _check(self, call: str, form: str, state: Any) -> None:
         if not isinstance(state, MixtureState):
-            raise TypeError(
-                f"{call}: first argument is {type(state).__name__}, expected MixtureState. The order is {form}."
-            )
+            raise TypeError(f"{call}: state is {type(state).__name__}; expected MixtureState. The order is {form}.")
         if set(state.buffers) != set(self.names) or (state.fractions is None) == self.annealed:
             had = f"{', '.join(state.buffers)}{'' if state.fractions is None else ', annealed'}"
             raise ValueError(
-                f"{call}: this state was made by another mixture, of {had}; expected {', '.join(self.names)}"
-                f"{', annealed' if self.annealed else ''}. Use the mixture that made it."
+                f"{call}: state was made by another mixture, of {had}; expected {', '.join(self.names)}"
+                f"{', annealed' if self.annealed else ''}."
             )
         for own in state.buffers.values():
             refuse_donated(call, own)
 
     def check_state(self, state: MixtureState) -> None:
-        """Refuses a state that another mixture made. At trace time only."""
+        """Raise if another mixture made the state. At trace time only."""
         self._check("Mixture", "(state, ...)", state)
         for name, buffer in self.members:
             buffer.check_state(state[name])
@@ -640,7 +619,7 @@ _OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
     "grow": "state[{0}]",
     "resume": "row",
 }
-"""What a mixture has not, and how it is called there; as text for `format`, with the name of a buffer."""
+"""Members of buffers that a mixture lacks, with arguments as text for `format` with the name of a buffer."""
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "quota": ("exact", "random", "all"),
@@ -648,10 +627,6 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "normalize": ("batch", None),
     "if_empty": ("share", "mask"),
 }
-
-
-def _sample_core(mixture: MixtureConfig, state: MixtureState, key: Any, fractions: Any, beta: Any, *static: Any) -> Any:
-    return draw.sample(mixture, state, key, fractions, beta, *static)
 
 
 def _can_sample_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, jax.Array]:
@@ -678,7 +653,7 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
     return state, out
 
 
-_sample = Operation(_sample_core)
+_sample = Operation(draw.sample)
 _update_priority = Operation(feedback.update_priority)
 _update_rows = Operation(feedback.update_rows)
 _can_sample = Operation(_can_sample_core)

@@ -1,23 +1,55 @@
-"""What a mixture changes and hands out: the states of its buffers, batches with the source of each row, and indices."""
+"""Hold the configuration of a mixture, its state, and its batches."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
 
+from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.component import state
 from fbuf._core.pytree import PyTree
 
 COUNTERS = ("empty_samples", "moved_rows", "refused_out_of_range", "refused_read_only")
-"""Batches for which no buffer had anything; rows of a batch that buffers with nothing to draw left to the others; indices that
-name no buffer; rows of data sets that were to be changed."""
+"""Batches with all buffers empty; rows drawn from other buffers in place of empty ones; invalid indices; updates of data
+sets."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureConfig:
+    """Hold the fields of a `Mixture` and values derived from them."""
+
+    buffers: Mapping[str, Buffer] | tuple[tuple[str, Buffer], ...]
+    fractions: Mapping[str, float] | tuple[float, ...] | None = None
+    quota: str = "exact"
+    target: str = "union"
+    beta: float = 1.0
+    normalize: str | None = "batch"
+    if_empty: str = "share"
+    annealed: bool = False
+
+    @property
+    def members(self) -> tuple[tuple[str, Buffer], ...]:
+        """Names and buffers, in order."""
+        assert isinstance(self.buffers, tuple)
+        return self.buffers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the buffers, in the order of `source`."""
+        return tuple(name for name, _ in self.members)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The fractions, in order; they may have any sum."""
+        return self.fractions if isinstance(self.fractions, tuple) else (1.0,) * len(self.members)
 
 
 @state
 class MixtureState:
-    """Everything that changes. `state["online"]` is the `BufferState` of that buffer."""
+    """Hold everything that changes. `state["online"]` is the `BufferState` of that buffer."""
 
     buffers: Mapping[str, BufferState]
     fractions: jax.Array | None  # float32[S], as `set` left them; None unless the mixture is `annealed`
@@ -26,7 +58,7 @@ class MixtureState:
 
     @property
     def refused(self) -> dict[str, jax.Array]:
-        """What is an error where nothing was meant to be refused: batches of nothing, and indices that lead nowhere."""
+        """Counters that indicate an error: empty batches and invalid indices."""
         return {name: self.counters[COUNTERS.index(name)] for name in ("empty_samples", "refused_out_of_range")}
 
     def __repr__(self) -> str:
@@ -36,13 +68,13 @@ class MixtureState:
 
     def __getitem__(self, name: str) -> BufferState:
         if name not in self.buffers:
-            raise KeyError(f"MixtureState: there is no buffer '{name}'; expected one of {', '.join(self.buffers)}.")
+            raise KeyError(f"MixtureState: buffer is '{name}'; expected one of {', '.join(self.buffers)}.")
         return self.buffers[name]
 
 
 @state
 class MixtureIndex:
-    """Names rows of several buffers: which buffer, and an `Index` into it; see `Index`. `Mixture.route` gives that."""
+    """Name rows of several buffers by buffer, slot and ticket; `Mixture.route` returns an `Index`."""
 
     source: jax.Array  # int32[B], in [0, S), in the order of the mixture's names; S where the sample's mask is False
     slot: jax.Array  # int32[B], in that buffer; 0 where the mask is False
@@ -51,7 +83,7 @@ class MixtureIndex:
 
 @state
 class MixtureSample:
-    """A batch of several buffers. Where `mask` is False everything else is zero, but `source`, which is S."""
+    """Hold a batch of several buffers. Where `mask` is False everything is zero, except `source`, which is S."""
 
     data: PyTree  # what the views make, leaves [B, ...]
     index: MixtureIndex  # for `update_priority` and `update_rows`
@@ -61,5 +93,5 @@ class MixtureSample:
 
     @property
     def source(self) -> jax.Array:
-        """int32[B], which buffer each row came from, in the order of the mixture's names; S where `mask` is False."""
+        """int32[B], buffer of each row, in the order of the names; S where `mask` is False."""
         return self.index.source

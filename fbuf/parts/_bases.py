@@ -14,7 +14,7 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, named_leaves, nested, tree_bytes, zero_unless
 from fbuf._indexing import anchor_log, ring
-from fbuf._indexing.anchor_log import Log
+from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
 from fbuf._interfaces.sampler import NO_NUMBERS, NO_STAMP, Draw, EligibilityUpdate, EligibleSet
 from fbuf._interfaces.storage import Read
@@ -66,21 +66,23 @@ class NthSampler:
             f"def pick(self, key, batch_size, total): return nth, probability."
         )
 
-    def init(self, geometry: Geometry, dense: bool) -> Log:
+    def init(self, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.init(geometry, dense)
 
-    def change(self, sampler: Log, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Log:
-        return anchor_log.follow(sampler, change, geometry, token)
+    def change(
+        self, sampler: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> AnchorQueue:
+        return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
         self,
-        sampler: Log,
+        sampler: AnchorQueue,
         key: jax.Array,
         batch_size: int,
         eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
-    ) -> tuple[Log, Draw]:
+    ) -> tuple[AnchorQueue, Draw]:
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
@@ -94,19 +96,21 @@ class NthSampler:
             mask=mask,
         )
 
-    def update(self, sampler: Log, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array) -> Log:
+    def update(
+        self, sampler: AnchorQueue, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
+    ) -> AnchorQueue:
         return sampler
 
-    def set(self, sampler: Log, **numbers: Any) -> Log:
+    def set(self, sampler: AnchorQueue, **numbers: Any) -> AnchorQueue:
         return sampler
 
-    def clear(self, sampler: Log, geometry: Geometry, dense: bool) -> Log:
+    def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.clear(sampler)
 
-    def available(self, sampler: Log, count: jax.Array) -> jax.Array:
+    def available(self, sampler: AnchorQueue, count: jax.Array) -> jax.Array:
         return count
 
-    def stats(self, sampler: Log) -> dict[str, jax.Array]:
+    def stats(self, sampler: AnchorQueue) -> dict[str, jax.Array]:
         return {}
 
 

@@ -1,48 +1,48 @@
-"""`Consume`: every anchor is drawn so many times and no more; for data that is to be used once, or a few times.
+"""Draw every anchor a limited number of times, for data that is used once or a few times.
 
-The anchors that may still be drawn are on a list (`fbuf._algorithms.slot_pool`). A batch is a random part of it, all
-different; who has been drawn often enough is struck out, and so is who closes. Counting draws and rejecting those that had
-their share was not taken: as the buffer is used up it takes ever longer, or is biased.
+A pool holds the anchors that may still be drawn (`fbuf._algorithms.slot_pool`). A batch is a random part of it, without
+repeats. Anchors leave the pool after their last draw or when they close.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf._algorithms import slot_pool
-from fbuf._algorithms.slot_pool import Roster
+from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import order_after_reads
-from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf.samplers._base import LimitedSampler, masked_draw
 
 
 @state
 class ConsumeState:
-    """Who may still be drawn, and how often."""
+    """Hold the anchors that may still be drawn, and how often."""
 
-    roster: Roster
-    left: jax.Array  # int32[C] by slot; [0] where once is enough
+    roster: SlotPool  # the anchors that may still be drawn
+    left: jax.Array  # int32[C] by slot, draws left; [0] if `times` is 1
 
 
 @component
-class Consume:
-    """Draws every anchor at most `times` times, and in one batch at most once: any part of those left is as likely as another.
+class Consume(LimitedSampler):
+    """Draw every anchor at most `times` times, and at most once in a batch, uniformly among the anchors left.
 
     Attributes:
       times: Draws of an anchor, >= 1.
 
-    Where fewer than B anchors are left the batch is short: `mask` False at its end. `can_sample` says whether any is.
-    `probability` is 1 / n, n the anchors left before the draw; `weight` is 1. A draw counts also where the row turns out to
-    have expired, or to have found no room. `peek` uses nothing up.
+    If fewer than B anchors are left, the batch is short: `mask` is False at its end. `can_sample` returns whether any is
+    left. `probability` is 1 / n for n anchors left before the draw; `weight` is 1. A draw also counts if the row has
+    expired or did not fit. `peek` consumes nothing.
 
-    `stats`: `anchors_left`, how many may still be drawn.
+    `stats`: `anchors_left`, the anchors that may still be drawn.
 
-    Cost: O(B) a draw, up to 1024 shuffled; O(1) an anchor that opens or closes. 8 bytes a row, 12 if `times` is not 1.
+    Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) an anchor that opens or closes. 8 bytes a row, 12 if
+    `times` > 1.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -55,11 +55,7 @@ class Consume:
 
     times: int = 1
 
-    numbers = NO_NUMBERS
-    options = NO_NUMBERS
-    prioritized = False
-    by_episode = False
-    stamp = None
+    by_rank = False
     since = "since they came"
 
     def __post_init__(self) -> None:
@@ -80,24 +76,12 @@ class Consume:
             place, token = slot_pool.places(roster, closed, token)
             roster = slot_pool.remove(roster, place, place >= jnp.int32(0), token)
         opened = jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1)
-        # Where every row is an anchor, a new row may take the place of one that is still on the list.
+        # Where every row is an anchor, a new row may replace one that is still in the pool.
         mask = change.open_mask.reshape(-1)
         place, token = slot_pool.places(roster, opened, token)
         roster = slot_pool.add(roster, opened, mask & (place < jnp.int32(0)), token)
-        return ConsumeState(
-            roster, self._set_left(sampler.left, opened, mask, jnp.full_like(opened, self.times), token)
-        )
-
-    def draw(
-        self,
-        sampler: ConsumeState,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
-    ) -> tuple[ConsumeState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
+        left = self._set_left(sampler.left, opened, mask, jnp.full_like(opened, self.times), token)
+        return ConsumeState(roster, left)
 
     def draw_some(
         self,
@@ -110,7 +94,7 @@ class Consume:
         token: jax.Array,
     ) -> tuple[ConsumeState, Draw]:
         del options
-        roster, capacity = sampler.roster, jnp.int32(eligible.geometry.capacity)
+        roster = sampler.roster
         mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
         place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
         slot = roster.slot.at[place].get(mode="promise_in_bounds")
@@ -121,28 +105,12 @@ class Consume:
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
-        return after, Draw(
-            slot=jnp.where(mask, slot, capacity),
-            probability=jnp.where(mask, chance, jnp.float32(0)),
-            weight=mask.astype(jnp.float32),
-            mask=mask,
-        )
+        return after, masked_draw(slot, chance, mask, eligible.geometry)
 
     def _set_left(
         self, left: jax.Array, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
     ) -> jax.Array:
         return left if self.times == 1 else slot_pool.put(left, slot, value, mask, token)
-
-    def update(
-        self, sampler: ConsumeState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> ConsumeState:
-        return sampler
-
-    def set(self, sampler: ConsumeState, **numbers: Any) -> ConsumeState:
-        return sampler
-
-    def clear(self, sampler: ConsumeState, geometry: Geometry, dense: bool) -> ConsumeState:
-        return self.init(geometry, dense)
 
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number

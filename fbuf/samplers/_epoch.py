@@ -1,92 +1,84 @@
-"""`Epoch`: every anchor once, then all again in another order; sampling without replacement.
+"""Draw every anchor once per epoch: sampling without replacement.
 
-An epoch is a random order of the n anchors there were when it began, and a place in it. The order is a keyed permutation
-(`fbuf._algorithms.permutation`): two words of state name it, and any part of it is worked out when it is drawn; of up to 1024
-anchors it is a true shuffle, made when the epoch begins. The i-th anchor of an epoch is the `rank`-th of a lane, and as
-the anchors of a lane close in the order in which they opened, the oldest first, one count a lane says which are gone: so
-a write adds up to E numbers, whatever it closes. Closed anchors are found when their turn comes, and passed over.
-
-Rejected: an order of all slots in the state (O(C) a new epoch: half a second for a million; and slots are written anew
-within it); a byte a row that says "drawn" (O(C) to clear, and the last draws of an epoch look for a needle); drawing with
-replacement and again where two are alike (no epochs, and eight times the time). A writer that does not overwrite the oldest
-row would need an order of slots.
+An epoch is a random order of the n anchors at its start, and a position in it. The order is a keyed permutation
+(`fbuf._algorithms.permutation`), so two words of state name it; up to 1024 anchors are shuffled exactly. Element i of the
+order is the `rank`-th anchor of a lane. Anchors of a lane close oldest first, so one count per lane tells which have
+closed, and a write updates only that count. Closed anchors are skipped when their position is reached.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms import permutation
-from fbuf._algorithms.random_bits import anew
+from fbuf._algorithms.random_bits import fresh_key
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import any_unbatched
 from fbuf._indexing import anchor_log
-from fbuf._indexing.anchor_log import Log
-from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.ring import zeros
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf.samplers._base import LimitedSampler, masked_draw
 
 
-@state
-class Turn:
-    """An epoch, and how far it has come."""
+@state(name="fbuf.samplers.Turn")
+class EpochPosition:
+    """Hold an epoch and the position in it."""
 
-    start: jax.Array  # int32[E], anchors each lane had when it began; all 0: there is no epoch
-    closed: jax.Array  # int32[E], how many of these have closed since: the oldest
-    taken: jax.Array  # int32[], places of its order that are drawn or passed over
+    start: jax.Array  # int32[E], anchors of each lane when the epoch began; all 0: there is no epoch
+    closed: jax.Array  # int32[E], how many of these, the oldest, have closed since
+    taken: jax.Array  # int32[], positions of the order that are drawn or skipped
     begun: jax.Array  # uint32[], epochs begun, this one included; wraps
     key: jax.Array  # uint32[2] (or [0]), names the order
-    order: jax.Array  # int32[min(C, 1024)] (or [0]), the order itself where there are no more anchors than that
+    order: jax.Array  # int32[min(C, 1024)] (or [0]), the order itself if there are at most 1024 anchors
 
 
 @state
 class EpochState:
-    """The anchors, and the turn of each."""
+    """Hold the anchors and the position in the epoch."""
 
-    log: Log
+    log: AnchorQueue
     held: jax.Array  # int32[E], anchors each lane has now
-    turn: Turn
+    turn: EpochPosition
 
 
 class _Batch(NamedTuple):
-    """A batch being filled."""
+    """Hold a batch while it is filled."""
 
-    turn: Turn
+    turn: EpochPosition
     chosen: jax.Array  # int32[B], numbers in the epoch
     found: jax.Array  # int32[], how many of them
 
 
 @component
-class Epoch:
-    """Draws every anchor once an epoch: without replacement.
+class Epoch(LimitedSampler):
+    """Draw every anchor once per epoch: without replacement.
 
     Attributes:
-      shuffle: In random order, another one in each epoch; False: in order of arrival, lane after lane.
-      drop_last: What happens where an epoch has fewer than B anchors left. False: the batch is short (`mask` False at its
-        end). True: they are left out and the next epoch begins at once; with fewer than B anchors in all the whole
-        batch is masked, and the epoch stays where it is.
+      shuffle: Draw in a new random order in each epoch; False: in order of arrival, lane by lane.
+      drop_last: What to do if fewer than B anchors of an epoch are left. False: return a short batch (`mask` False at its end).
+        True: skip them and begin the next epoch; with fewer than B anchors in all, the batch is fully masked.
 
-    An epoch begins with all anchors of that moment, in an order drawn from the key of that call; the keys of its other calls
-    make no difference. Anchors that close before their turn (rows overwritten) are passed over and take up no place in a
-    batch; those that open wait for the next epoch, which begins with the first `sample` that finds nothing left. Batch sizes
-    may change within an epoch. `probability` is 1 / n, n the anchors there were when the epoch began; `weight` is 1.
-    `clear` ends the epoch. `peek` shows the batch that `sample` would draw, and leaves it where it is.
+    An epoch begins with all anchors of that moment, in an order drawn from the key of that call; keys of later calls are
+    ignored. Anchors that close before they are drawn are skipped. New anchors wait for the next epoch, which begins with
+    the first `sample` that finds none left. Batch sizes may change within an epoch. `probability` is 1 / n for n anchors at
+    the start; `weight` is 1. `clear` ends the epoch. `peek` returns the batch of the next `sample`.
 
-    Where the epoch stands is part of the state: one saved and loaded goes on with the same batches, and who drops the state
-    that `sample` returned draws the same batch again.
+    The position is part of the state: a loaded state continues with the same batches. A caller that drops the state returned by
+    `sample` draws the same batch again.
 
-    `stats`: `epoch`, epochs begun so far; `epoch_left`, how many anchors of this one are still to come, those among them
-    included that have closed unnoticed.
+    `stats`: `epoch`, epochs begun so far; `epoch_left`, anchors still to come, including closed ones not yet skipped.
 
-    Cost: O(B) a draw, in a scan that of `Uniform`; and O(1) for each anchor that closed before its turn, once (all in one
-    call, if all were overwritten between two); up to 1024 anchors are shuffled as an epoch begins (0.2 ms). O(1) an anchor
-    that opens or closes. 4 bytes a row where the view looks at neighbours, else none, and 4 KiB. More than 1024 anchors come
-    in one of 2^64 orders, not in any of n!.
+    Cost: O(B) a draw; O(1) once for each anchor that closed before its draw; a shuffle of up to 1024 anchors when an epoch
+    begins (0.2 ms). O(1) an anchor that opens or closes. 4 bytes a row if the view reads neighbours, else none, and 4 KiB.
+    More than 1024 anchors are drawn in one of 2^64 orders, not in any of n!.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -105,13 +97,7 @@ class Epoch:
     shuffle: bool = True
     drop_last: bool = False
 
-    numbers = NO_NUMBERS
-    options = NO_NUMBERS
-    prioritized = False
-    by_rank = True
-    by_episode = False
     in_order = True
-    stamp = None
     since = "in this epoch"
 
     def __post_init__(self) -> None:
@@ -122,39 +108,23 @@ class Epoch:
                 raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
-        lanes = (geometry.lanes,)
-        turn = Turn(
-            start=jnp.zeros(lanes, jnp.int32),
-            closed=jnp.zeros(lanes, jnp.int32),
-            taken=jnp.zeros((), jnp.int32),
-            begun=jnp.zeros((), jnp.uint32),
-            key=jnp.zeros((2 if self.shuffle else 0,), jnp.uint32),
-            order=jnp.zeros((min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0,), jnp.int32),
-        )
-        return EpochState(log=anchor_log.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
+        lanes, shuffled = geometry.lanes, min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0
+        start, closed, held, order = zeros(lanes, lanes, lanes, shuffled)
+        key = jnp.zeros((2 if self.shuffle else 0,), jnp.uint32)
+        turn = EpochPosition(start, closed, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32), key, order)
+        return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
 
     def change(
         self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
     ) -> EpochState:
-        held, closed = anchor_log.closed(sampler.held, change, geometry)
+        held, closed = anchor_log.close(sampler.held, change, geometry)
         turn = sampler.turn
         lost = jnp.minimum(closed, turn.start - turn.closed)
         return EpochState(
-            log=anchor_log.follow(sampler.log, change, geometry, token),
+            log=anchor_log.apply(sampler.log, change, geometry, token),
             held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
             turn=dataclasses.replace(turn, closed=turn.closed + lost),
         )
-
-    def draw(
-        self,
-        sampler: EpochState,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
-    ) -> tuple[EpochState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
 
     def draw_some(
         self,
@@ -169,12 +139,12 @@ class Epoch:
         del options, token
         geometry = eligible.geometry
         held = sampler.held
-        least = wanted if self.drop_last else jnp.int32(1)  # fewer are no batch
+        least = wanted if self.drop_last else jnp.int32(1)  # rows of the smallest batch
         enough = (jnp.sum(held, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
 
-        own = anew(key)
+        own_key = fresh_key(key)
 
-        def ended(turn: Turn) -> jax.Array:
+        def ended(turn: EpochPosition) -> jax.Array:
             return (turn.taken >= _size(turn)) | ~jnp.any(turn.closed < turn.start)
 
         def wanting(batch: _Batch) -> jax.Array:
@@ -184,7 +154,7 @@ class Epoch:
         def fill(batch: _Batch) -> _Batch:
             wants = wanting(batch)
             begins = wants & ended(batch.turn)
-            turn = self._begin(batch.turn, begins, held, own())
+            turn = self._begin(batch.turn, begins, held, own_key())
             found = jnp.where(begins, jnp.int32(0), batch.found)
             return self._take(_Batch(turn, batch.chosen, found), wants, wanted, geometry)
 
@@ -195,35 +165,18 @@ class Epoch:
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
         slot = anchor_log.at(sampler.log, eligible, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
-        return dataclasses.replace(sampler, turn=turn), Draw(
-            slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
-            probability=jnp.where(mask, chance, jnp.float32(0)),
-            weight=mask.astype(jnp.float32),
-            mask=mask,
-        )
-
-    def update(
-        self, sampler: EpochState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> EpochState:
-        return sampler
-
-    def set(self, sampler: EpochState, **numbers: Any) -> EpochState:
-        return sampler
+        return dataclasses.replace(sampler, turn=turn), masked_draw(slot, chance, mask, geometry)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
-        none = jnp.zeros_like(sampler.held)
-        turn = dataclasses.replace(sampler.turn, start=none, closed=none, taken=jnp.zeros((), jnp.int32))
-        return EpochState(log=anchor_log.clear(sampler.log), held=none, turn=turn)
-
-    def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
-        return count
+        empty = self.init(geometry, dense)
+        return dataclasses.replace(empty, turn=dataclasses.replace(empty.turn, begun=sampler.turn.begun))
 
     def inspect(self, sampler: EpochState, eligible: EligibleSet, fetched: None) -> Inspected:
         geometry, turn = eligible.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
         lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
         rank = number - turn.closed[lane]
-        live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still one
+        live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still open
         slot = anchor_log.at(sampler.log, eligible, lane, jnp.maximum(rank, jnp.int32(0)))
         slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
         waits = live & (place >= turn.taken)
@@ -233,17 +186,19 @@ class Epoch:
         waiting = nothing.at[slot].set(waits.astype(jnp.int32), mode="drop").astype(jnp.float32)
         held = jnp.maximum(jnp.sum(sampler.held, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         chance = waiting / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
-        chance = jnp.where(number > jnp.int32(0), chance, jnp.float32(1) / held)  # none is left: the next epoch begins
+        chance = jnp.where(
+            number > jnp.int32(0), chance, jnp.float32(1) / held
+        )  # at the end of an epoch the next one begins
         return Inspected(chance, draws=drawn)
 
     def stats(self, sampler: EpochState) -> dict[str, jax.Array]:
         turn = sampler.turn
         return {"epoch": turn.begun, "epoch_left": _size(turn) - turn.taken}
 
-    def _begin(self, turn: Turn, begins: jax.Array, held: jax.Array, key: jax.Array) -> Turn:
-        """A new epoch of the `held` anchors where one `begins`; else `turn`."""
+    def _begin(self, turn: EpochPosition, begins: jax.Array, held: jax.Array, key: jax.Array) -> EpochPosition:
+        """Begin an epoch of the `held` anchors where `begins`, else return `turn`."""
 
-        def new(turn: Turn) -> Turn:
+        def new(turn: EpochPosition) -> EpochPosition:
             name, order = turn.key, turn.order
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
@@ -254,7 +209,7 @@ class Epoch:
                     return jnp.where(few, permutation.shuffled(bits[2:], total), order)
 
                 order = lax.cond(any_unbatched(few), shuffled, lambda order: order, order)
-            fresh = Turn(
+            fresh = EpochPosition(
                 start=held,
                 closed=jnp.zeros_like(held),
                 taken=jnp.zeros((), jnp.int32),
@@ -267,12 +222,12 @@ class Epoch:
         return lax.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
     def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
-        """Fills the first `wanted` of the batch from one lot of places in the order; nothing happens unless it `wants`."""
+        """Fill the batch up to `wanted` rows from the next positions, if it `wants` any."""
         turn, chosen, found = batch
         batch_size = chosen.shape[0]
-        # A few more than wanted, so that one lot is enough even if some have closed.
-        lot = min(batch_size + batch_size // 8 + 8, geometry.capacity)
-        size, ahead = _size(turn), jnp.arange(lot, dtype=jnp.int32)
+        # A few more than wanted, so one pass usually suffices even if some have closed.
+        width = min(batch_size + batch_size // 8 + 8, geometry.capacity)
+        size, ahead = _size(turn), jnp.arange(width, dtype=jnp.int32)
         there = wants & (ahead < size - turn.taken)
         number = self._at(turn, turn.taken + ahead, size, geometry)
         lane, rank = anchor_log.lane_and_rank(turn.start, number)
@@ -287,8 +242,8 @@ class Epoch:
             found=jnp.minimum(upto[-1], wanted),
         )
 
-    def _at(self, turn: Turn, place: jax.Array, size: jax.Array, geometry: Geometry) -> jax.Array:
-        """Numbers in the epoch, int32[A] in [0, `size`), at places of its order; any at places beyond."""
+    def _at(self, turn: EpochPosition, place: jax.Array, size: jax.Array, geometry: Geometry) -> jax.Array:
+        """Return the numbers in the epoch, int32[A] in [0, `size`), at positions of the order; undefined beyond it."""
         if not self.shuffle:
             return place
         few = turn.order.at[jnp.clip(place, 0, turn.order.shape[0] - 1)].get(mode="promise_in_bounds")
@@ -298,6 +253,6 @@ class Epoch:
         return jnp.where(size <= jnp.int32(permutation.SHUFFLED), few, many)
 
 
-def _size(turn: Turn) -> jax.Array:
-    """int32[], anchors of the epoch."""
+def _size(turn: EpochPosition) -> jax.Array:
+    """Return the anchors of the epoch, int32[]."""
     return jnp.sum(turn.start, dtype=jnp.int32)

@@ -1,12 +1,8 @@
-"""Priorities in the host's memory, behind callbacks: an id and a version in the state, a numpy tree outside.
+"""Keep priorities in host memory behind callbacks: an id and a version in the state, a numpy tree outside.
 
-For rows on a device whose memory is short: 4.6 bytes a row go to the host, and every draw and every write is a call there. One
-jitted program cannot run on two devices, so that an array on the CPU beside rows on a GPU would break it in two; a callback
-does not. How versions keep states apart is in `fbuf._host.priorities.store`, how long a store lives in `fbuf._bridge.lifetime`.
-
-Draws are those of the device, bit for bit: the random numbers come from there, and the tree adds in the same order. Where the
-device is the same CPU its own tree is several times faster, the more so the smaller the batch. Left out: files, as the tree is
-small and every batch touches pages all over it.
+This suits rows on a device with little memory: 4.6 bytes a row move to the host, and every draw and write is a callback. Draws
+are bitwise equal to those on the device: the random numbers are drawn there, and the tree adds in the same order.
+`fbuf._host.priorities.store` separates the versions; `fbuf._bridge.lifetime` closes a store with its last state.
 """
 
 from __future__ import annotations
@@ -21,25 +17,24 @@ import numpy as np
 from fbuf._algorithms import sum_tree
 from fbuf._bridge import lifetime, priority_callbacks
 from fbuf._host import OnHost
-from fbuf._host.priorities import store as _store
 from fbuf._host.priorities.store import Priorities
+from fbuf._host.priorities.store import most_bytes as store_bytes
 from fbuf._host.priorities.tree import Layout
-from fbuf.samplers._types import Drawn
 
 
 class HostTree(OnHost):
-    """Names a version of priorities on the host: a pytree node that keeps its store open."""
+    """Name a version of the priorities of a store, as a pytree node that keeps the store open."""
 
     __slots__ = ("id", "owner", "slot", "version")
 
     def __init__(self, id: Any, version: Any, slot: int):
-        self.id = id  # uint32[2], names the store; 0 where only shapes are asked for
+        self.id = id  # uint32[2], names the store; 0 for shapes only
         self.version = version  # uint32[2]
         self.slot = slot  # static: owner group
         self.owner = lifetime.owner_of(slot, id)
 
     def at(self, version: jax.Array) -> HostTree:
-        """Another version."""
+        """Return the tree with another version."""
         return HostTree(self.id, version, self.slot)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostTree:
@@ -47,8 +42,7 @@ class HostTree(OnHost):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "fbuf: priorities on the host cannot be pickled, because they live in this process's store. Save the state, "
-            "fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or use "
+            "fbuf: priorities on the host cannot be pickled. Use fbuf.save(path, buffer, state) and fbuf.load(path), or "
             'samplers.Prioritized(on="device").'
         )
 
@@ -74,7 +68,7 @@ jax.tree_util.register_pytree_with_keys(HostTree, _flatten_with_keys, _unflatten
 
 
 def init() -> HostTree:
-    """Names no store; `open` does."""
+    """Return a tree without a store, for shapes; `open` opens one."""
     return HostTree(jnp.zeros((2,), jnp.uint32), jnp.zeros((2,), jnp.uint32), 0)
 
 
@@ -83,15 +77,15 @@ def _layout(capacity: int) -> Layout:
 
 
 def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None) -> HostTree:
-    """Priorities of their own, all 0 or as given: float32 of the first slots.
+    """Open a store with leaves float32 of the first slots, all 0 if None.
 
     Raises:
       TypeError: under a trace.
     """
     if lifetime.traced():
         raise TypeError(
-            f"{call}: priorities on the host cannot be traced: a store is opened for them, which is no array. Call it outside "
-            f'jit, vmap and scan and pass the state in, or use samplers.Prioritized(on="device").'
+            f"{call}: priorities on the host cannot be traced. Call it outside jit, vmap and scan, or use "
+            f'samplers.Prioritized(on="device").'
         )
     store = Priorities(_layout(capacity), least)
     if leaves is not None:
@@ -103,33 +97,36 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
 
 
 def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> HostTree:
-    """Writes leaves float32[B] to slots int32[B]; those out of range are skipped, of equal ones the last wins. One callback."""
+    """Write leaves float32[B] to slots int32[B]. Slots out of range are skipped; the last of equal slots wins. One callback."""
     return tree.at(priority_callbacks.write(tree.id, token, tree.version, slot, leaf))
 
 
-def draw(tree: HostTree, key: jax.Array, batch_size: int, stratified: bool) -> Drawn:
-    """Leaves in proportion. One callback."""
+def draw(
+    tree: HostTree, key: jax.Array, batch_size: int, stratified: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Draw leaves in proportion; see `fbuf.samplers._priority_leaves.draw`. One callback."""
     top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
-    return Drawn(*priority_callbacks.draw(tree.id, tree.version, top, bottom))
+    slot, leaf, mass, least = priority_callbacks.draw(tree.id, tree.version, top, bottom)
+    return slot, leaf, mass, least
 
 
 def cleared(tree: HostTree) -> HostTree:
-    """All leaves 0 again. One callback."""
+    """Set all leaves to 0. One callback."""
     return tree.at(priority_callbacks.clear(tree.id, tree.version))
 
 
 def leaves(tree: HostTree) -> np.ndarray:
-    """float32[C], a copy. Eager."""
+    """Return a copy of the leaves, float32[C]. Eager."""
     return store_of(tree).leaves(lifetime.join_id(np.asarray(tree.version)))
 
 
 def store_of(tree: HostTree) -> Priorities:
-    """The store itself. Eager."""
+    """Return the store. Eager."""
     store: Any = lifetime.find(lifetime.join_id(np.asarray(tree.id)))
     assert isinstance(store, Priorities)
     return store
 
 
 def most_bytes(capacity: int, least: bool) -> int:
-    """Host bytes that there can be; see `fbuf._host.priorities.store.most_bytes`."""
-    return _store.most_bytes(_layout(capacity), least)
+    """Return the most host bytes; see `fbuf._host.priorities.store.most_bytes`."""
+    return store_bytes(_layout(capacity), least)

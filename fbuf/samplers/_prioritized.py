@@ -1,11 +1,9 @@
-r"""`Prioritized`: anchors in proportion to their priority, with importance weights.
+r"""Draw anchors in proportion to their priority, with importance weights.
 
-A leaf is :math:`(|p| + \epsilon)^\alpha`, an anchor's chance :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
-:math:`(n P(i))^{-\beta}` with n the anchors there are. Leaves live in a sum tree (`fbuf._algorithms.sum_tree`) whose parents
-are recomputed from their children, so nothing drifts; a row that is no anchor has leaf 0 and cannot be drawn. Values that
-would break a tree (NaN, infinite, huge) never reach it. How priorities become leaves stands in
-`fbuf.samplers._priority_leaves`, how a batch is chosen by them in `fbuf.samplers._prioritized_draw`, weights in
-`fbuf._indexing.importance`; ranks are a sampler of their own (`Ranked`), as they share none of this.
+A leaf is :math:`(|p| + \epsilon)^\alpha`, the probability of an anchor :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
+:math:`(n P(i))^{-\beta}` for n anchors. Leaves are in a sum tree (`fbuf._algorithms.sum_tree`); a row that is no anchor has
+leaf 0 and cannot be drawn. NaN, infinite and huge values never reach the tree. `fbuf.samplers._priority_leaves` converts
+and writes leaves; `fbuf._indexing.importance` computes weights.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -14,21 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._algorithms import sum_tree
+from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
+from fbuf._algorithms.random_bits import fresh_key
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._indexing import anchor_log
-from fbuf._indexing.importance import importance
+from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights, mix_uniform, mixed_probability
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers import _prioritized_draw, _priority_common, _priority_leaves
+from fbuf.samplers import _priority_leaves
+from fbuf.samplers._base import LimitedSampler, PrioritySampler, masked_draw, written_slots
 from fbuf.samplers._priority_leaves import PrioritizedState
 
 if TYPE_CHECKING:
@@ -36,46 +36,41 @@ if TYPE_CHECKING:
 else:
     _host_priorities = Later("fbuf.samplers._host_priorities")
 
-_NUMBERS = ("alpha", "beta", "eps", "uniform")
-
 
 @component
-class Prioritized:
-    r"""Draws anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
+class Prioritized(PrioritySampler, LimitedSampler):
+    r"""Draw anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
 
     Attributes:
-      alpha: 0 is uniform, 1 proportional. An annealed value (`buffer.set(state, alpha=...)`) applies to leaves as they
-        are written, and to all with `buffer.rebuild(state)` (which needs largest="held").
+      alpha: 0 is uniform, 1 proportional. An annealed value (`buffer.set(state, alpha=...)`) applies to leaves as they are
+        written, and to all after `buffer.rebuild(state)` (which needs largest="held").
       beta: Exponent of the importance weights; `sample(..., beta=...)` overrides it for one call.
-      eps: Added to every magnitude, so that nothing is lost for ever.
-      normalize: Weights are divided by the largest in the "batch", the largest possible in the "buffer" (one more tree;
-        what torchrl does), or not at all (None).
-      stratified: One draw from each of B equal shares of the total (less variance), or independent draws. Either way in
-        random order, so that a part of a batch (of each device, or of a minibatch) is as good as any other.
-      replace: False: no row twice in a batch. It holds what B draws one after another give, each in proportion to the leaves
-        that are left (`stratified` then means nothing); where fewer than B leaves are above 0 it is short, `mask` False at
-        its end. `probability` is then that of being in this batch, given when the others came, over B, so that
-        weights mean the same: with beta=1 and normalize=None the mean over B of weight times f is an unbiased estimate
-        of the mean of f (see `fbuf._algorithms.draw_without_replacement`).
-      uniform: Share of the batch, 0 to 1, that is drawn from all anchors alike, whatever their priorities:
-        P = (1 - uniform) leaf / sum + uniform / n. None: nothing, and it cannot be annealed; `sample(..., uniform=...)`
-        overrides it for one call.
-      largest: What new rows get unless `extend(..., priority=...)` gives one: the largest |p| "seen" so far, 1.0 at first, or
-        the largest now "held" (1.0 where there is none), for which the priorities themselves are kept in one more tree.
-      on: Where priorities live: "device", beside the rest of the state, or "host", in this process's memory behind callbacks.
-        Wherever rows live, and with the same draws either way. On the host `replace`, `uniform` and `largest` keep their
-        defaults.
+      eps: Added to every magnitude, so that every anchor can be drawn.
+      normalize: Divide weights by the largest in the "batch", the largest possible in the "buffer" (one more tree; as torchrl
+        does), or not at all (None).
+      stratified: Draw one row from each of B equal shares of the total, for less variance, or independently. Either way in
+        random order, so that any part of a batch is a fair sample.
+      replace: False: no row occurs twice in a batch. Each row is drawn in proportion to the leaves that are left;
+        `stratified` has no effect. If fewer than B leaves are above 0, `mask` is False at the end. `probability` is then
+        the probability of being in this batch given the other rows, over B. With beta=1 and normalize=None the mean over B
+        of weight times f is an unbiased estimate of the mean of f (see `fbuf._algorithms.draw_without_replacement`).
+      uniform: Share of the batch, 0 to 1, that is drawn uniformly: P = (1 - uniform) leaf / sum + uniform / n. None: 0, and it
+        cannot be annealed; `sample(..., uniform=...)` overrides it for one call.
+      largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or the
+        largest now "held" (1.0 if there is none), which stores the priorities in one more tree.
+      on: Where priorities are stored: "device", with the rest of the state, or "host", in this process's memory behind
+        callbacks. Draws are equal either way. On the host `replace`, `uniform` and `largest` keep their defaults.
 
-    If every leaf is 0, all anchors are alike.
+    If every leaf is 0, draws are uniform.
 
-    With `on="host"` drawing from a state of long ago (256 writes, or fewer that changed an eighth of the leaves), or writing to
-    it, is an error: "expired". Of two futures of one state that are both carried on, one comes to that: call `init` for each.
-    `init` cannot be traced, nor the state be vmapped or span devices.
+    With `on="host"` a state expires after 256 later writes, or fewer that changed an eighth of the leaves; drawing from it or
+    writing to it raises "expired". Call `init` for each of two futures of one state. `init` cannot be traced, and the state can
+    neither be vmapped nor span devices.
 
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
 
     Cost: O(log C) a draw or update; about 4.6 bytes a row (as much again with normalize="buffer", and with largest="held";
-    4 more with `uniform` where the view looks at neighbours). On the host one callback each, and 5.2 bytes with
+    4 more with `uniform` if the view reads neighbours). On the host one callback each, and 5.2 bytes with
     normalize="buffer". replace=False: O(B log B log C) a batch.
 
     Sources: Schaul et al. 2016, sections 3.3 and 3.4; Kool et al. 2019 and Duffield et al. 2007 (replace=False).
@@ -102,39 +97,22 @@ class Prioritized:
     largest: str = "seen"
     on: str = "device"
 
-    prioritized = True
-    by_rank = True
-    by_episode = False
-    stamp = None
-    most = {"uniform": 1.0}
+    annealed = ("alpha", "beta", "eps", "uniform")
 
     def __post_init__(self) -> None:
-        _priority_common.check(self, _NUMBERS)
+        self._check()
         if self.on not in ("device", "host"):
-            raise ValueError(
-                f'Prioritized: on is {self.on!r}; expected "device" or "host". Which device is that of the state: '
-                f"jax.device_put(state, device)."
-            )
-        if self.on == "host":
-            for name in ("replace", "uniform", "largest"):
-                if getattr(self, name) != getattr(type(self), name):
-                    raise ValueError(
-                        f'Prioritized: {name} is {getattr(self, name)!r} and on is "host", where there is no {name}; expected '
-                        f'{getattr(type(self), name)!r}. Leave it out, or use on="device".'
-                    )
+            raise ValueError(f'Prioritized: on is {self.on!r}; expected "device" or "host".')
+        for name in ("replace", "uniform", "largest") if self.on == "host" else ():
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value != default:
+                raise ValueError(
+                    f'Prioritized: {name} is {value!r}; expected {default!r} with on="host". Leave it out, or use on="device".'
+                )
         if self.uniform is not None and not self.replace:
             raise ValueError(
-                f"Prioritized: uniform is {self.uniform!r} and replace is False, but a row drawn whatever its priority may "
-                f"come twice. Drop one of them."
+                f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False. Drop one of them."
             )
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        return _priority_common.numbers(self, _NUMBERS)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return _priority_common.options(self)
 
     @property
     def rebuilds(self) -> str:
@@ -157,35 +135,23 @@ class Prioritized:
             low=low,
             top=sum_tree.init(capacity, -jnp.inf) if self.largest == "held" else None,
             max_priority=jnp.ones((), jnp.float32),
-            log=None if self.uniform is None or dense else anchor_log.init(geometry, dense),
-            **_priority_common.initial(self, _NUMBERS),
+            log=self._initial_queue(geometry, dense),
+            **self._initial_numbers(),
         )
 
     def change(
         self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
         token = _priority_leaves.after(sampler, token)
-        slot, given, largest = _priority_common.written(change, geometry.capacity)
+        slot, given, largest = written_slots(change, geometry.capacity)
         priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, _priority_leaves.leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
         sampler = _priority_leaves.write(sampler, slot, leaf, stored, geometry, token)
         if sampler.log is not None:
-            log = anchor_log.follow(sampler.log, change, geometry, token)
-            sampler = dataclasses.replace(sampler, log=log)
+            sampler = dataclasses.replace(sampler, log=anchor_log.apply(sampler.log, change, geometry, token))
         return _priority_leaves.seen(sampler, largest, token)
-
-    def draw(
-        self,
-        sampler: PrioritizedState,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
-    ) -> tuple[PrioritizedState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
 
     def draw_some(
         self,
@@ -201,21 +167,15 @@ class Prioritized:
         number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
-            chosen = _prioritized_draw.with_replacement(
+            slot, mask, chance, least = with_replacement(
                 sampler, key, batch_size, eligible, number, share, self.stratified
             )
-            mask = chosen.mask & (lax.iota(np.int32, batch_size) < wanted)
+            mask = mask & (lax.iota(np.int32, batch_size) < wanted)
         else:
-            chosen = _prioritized_draw.without_replacement(sampler, key, batch_size, wanted, eligible, number)
-            mask = chosen.mask
-        slot, _, chance, least = chosen
+            slot, mask, chance, least = without_replacement(sampler, key, batch_size, wanted, eligible, number)
         beta = options.get("beta", sampler.beta)
-        return sampler, Draw(
-            slot=jnp.where(mask, slot, jnp.int32(eligible.geometry.capacity)),
-            probability=jnp.where(mask, chance, jnp.float32(0)),
-            weight=importance(number, chance, mask, beta, self.normalize, least),
-            mask=mask,
-        )
+        weight = importance_weights(number, chance, mask, beta, self.normalize, least)
+        return sampler, masked_draw(slot, chance, mask, eligible.geometry, weight)
 
     def update(
         self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
@@ -225,12 +185,8 @@ class Prioritized:
     def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
         return _priority_leaves.rebuild(sampler, geometry, token)
 
-    def set(self, sampler: PrioritizedState, **numbers: Any) -> PrioritizedState:
-        return dataclasses.replace(sampler, **numbers)
-
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
-        annealed = {name: getattr(sampler, name) for name in self.numbers}
-        empty = dataclasses.replace(self.init(geometry, dense), **annealed)
+        empty: PrioritizedState = super().clear(sampler, geometry, dense)
         return dataclasses.replace(empty, tree=_host_priorities.cleared(sampler.tree)) if self.on_host else empty
 
     def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
@@ -238,18 +194,14 @@ class Prioritized:
 
     def with_capacity(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
         leaves = _host_priorities.leaves(sampler.tree)
-        return dataclasses.replace(
-            sampler, tree=_host_priorities.open("Buffer.grow", geometry.capacity, self._least, leaves)
-        )
+        tree = _host_priorities.open("Buffer.grow", geometry.capacity, self._least, leaves)
+        return dataclasses.replace(sampler, tree=tree)
 
     def plan_host(self, geometry: Geometry) -> int:
         return _host_priorities.most_bytes(geometry.capacity, self._least)
 
     def host_bytes(self, sampler: PrioritizedState) -> int:
         return _host_priorities.store_of(sampler.tree).nbytes
-
-    def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
-        return count
 
     def to_host(self, sampler: PrioritizedState) -> Any:
         return _host_priorities.leaves(sampler.tree) if self.on_host else None
@@ -261,14 +213,86 @@ class Prioritized:
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
-        return Inspected(
-            _priority_common.shared(chance, sampler.uniform, eligible), _priority_leaves.priority_of(sampler, leaf)
-        )
+        chance = mixed_probability(chance, sampler.uniform, number)
+        return Inspected(chance, _priority_leaves.priority_of(sampler, leaf))
 
-    def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:
-        # scalars of the state only: reading the tree here would make a later write in the same step copy it
-        return {
-            "max_priority": sampler.max_priority,
-            "alpha": sampler.alpha,
-            "beta": sampler.beta,
-        }
+
+class PrioritizedDraw(NamedTuple):
+    """Hold the drawn rows and their probabilities."""
+
+    slot: jax.Array  # int32[B]
+    mask: jax.Array  # bool[B]
+    chance: jax.Array  # float32[B]
+    least: jax.Array  # float32[], the smallest chance there is; for normalize="buffer"
+
+
+def with_replacement(
+    sampler: PrioritizedState,
+    key: jax.Array,
+    batch_size: int,
+    eligible: EligibleSet,
+    number: jax.Array,
+    share: jax.Array | None,
+    stratified: bool,
+) -> PrioritizedDraw:
+    """Draw each row in proportion to its leaf; a `share` float32[] (or None) of them uniformly."""
+    capacity = eligible.geometry.capacity
+    some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
+    slot, leaf, mass, low = _priority_leaves.draw(sampler, key, batch_size, capacity, stratified)
+    flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
+    if stratified:  # strata are in slot order
+        order = permutation.random_permutation(jax.random.fold_in(key, 2), batch_size)
+        slot, leaf = slot[order], leaf[order]
+    if share is not None:
+        share = clip_unit(share)
+        slot = mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=stratified)
+        leaf = sum_tree.get(sampler.tree, slot)
+
+    own_key = fresh_key(key)  # `vmap` selects between keys
+
+    def uniform_draw(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        slot = draw_uniform(jax.random.fold_in(own_key(), 1), eligible, sampler.log, batch_size, some & flat)
+        return slot, jnp.ones_like(leaf)
+
+    slot, leaf = lax.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
+    mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
+    least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
+    chance = leaf / mass
+    if share is not None:
+        chance = mixed_probability(chance, share, number)
+        least = mixed_probability(least, share, number)
+        # 0 if some leaf is 0 and `share` is 0: use the least in the batch.
+        least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
+    return PrioritizedDraw(slot, some, chance, least)
+
+
+def without_replacement(
+    sampler: PrioritizedState,
+    key: jax.Array,
+    batch_size: int,
+    wanted: jax.Array,
+    eligible: EligibleSet,
+    number: jax.Array,
+) -> PrioritizedDraw:
+    """Draw `wanted` int32[] rows one after another, each in proportion to the leaves that are left."""
+    capacity, mass = eligible.geometry.capacity, sum_tree.root(sampler.tree)
+    flat = mass <= jnp.float32(0)
+    drawn = draw_without_replacement.draw(sampler.tree, key, batch_size, capacity, wanted)
+    size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
+    own_key = fresh_key(key)  # `vmap` selects between keys
+
+    def uniform_draw(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
+        slot = draw_uniform(
+            jax.random.fold_in(own_key(), 1), eligible, sampler.log, batch_size, there & flat, distinct=True
+        )
+        each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
+        return slot, there, jnp.broadcast_to(each, chance.shape)
+
+    slot, mask, chance = lax.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
+    least = chance[0]
+    if sampler.low.shape[0]:
+        low = sum_tree.root(sampler.low)
+        of_low = draw_without_replacement.chance_of(low / jnp.where(flat, jnp.float32(1), mass), drawn.time)
+        least = jnp.where(flat | ~jnp.isfinite(low), chance[0], of_low)
+    return PrioritizedDraw(slot, mask, chance / size, least / size)

@@ -1,9 +1,8 @@
-r"""The leaves of `Prioritized`: how priorities become leaves, and how these are written and drawn.
+r"""Convert priorities to the leaves of `Prioritized`, and write and draw them.
 
-They are stored on the device or, for the plain options, on the host (`fbuf.samplers._host_priorities`).
-
-A leaf is :math:`(|p| + \epsilon)^\alpha`, in a sum tree. Where they are asked for, a tree of minima holds the leaves (weights
-by the buffer), and a tree of maxima the priorities (the largest now held; a new :math:`\alpha` for all).
+A leaf is :math:`(|p| + \epsilon)^\alpha`, in a sum tree on the device or on the host (`fbuf.samplers._host_priorities`). On
+request a tree of minima holds the leaves, for weights by the buffer, and a tree of maxima the priorities, for the largest one
+held and for a new :math:`\alpha` for all.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._core.ordering import order_after_reads
 from fbuf._host import OnHost
-from fbuf._indexing.anchor_log import Log
-from fbuf._indexing.importance import exponent
-from fbuf.samplers._types import Drawn
+from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.importance import finite_exponent
+from fbuf.samplers._base import largest_written
 
 if TYPE_CHECKING:
     from fbuf.samplers import _host_priorities
 else:
     _host_priorities = Later("fbuf.samplers._host_priorities")
 
-LARGEST = 2.0**96  # 2^30 of them still have a finite float32 sum, and that an inverse that is no subnormal
-BLOCK = 1024  # leaves that `rebuild` computes at once
+MAX_LEAF = 2.0**96  # 2^30 of them have a finite float32 sum, whose inverse is normal
+BLOCK = 1024  # leaves of one iteration of `rebuild`
 
 
 @state
 class PrioritizedState:
-    """Leaves, and the numbers a user may anneal without compiling again (`buffer.set`). None where not asked for."""
+    """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
 
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: Any  # float32[nodes], minima of the leaves that can be drawn; [0] unless normalize="buffer", () on the host
+    low: Any  # float32[nodes], minima of the drawable leaves; [0] unless normalize="buffer", () on the host
     top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     max_priority: jax.Array  # float32[], largest |p| seen, or held; 1 at first
-    log: Log | None  # the anchors in order; with uniform, where not every row is one
+    log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
     alpha: jax.Array  # float32[]
     beta: jax.Array  # float32[]
     eps: jax.Array  # float32[]
@@ -50,35 +49,42 @@ class PrioritizedState:
 
 
 def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
-    """Leaves that are 0, as a tree of sums and one of minima, if the least of them must be known."""
+    """Return zero leaves as a tree of sums, and a tree of minima if the least leaf must be known."""
     if on_host:
         return _host_priorities.init(), ()
     return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else jnp.zeros((0,), jnp.float32)
 
 
-def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._algorithms.sum_tree.draw`."""
+def draw(
+    sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Draw leaves in proportion, bitwise equal on device and host; see `fbuf._algorithms.sum_tree.draw`.
+
+    Returns:
+      Slots int32[B], leaves float32[B], the sum of all leaves float32[], and the least leaf above 0, float32[]: infinite if
+      there is none, 0 if it is not tracked.
+    """
     if isinstance(sampler.tree, OnHost):
         return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
     slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = sum_tree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
-    return Drawn(slot, leaf, sum_tree.root(sampler.tree), least)
+    return slot, leaf, sum_tree.root(sampler.tree), least
 
 
 def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
-    """(|p| + eps)^alpha, finite and >= 0 whatever numbers were annealed to."""
-    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), exponent(sampler.alpha))
-    return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(LARGEST)), jnp.float32(0))
+    """Return (|p| + eps)^alpha, finite and >= 0 for any annealed numbers."""
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), finite_exponent(sampler.alpha))
+    return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(MAX_LEAF)), jnp.float32(0))
 
 
 def priority_of(sampler: PrioritizedState, leaf: jax.Array) -> jax.Array:
-    """float32[C], |p| of leaves float32[C]: as stored with largest="held", else by the alpha and eps of now.
+    """Return |p| of leaves, float32[C]: as stored with largest="held", else by the current alpha and eps.
 
-    -1 where the alpha of now is 0 and nothing is kept: all leaves are 1 then.
+    -1 if the current alpha is 0 and no priorities are stored, because all leaves are 1.
     """
     if sampler.top is not None:
         return sampler.top[: leaf.shape[0]]
-    alpha = exponent(sampler.alpha)
+    alpha = finite_exponent(sampler.alpha)
     power = jnp.power(leaf, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
     known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
     return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))
@@ -92,7 +98,7 @@ def write(
     geometry: Geometry,
     token: jax.Array,
 ) -> PrioritizedState:
-    """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal ones wins."""
+    """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal slots wins."""
     if isinstance(sampler.tree, OnHost):
         return dataclasses.replace(sampler, tree=_host_priorities.set(cast(Any, sampler.tree), slot, leaf, token))
     capacity, slot = geometry.capacity, slot + token
@@ -112,18 +118,18 @@ def write(
 
 
 def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:
-    """After a write of priorities of which `largest` float32[] is one."""
+    """Update `max_priority` after a write whose largest priority is `largest` float32[]."""
     if sampler.top is None:
         return dataclasses.replace(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
-    # Pinned: else a later write in the same step would copy the tree, to look at its root again.
+    # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
     _, held = order_after_reads(token, sum_tree.root(sampler.top))
     return dataclasses.replace(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
 
 
 def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:
-    """The token, so that what writes with it comes after `max_priority` was read from the tree of maxima.
+    """Return the token, ordered after the read of `max_priority` from the tree of maxima.
 
-    It is never negative, which XLA cannot know. A `order_after_reads` whose reads nobody uses would be dropped.
+    The added term is always 0, which XLA cannot know; it drops an `order_after_reads` whose result is unused.
     """
     return token if sampler.top is None else token + (sampler.max_priority < jnp.float32(0)).astype(jnp.int32)
 
@@ -133,15 +139,15 @@ def update(
 ) -> PrioritizedState:
     """Set the priorities of rows int32[B]; slot C is skipped."""
     token, priority = after(sampler, token), jnp.abs(error)
-    largest = jnp.max(jnp.where(slot < jnp.int32(geometry.capacity), priority, jnp.float32(0)), initial=0.0)
+    largest = largest_written(slot, priority, geometry.capacity)
     sampler = write(sampler, slot, leaf_of(sampler, priority), priority, geometry, token)
     return seen(sampler, largest, token)
 
 
 def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
-    """Compute all leaves again from the priorities stored, by the numbers of now.
+    """Recompute all leaves from the stored priorities by the current numbers.
 
-    In place, block after block: `_sumtree.rebuild` would be faster, but hold the trees twice.
+    It works in place, block by block; `sum_tree.rebuild` would need a second copy of the trees.
     """
     token, capacity, held = after(sampler, token), geometry.capacity, sampler.top
     assert held is not None
@@ -163,6 +169,6 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
 
 
 def _lowest(sampler: PrioritizedState, leaf: jax.Array, is_anchor: jax.Array) -> jax.Array:
-    """Leaves for the tree of minima: those that can be drawn; a leaf of 0 only by draws that ignore leaves."""
+    """Return leaves for the tree of minima: infinite unless drawable. A leaf of 0 is drawable by uniform draws only."""
     drawable = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
     return jnp.where(drawable, leaf, jnp.float32(jnp.inf))

@@ -1,6 +1,6 @@
-"""What becomes of rows before they are stored, and of batches after they are read; `fbuf.parts.Transform` says what one is.
+"""Transform rows before they are stored, and batches after they are read; `fbuf.parts.Transform` is the interface.
 
-A transform of one's own is a frozen dataclass of values with one method:
+A custom transform is a frozen dataclass of values with one method:
 
     @jax.tree_util.register_static
     @dataclasses.dataclass(frozen=True)
@@ -14,12 +14,11 @@ A transform of one's own is a frozen dataclass of values with one method:
 from typing import TYPE_CHECKING
 
 from fbuf._core.lazy_import import later
-from fbuf.transforms import _running_stats as _running_stats  # statistics, which exported programs may hold
-from fbuf.transforms._chain import Chain
+from fbuf.transforms import _running_stats as _running_stats  # registers the statistics of exported programs
+from fbuf.transforms._chain import Chain, apply
 from fbuf.transforms._map import Map
 
 if TYPE_CHECKING:
-    from fbuf.transforms._apply import apply
     from fbuf.transforms._augment import Augment
     from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
     from fbuf.transforms._reshape import Concatenate, Split, Stack, Unstack
@@ -50,7 +49,6 @@ __all__ = [
 __getattr__, __dir__ = later(
     __name__,
     {
-        "fbuf.transforms._apply": ["apply"],
         "fbuf.transforms._augment": ["Augment"],
         "fbuf.transforms._reshape": ["Concatenate", "Split", "Stack", "Unstack"],
         "fbuf.transforms._normalize": ["Denormalize", "Normalize", "NormalizeReward"],

@@ -1,10 +1,9 @@
-"""`Augment`: random shifts and crops of images, drawn anew in each batch.
+"""Shift and crop images at random, in each batch again.
 
-One shift an element of a batch: all frames of a stack, and of a window, move together, because what moves between them is what
-there is to learn. Images are cut out of their edge-padded selves, in their own dtype: put `Scale` after it.
+One shift applies to all frames of a stack or window, because their relative motion carries the signal. Images keep their dtype;
+apply `Scale` afterwards.
 
-Source: Kostrikov, Yarats and Fergus 2020, "Image augmentation is all you need" (DrQ: shifts by up to 4 pixels, edges repeated);
-Laskin et al. 2020, "Reinforcement learning with augmented data" (RAD: crops).
+Source: Kostrikov, Yarats and Fergus 2020 (DrQ: shifts by up to 4 pixels, edges repeated); Laskin et al. 2020 (RAD: crops).
 """
 
 from __future__ import annotations
@@ -13,26 +12,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import checked_keys, chosen, lead_of, replaced
+from fbuf.transforms._fields import checked_keys, chosen, convert, is_int, lead_of, replaced
 
 
 @component
 class Augment:
-    """Shifts images by a few random pixels, crops them at random, or both. For batches only: it needs a key.
+    """Shift images by a few random pixels, crop them at random, or both. For batches only: it needs a key.
 
     Attributes:
-      keys: Names of leaves with images, or of what holds some: `("obs", "next_obs")`.
-      shift: Up to so many pixels in each direction, uniform; edges are repeated where the image ends.
-      crop: Height and width of a random part of it; None: as large as it is.
-      axes: Where height and width are: (-2, -1) for `[..., H, W]` (stacks of frames), (-3, -2) for `[..., H, W, channels]`.
-      together: Whether all leaves of one element move alike, so that `obs` and `next_obs` stay in step; False: each on its own,
-        as in DrQ. Leaves that move alike have images of one size.
+      keys: Names of leaves or subtrees with images: `("obs", "next_obs")`.
+      shift: Most pixels in each direction, uniform; edges are repeated.
+      crop: Height and width of a random crop; None: no crop.
+      axes: Axes of height and width: (-2, -1) for `[..., H, W]` (stacks of frames), (-3, -2) for `[..., H, W, channels]`.
+      together: Shift all leaves of a row equally, so that `obs` and `next_obs` correspond; False: each independently, as in
+        DrQ. Leaves that shift together have images of one size.
 
     It has no inverse.
 
@@ -56,21 +54,20 @@ class Augment:
     keyed = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", checked_keys("Augment", self.keys))
-        if not isinstance(self.shift, (int, np.integer)) or isinstance(self.shift, bool) or self.shift < 0:
+        if not is_int(self.shift) or self.shift < 0:
             raise ValueError(f"Augment: shift is {self.shift!r}; expected an int >= 0, in pixels. Write shift=4.")
-        object.__setattr__(self, "shift", int(self.shift))
-        if self.crop is not None:
-            object.__setattr__(self, "crop", _pair("crop", self.crop, least=1, write="(76, 76)"))
-        elif not self.shift:
-            raise ValueError("Augment: shift is 0 and crop is None: nothing changes. Write shift=4, or crop=(76, 76).")
+        if self.crop is None and not self.shift:
+            raise ValueError(
+                "Augment: shift is 0 and crop is None; expected one of them. Write shift=4, or crop=(76, 76)."
+            )
+        crop = None if self.crop is None else _pair("crop", self.crop, least=1, write="(76, 76)")
         axes = _pair("axes", self.axes, least=None, write="(-3, -2)")
         if max(axes) >= 0 or axes[0] == axes[1]:
             raise ValueError(
-                f"Augment: axes is {self.axes!r}; expected height and width, counted from the end: (-2, -1), or with channels "
-                f"last (-3, -2)."
+                f"Augment: axes is {self.axes!r}; expected two different negative ints. Write (-2, -1), or with channels last "
+                f"(-3, -2)."
             )
-        object.__setattr__(self, "axes", axes)
+        convert(self, keys=checked_keys("Augment", self.keys), shift=int(self.shift), crop=crop, axes=axes)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = named_leaves(data)
@@ -79,8 +76,8 @@ class Augment:
         if self.together and len(set(sizes.values())) > 1:
             other = next(n for n in names if sizes[n] != sizes[names[0]])
             raise ValueError(
-                f"Augment: images of '{other}' are {sizes[other]}, of '{names[0]}' {sizes[names[0]]}; expected one size, as "
-                f"they move together. Write together=False, or two Augments."
+                f"Augment: images of '{other}' are {sizes[other]}, of '{names[0]}' {sizes[names[0]]}; expected one size. Write "
+                f"together=False, or two Augments."
             )
         assert context.key is not None
         new = {}
@@ -93,16 +90,16 @@ class Augment:
         own = leaf.shape[lead_of(name, leaf, context) :]
         if len(own) < -min(self.axes):
             raise ValueError(
-                f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, and has no axes {self.axes}; expected images. Name "
-                f"those, or say where height and width are: axes=(-3, -2)."
+                f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, without axes {self.axes}. Name images, or write "
+                f"axes=(-3, -2)."
             )
         height, width = (leaf.shape[axis] for axis in self.axes)
         if self.crop is not None:
             most = (height + 2 * self.shift, width + 2 * self.shift)
             if self.crop[0] > most[0] or self.crop[1] > most[1]:
                 raise ValueError(
-                    f"Augment: crop is {self.crop}, but images of '{name}' are {height} by {width}; expected at most that"
-                    f"{f', and twice shift={self.shift}' if self.shift else ''}. Use a smaller crop."
+                    f"Augment: crop is {self.crop}, but images of '{name}' with shifts are {most[0]} by {most[1]}. Use a "
+                    f"smaller crop."
                 )
         return height, width
 
@@ -129,8 +126,7 @@ class Augment:
 
 
 def _pair(field: str, value: Any, least: int | None, write: str) -> tuple[int, int]:
-    fine = isinstance(value, (tuple, list)) and len(value) == 2
-    if not fine or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in value):
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not all(map(is_int, value)):
         raise TypeError(f"Augment: {field} is {value!r}; expected two ints, height and width. Write {field}={write}.")
     if least is not None and min(value) < least:
         raise ValueError(f"Augment: {field} is {value!r}; expected ints >= {least}. Write {field}={write}.")

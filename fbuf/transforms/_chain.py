@@ -1,7 +1,10 @@
-"""`Chain`: transforms one after another, each with a name, by which it is looked up and replaced.
+"""Apply transforms in sequence: `Chain` of named stages, and `apply` outside a buffer.
 
-A chain is a value like its stages: what changes it makes another one, so that a buffer that had it keeps its own. What
-stages remember goes by their names, so that a chain with one stage more goes on with what the others know.
+A chain is a value; changes return a new chain. The memory of a stage is stored under its name, so a chain with one more stage
+keeps the memory of the others.
+
+A function of a window may return its rows, `[T, item]`, or one value, `[F]`. If F is T, shapes are ambiguous, so stages are
+traced again with windows of one more row: leaves that grow have rows. If a function accepts only T rows, shapes decide.
 """
 
 from __future__ import annotations
@@ -17,22 +20,21 @@ import numpy as np
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
-from fbuf.transforms import _per_window
 from fbuf.transforms._map import Map
 
-_ROWS = (3, 2)  # leading axes of rows that shapes are tried with
+_ROWS = (3, 2)  # leading axes of the rows that shapes are traced with
 
 
 @component
 class Chain:
-    """Transforms one after another.
+    """Apply transforms in sequence.
 
     Attributes:
-      stages: Transforms, or pairs (name, transform), or a dict of transforms by name. One without a name goes by its class:
+      stages: Transforms, or pairs (name, transform), or a dict of transforms by name. Unnamed stages are named by their class:
         "scale", "normalize_reward"; the second of a kind is "scale_2".
 
-    A chain is a transform itself. `chain["scale"]` and `chain[0]` are its stages, `len`, `in` (by name) and iteration (over
-    pairs) work as one expects, and what changes it gives a new chain.
+    A chain is a transform itself. `chain["scale"]` and `chain[0]` are its stages; `len`, `in` (by name) and iteration (over
+    pairs) are defined. Methods that change it return a new chain.
 
     Example:
       >>> from fbuf.transforms import Chain, Cast, Scale
@@ -54,8 +56,6 @@ class Chain:
             return f"Chain(({''.join(f'{transform!r}, ' for _, transform in self)[: -1 if len(self) == 1 else -2]}))"
         return f"Chain({dict(self.stages)!r})"
 
-    # ------------------------------------------------------------------------------------------ as a sequence
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the stages, in order."""
@@ -74,25 +74,25 @@ class Chain:
         return self.stages[self._place("Chain", which)][1]
 
     def append(self, transform: Any, *, name: str | None = None) -> Chain:
-        """With a stage more at the end."""
+        """Return the chain with another stage at the end."""
         return self.insert(len(self), transform, name=name)
 
     def insert(self, where: str | int, transform: Any, *, name: str | None = None) -> Chain:
-        """With a stage more, before that of a name or a place."""
+        """Return the chain with another stage before a name or position."""
         at = len(self) if where == len(self) else self._place("Chain.insert", where)
         stages: list[Any] = list(self.stages)
         stages.insert(at, transform if name is None else (name, transform))
         return Chain(tuple(stages))
 
     def replace(self, which: str | int, transform: Any) -> Chain:
-        """With another transform in place of a stage, under its name."""
+        """Return the chain with another transform under the name of a stage."""
         at = self._place("Chain.replace", which)
         stages = list(self.stages)
         stages[at] = (stages[at][0], transform)
         return Chain(tuple(stages))
 
     def remove(self, which: str | int) -> Chain:
-        """Without a stage."""
+        """Return the chain without a stage."""
         at = self._place("Chain.remove", which)
         return Chain(self.stages[:at] + self.stages[at + 1 :])
 
@@ -105,21 +105,19 @@ class Chain:
         kind = IndexError if number else KeyError
         raise kind(f"{call}: {which!r} is no stage; expected one of {', '.join(self.names) or 'none, as it is empty'}.")
 
-    # ----------------------------------------------------------------------------------------- as a transform
-
     def inverse(self) -> Chain:
-        """Undoes all stages, the last first; each goes by the name, and the memory, of what it undoes.
+        """Return the chain of inverses in reverse order; each uses the name, and the memory, of its stage.
 
         Raises:
-          ValueError: a stage cannot be undone; the message says which.
+          ValueError: a stage has no inverse; the message names it.
         """
         stages = []
         for name, transform in reversed(self.stages):
             inverse = getattr(transform, "inverse", None)
             if inverse is None:
                 raise ValueError(
-                    f"Chain.inverse: stage '{name}', {transform!r}, has no inverse; expected stages that can be undone. Leave "
-                    f"it out: chain.remove({name!r}).inverse()."
+                    f"Chain.inverse: stage '{name}', {transform!r}, has no inverse. Leave it out: "
+                    f"chain.remove({name!r}).inverse()."
                 )
             stages.append((name, inverse()))
         return Chain(tuple(stages))
@@ -129,23 +127,23 @@ class Chain:
         return any(_wants_key(transform) for _, transform in self)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
-        """What becomes of `data`; `context.memory` is a dict by names of stages."""
+        """Apply all stages; `context.memory` is a dict by names of stages."""
         number, more, windows = 0, None, context.lead == 2 and not context.writing
         for place, (name, transform) in enumerate(self.stages, 1):
             inner = self._inner(context, name, transform, number)
             if windows and place < len(self):
                 if more is None and (context.collapsed or _may_collapse(transform)):
-                    more = _per_window.longer(data, inner)
+                    more = _longer_windows(data, inner)
                 if more is not None:
-                    more = _per_window.after(transform, more, inner)
+                    more = _shapes_after(transform, more, inner)
             data = transform.apply(data, inner)
             if windows and place < len(self):
-                context = context._replace(collapsed=_per_window.names(data, more, context))
+                context = context._replace(collapsed=_leaves_without_rows(data, more, context))
             number += _wants_key(transform)
         return data
 
     def write(self, data: PyTree, context: Context) -> tuple[PyTree, dict[str, Any]]:
-        """Rows after all stages, each of which first looks at those that come to it; and what the stages know then."""
+        """Apply all stages to rows, each after it has observed them; return the rows and the new memory."""
         memory = {}
         for name, transform in self:
             inner = self._inner(context, name, transform, 0)
@@ -184,17 +182,17 @@ class Chain:
 
     @property
     def remembers(self) -> tuple[str, ...]:
-        """Names of the stages that remember something."""
+        """Names of the stages with memory."""
         return tuple(n for n, t in self._remembering() if not isinstance(t, Chain) or t.remembers)
 
     def _remembering(self) -> list[tuple[str, StatefulTransform]]:
         return [(name, transform) for name, transform in self if isinstance(transform, StatefulTransform)]
 
     def opened(self, example: PyTree) -> tuple[dict[str, Any], PyTree]:
-        """What the stages know before the first row is written, and what becomes of a row like `example`, as shapes.
+        """Return the memory before the first row, and the shapes of a row like `example` after all stages.
 
         Raises:
-          ValueError, TypeError: a stage does not fit the rows that come to it, or loses their leading axes.
+          ValueError, TypeError: a stage does not fit its input, or drops the leading axes.
         """
         memory: dict[str, Any] = {}
         for name, transform in self:
@@ -209,7 +207,7 @@ class Chain:
 
 
 def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyTree:
-    """Shapes of a row that was like `example`."""
+    """Return the shapes of a row like `example` after a stage."""
     rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*_ROWS, *leaf.shape), leaf.dtype), example)
 
     def run(rows: PyTree, memory: Any) -> PyTree:
@@ -220,8 +218,8 @@ def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyT
     for leaf, shape in ((n, tuple(x.shape)) for n, x in named_leaves(made).items()):
         if shape[: len(_ROWS)] != _ROWS:
             raise ValueError(
-                f"Buffer: stage '{name}' of on_write, {transform!r}, makes leaf '{leaf}' of shape {list(shape)} out of rows "
-                f"with leading axes {list(_ROWS)}; expected those first. Keep the axes [N, E] of every leaf."
+                f"Buffer: stage '{name}' of on_write, {transform!r}, returns leaf '{leaf}' of shape {list(shape)} for rows "
+                f"with leading axes {list(_ROWS)}. Keep the axes [N, E] of every leaf."
             )
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[len(_ROWS) :], leaf.dtype), made)
 
@@ -231,17 +229,17 @@ def _wants_key(transform: Transform) -> bool:
 
 
 def _may_collapse(transform: Transform) -> bool:
-    """Whether it may make one value of a window: a function may, and what is not ours."""
+    """Return whether a transform may return one value per window: functions and custom transforms may."""
     if isinstance(transform, Chain):
         return any(_may_collapse(stage) for _, stage in transform)
     return isinstance(transform, Map) or not type(transform).__module__.startswith("fbuf.transforms.")
 
 
 def chained(role: str, given: Any) -> Chain | None:
-    """A chain of what a user gives: None, a transform, several, or a chain.
+    """Return a chain of None, a transform, several, or a chain.
 
     Raises:
-      TypeError: something of it is no transform.
+      TypeError: an element is no transform.
     """
     if given is None or isinstance(given, Chain):
         return given or None
@@ -253,7 +251,7 @@ def chained(role: str, given: Any) -> Chain | None:
 
 
 def _named(stages: Any) -> tuple[tuple[str, Transform], ...]:
-    """Pairs, with names for those that have none."""
+    """Return pairs, with generated names for unnamed stages."""
     if isinstance(stages, Mapping):
         stages = tuple(stages.items())
     if isinstance(stages, (str, type)) or not isinstance(stages, (tuple, list)):
@@ -266,13 +264,10 @@ def _named(stages: Any) -> tuple[tuple[str, Transform], ...]:
     given = [name for name, _ in pairs if name is not None]
     wrong = next((name for name in given if not name or "/" in name or not name.isprintable()), None)
     if wrong is not None:
-        raise ValueError(
-            f'Chain: a stage has the name {wrong!r}; expected printable text without "/", as what a stage remembers is kept '
-            f"under it. Write {{'scale': Scale(...)}}."
-        )
+        raise ValueError(f'Chain: stage name is {wrong!r}; expected printable text without "/".')
     twice = next((name for name in given if given.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"Chain: two stages have the name '{twice}'; expected another for each. Rename one of them.")
+        raise ValueError(f"Chain: two stages are named '{twice}'; expected distinct names. Rename one of them.")
     out, taken = [], set(given)
     for name, transform in pairs:
         if name is None:
@@ -293,16 +288,100 @@ def _is_pair(stage: Any) -> bool:
 def _check(transform: Any) -> None:
     if isinstance(transform, type):
         raise TypeError(
-            f"Chain: a stage is the class {transform.__name__}; expected a value. Write {transform.__name__}(...)."
+            f"Chain: stage is the class {transform.__name__}; expected an instance. Write {transform.__name__}(...)."
         )
     if not isinstance(transform, Transform):
         fix = f" Write Map({getattr(transform, '__name__', 'fn')})." if callable(transform) else ""
-        raise TypeError(
-            f"Chain: a stage is {transform!r}, which has no `apply`; expected a transform (fbuf.parts.Transform).{fix}"
-        )
+        raise TypeError(f"Chain: stage is {transform!r}, without `apply`; expected a fbuf.parts.Transform.{fix}")
     try:
         hash(transform)
     except TypeError:
         raise TypeError(
-            f"Chain: stage {transform!r} does not hash; expected a value. Make its class a frozen dataclass of values."
+            f"Chain: stage {transform!r} is not hashable. Make its class a frozen dataclass of values."
         ) from None
+
+
+def _longer_windows(data: PyTree, context: Context) -> PyTree:
+    """Return the shapes of a batch with windows of one more row."""
+
+    def one(name: str, leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = tuple(leaf.shape)
+        if name not in context.collapsed and shape[:2] == context.mask.shape:
+            shape = (shape[0], shape[1] + 1, *shape[2:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    structure = jax.tree.structure(data)
+    return jax.tree.unflatten(structure, [one(name, leaf) for name, leaf in named_leaves(data).items()])
+
+
+def _shapes_after(transform: Transform, data: PyTree, context: Context) -> PyTree | None:
+    """Return the shapes of a stage applied to longer windows; None if it rejects them."""
+    batch, length = context.mask.shape
+
+    def run(data: PyTree, key: jax.Array | None, memory: PyTree) -> PyTree:
+        mask = jnp.ones((batch, length + 1), bool)
+        made = transform.apply(data, context._replace(mask=mask, key=key, memory=memory))
+        return jax.tree.map(jnp.asarray, made)
+
+    try:
+        return jax.eval_shape(run, data, context.key, context.memory)
+    except Exception:  # of any user function
+        return None
+
+
+def _leaves_without_rows(data: PyTree, more: PyTree | None, context: Context) -> frozenset[str]:
+    """Return the leaves without rows, by their shapes or by comparison with `more`, made of longer windows."""
+    if more is None:
+        return frozenset()
+    shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(more).items()}
+    found = ((name, jnp.shape(leaf)) for name, leaf in named_leaves(data).items())
+    return frozenset(n for n, shape in found if shape[:2] != context.mask.shape or shapes.get(n) == shape)
+
+
+def apply(
+    transform: Transform,
+    data: PyTree,
+    *,
+    lead: int = 1,
+    time: int | None = None,
+    mask: Any = None,
+    key: jax.Array | None = None,
+    memory: Any = None,
+) -> PyTree:
+    """Apply `transform` to a batch, eagerly or under jit.
+
+    Args:
+      transform: Any transform or chain: `buffer.on_write.inverse()`.
+      data: Leaves `[B, ...]`; with `lead=2` `[B, T, ...]`.
+      lead: Leading axes that count rows, 0 for a single row.
+      time: Which of them is time, for transforms along time.
+      mask: bool[*lead], rows that exist; None: all.
+      key: PRNG key, for `keyed` transforms.
+      memory: For transforms with memory: `state.transforms.read`, or `.write`, for the whole chain of a buffer.
+    Raises:
+      ValueError: a key is missing, or leaves do not fit the transform.
+
+    Example:
+      >>> import fbuf, jax.numpy as jnp
+      >>> scale = fbuf.transforms.Scale("obs", source="uint8")
+      >>> small = fbuf.transforms.apply(scale, {"obs": jnp.array([[0, 51, 255]], jnp.uint8)})
+      >>> fbuf.transforms.apply(scale.inverse(), small)["obs"].tolist()
+      [[0, 51, 255]]
+    """
+    leaves = named_leaves(data)
+    shapes = [jnp.shape(leaf)[:lead] for leaf in leaves.values()]
+    if not shapes or len(shapes[0]) < lead or any(shape != shapes[0] for shape in shapes):
+        found = ", ".join(f"'{n}' {list(jnp.shape(x))}" for n, x in leaves.items())
+        raise ValueError(
+            f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal leading axes. Write lead=..., the axes "
+            f"before those of one row: 0 for one row."
+        )
+    if getattr(transform, "keyed", False) and key is None:
+        raise ValueError(f"transforms.apply: {transform!r} needs a key. Write apply(..., key=jax.random.key(0)).")
+    if lead == 0:
+        data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], data)
+        shapes = [(1,)]
+    there = jnp.ones(shapes[0], bool) if mask is None else jnp.asarray(mask).reshape(shapes[0])
+    context = Context(max(lead, 1), time, False, there, key, memory)
+    out = transform.apply(jax.tree.map(jnp.asarray, data), context)
+    return jax.tree.map(lambda leaf: leaf[0], out) if lead == 0 else out

@@ -1,19 +1,27 @@
-"""Leaves by name, for transforms that change some of them: what they go by, what they leave alone, and the messages."""
+"""Select, check, replace and rebuild leaves by name, for transforms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, zero_unless
 from fbuf._interfaces.transform import Context
 
 
+def convert(self: Any, **values: Any) -> None:
+    """Set fields of a frozen dataclass."""
+    for name, value in values.items():
+        object.__setattr__(self, name, value)
+
+
 def checked_keys(call: str, keys: Any) -> tuple[str, ...]:
-    """Names of leaves, or of what holds some: `"obs"`, `("obs", "next_obs")`, `(("next", "obs"),)`."""
+    """Return names of leaves or subtrees: `"obs"`, `("obs", "next_obs")`, `(("next", "obs"),)`."""
     given = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (tuple, list)) else ()
     if not given or not all(isinstance(key, (str, tuple)) for key in given):
         raise TypeError(f"{call}: keys is {keys!r}; expected names of leaves. Write {call}(('obs', 'next_obs'), ...).")
@@ -25,94 +33,89 @@ def checked_keys(call: str, keys: Any) -> tuple[str, ...]:
 
 
 def checked_name(call: str, name: Any) -> str:
-    """One name: `"next/obs"`, or `("next", "obs")`."""
+    """Return one name: `"next/obs"`, or `("next", "obs")`."""
     if not isinstance(name, (str, tuple)) or not all(isinstance(part, str) for part in name):
-        raise TypeError(f"{call}: {name!r} is no name of a leaf; expected text. Write 'obs', or 'next/obs'.")
+        raise TypeError(f"{call}: name is {name!r}; expected text. Write 'obs', or 'next/obs'.")
     return name_of(name)
 
 
 def below(name: str, names: Iterable[str]) -> list[str]:
-    """Of `names` the leaf `name`, or those below it."""
+    """Return the leaf `name`, or the leaves below it."""
     return [n for n in names if n == name or n.startswith(name + "/")]
 
 
 def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list[str]:
-    """The leaves that `keys` name.
+    """Return the leaves that `keys` name.
 
     Raises:
-      ValueError: there is none of a name.
+      ValueError: a name is missing.
     """
     there = list(names)
     for key in keys:
         if not below(key, there):
-            raise ValueError(
-                f"{call}: leaf '{key}' is not there (there are: {', '.join(there)}). Name one of these; what a view makes of "
-                f"rows has names of its own."
-            )
+            raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(there)}.")
     return [n for n in there if any(n in below(key, there) for key in keys)]
 
 
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:
-    """The same pytree with some leaves replaced, by name."""
+    """Return the pytree with some leaves replaced by name."""
     structure: Any = jax.tree.structure(data)
     return structure.unflatten([new.get(name, leaf) for name, leaf in named_leaves(data).items()])
 
 
 def as_dict(call: str, data: PyTree) -> dict[str, jax.Array]:
-    """Leaves by name, of nested dicts.
+    """Return the leaves of nested dicts by name.
 
     Raises:
-      TypeError: it is something else, of which nobody knows how to leave a leaf out.
+      TypeError: the data is not nested dicts.
     """
     leaves = named_leaves(data)
     wanted: Any = jax.tree.structure(nested(leaves) if "" not in leaves else None)
     if wanted != jax.tree.structure(data):
         raise TypeError(
-            f"{call}: rows are {jax.tree.structure(data)}; expected (nested) dicts of arrays, as leaves come and go by name. "
-            f"Make them such first: transforms.Map(lambda row: {{'obs': row.obs, ...}})."
+            f"{call}: rows are {jax.tree.structure(data)}; expected (nested) dicts of arrays. Convert them first: "
+            f"transforms.Map(lambda row: {{'obs': row.obs, ...}})."
         )
     return leaves
 
 
 def rebuilt(call: str, leaves: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """Nested dicts of leaves by name.
+    """Return nested dicts of leaves by name.
 
     Raises:
-      ValueError: there are none, or a leaf has the name of what holds others.
+      ValueError: there are no leaves, or a leaf has the name of a subtree.
     """
     if not leaves:
-        raise ValueError(f"{call}: no leaf is left; expected some. Keep at least one.")
+        raise ValueError(f"{call}: no leaf is left. Keep at least one.")
     for name in leaves:
         inner = [n for n in leaves if n.startswith(name + "/")]
         if inner:
-            raise ValueError(
-                f"{call}: '{name}' would be a leaf, and hold the leaf '{inner[0]}' too; expected one of both. Use another name."
-            )
+            raise ValueError(f"{call}: '{name}' is a leaf and contains the leaf '{inner[0]}'. Use another name.")
     return nested(leaves)
 
 
 def added(call: str, leaves: dict[str, jax.Array], new: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """Nested dicts of `leaves` and new ones, whose names are free."""
+    """Return nested dicts of `leaves` and new ones with unused names."""
     for name in new:
         if name in leaves:
-            raise ValueError(f"{call}: there is a leaf '{name}' already; expected a free name. Use another one.")
+            raise ValueError(f"{call}: leaf '{name}' already exists. Use another name.")
     return rebuilt(call, {**leaves, **new})
 
 
 def lead_of(name: str, leaf: jax.Array, context: Context) -> int:
-    """How many axes a leaf has before its item's: those that count rows, or 1 if it has one value a window."""
+    """Return the axes before those of the item: those of rows, or 1 for one value per window."""
     whole = name in context.collapsed or leaf.shape[: context.lead] != context.mask.shape
     return 1 if whole else context.lead
 
 
 def blanked(name: str, leaf: jax.Array, context: Context) -> jax.Array:
-    """Zeros where rows are not there; of a leaf that has one value a window, where none of its rows is."""
+    """Set missing rows to zero; a leaf with one value per window if all its rows are missing."""
     there, lead = context.mask, lead_of(name, leaf, context)
     return zero_unless(jnp.any(there, axis=tuple(range(lead, there.ndim))), leaf)
 
 
 def dtype_name(call: str, field: str, dtype: Any) -> str:
-    """The name of a dtype, as JAX has it."""
+    """Return the name of a dtype."""
     try:
         found = None if dtype is None else jnp.dtype(dtype)
     except TypeError:
@@ -120,3 +123,13 @@ def dtype_name(call: str, field: str, dtype: Any) -> str:
     if found is None or not (jnp.issubdtype(found, jnp.number) or found == jnp.bool_):
         raise TypeError(f"{call}: {field} is {dtype!r}; expected a dtype of numbers. Write {field}='float32'.")
     return str(found.name)
+
+
+def is_int(value: Any) -> bool:
+    """Return whether a value is an integer, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite real number, and no bool."""
+    return (is_int(value) or isinstance(value, (float, np.floating))) and math.isfinite(value)

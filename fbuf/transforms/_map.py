@@ -1,4 +1,4 @@
-"""`Map`: a function of one row, or of one window, as a transform."""
+"""Apply a function of one row, or of one window, as a transform."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from fbuf._interfaces.transform import Context, Transform
 
 @component
 class Map:
-    """Applies a function to each row, or each element of a batch: with a view of windows to each window, leaves `[T, ...]`.
+    """Apply a function to each row of a batch; with a view of windows to each window, leaves `[T, ...]`.
 
     Attributes:
-      fn: `fn(row)` gives any pytree of arrays; traced by JAX, so write it with `jax.numpy`. Compared by identity: define it
-        once.
-      inverse_fn: What undoes it, if anything does.
-      keyed: `fn(row, key)`: random numbers of its own for each element. For batches only.
+      fn: `fn(row)` returns any pytree of arrays. JAX traces it, so use `jax.numpy`. Compared by identity: define it once.
+      inverse_fn: Its inverse, if any.
+      keyed: Call `fn(row, key)` with a key for each row. For batches only.
 
-    Elements that are masked are zeros after it, whatever it makes of zeros. In a window rows may be missing too
-    (`window["mask"]`): zeros go in, and what comes out is the function's business.
+    Masked rows become zeros afterwards. Missing rows of a window (`window["mask"]`) are zeros in the input; the function
+    decides their output.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -48,25 +47,19 @@ class Map:
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         fn: Callable[..., Any] = self.fn
-        if not self.keyed:
-            for _ in range(context.mapped):
-                fn = jax.vmap(fn)
-            return fn(data)
-        assert context.key is not None
-        shape = jax.tree.leaves(data)[0].shape[: context.mapped]
-        keys = jax.random.split(context.key, shape)
         for _ in range(context.mapped):
             fn = jax.vmap(fn)
-        return fn(data, keys)
+        if not self.keyed:
+            return fn(data)
+        assert context.key is not None
+        return fn(data, jax.random.split(context.key, jax.tree.leaves(data)[0].shape[: context.mapped]))
 
     def inverse(self) -> Transform:
-        """`inverse_fn` as a transform.
+        """Return `inverse_fn` as a transform.
 
         Raises:
-          ValueError: there is none.
+          ValueError: it is None.
         """
         if self.inverse_fn is None:
-            raise ValueError(
-                f"Map.inverse: inverse_fn of {self!r} is None; expected a function. Write Map(fn, inverse)."
-            )
+            raise ValueError(f"Map.inverse: inverse_fn of {self!r} is None. Write Map(fn, inverse).")
         return Map(self.inverse_fn, self.fn)

@@ -1,49 +1,45 @@
-"""`Normalize` and `NormalizeReward`: leaves by the mean and the standard deviation of all rows that were ever written.
+"""Normalize leaves by the mean and the standard deviation of all rows ever written.
 
-The statistics are part of the buffer's state. Rows change them as they are written, whether they are applied then or at read.
-Applied at read, all rows of a batch are on one scale, that of now, and the numbers stored stay what they were; applied at write
-each row keeps the scale of its day, as with the wrappers of environments.
+The statistics are part of the buffer's state and change with every write. At read all rows of a batch are scaled by the current
+statistics, and stored values are unchanged. At write each row keeps the scale of its time, as with environment wrappers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._interfaces.transform import Context
 from fbuf.transforms import _running_stats
-from fbuf.transforms._fields import blanked, checked_keys, checked_name, chosen, replaced
+from fbuf.transforms._fields import blanked, checked_keys, checked_name, chosen, convert, is_number, replaced
 from fbuf.transforms._running_stats import Moments
 
 
 @component
 class Normalize:
-    """`(x - mean) / std` of leaves, element by element, by running statistics.
+    """Compute `(x - mean) / std` of leaves, element by element, by running statistics.
 
     Attributes:
       keys: Names of leaves with real numbers; integers become float32.
-      of: Names of the leaves that the statistics are of, one for each key, or one for all; None: the same. At read these are
-        leaves of the rows that are stored, and keys those of the view's batch: `Normalize(("obs", "next_obs"), of="obs")`.
-      center: Whether the mean is subtracted; False: only divided.
-      clip: Results are cut to [-clip, clip]; None: they are not.
-      eps: A standard deviation up to this counts as none: such elements (constant, or of a single row) are not divided.
+      of: Names of the leaves whose statistics are used, one for each key, or one for all; None: the keys. At read these are
+        leaves of the stored rows, and keys are leaves of the view's batch: `Normalize(("obs", "next_obs"), of="obs")`.
+      center: Subtract the mean; False: only divide.
+      clip: Clip results to [-clip, clip]; None: do not.
+      eps: Elements with a standard deviation up to this are not divided (constants, or a single row).
 
-    The statistics are of all rows that were ever written, each once (at write also of those that are being written): rows
-    that are masked are not, `update_rows` does not change them, and `clear` keeps them. Numbers that are NaN, infinite or
-    beyond 1e15 are left out, and counted. `convert` to a buffer with another `on_read`, `resume` and `datasets.open` take
-    them from the rows that are held.
+    The statistics cover all rows ever written, each once; at write also the rows being written. Masked rows do not count,
+    `update_rows` does not change them, and `clear` keeps them. NaN, infinite numbers and numbers beyond 1e15 are skipped
+    and counted. `convert` to a buffer with another `on_read`, `resume` and `datasets.open` compute them from the held rows.
 
-    `stats` of the buffer gives, under the stage's name, `<stage>_<leaf>_mean` and `_std` (their means over the elements of a
-    leaf) and `_skipped`. What it knows lies in `state.transforms`.
+    `stats` of the buffer returns `<stage>_<leaf>_mean` and `_std` (averages over the elements of a leaf) and `_skipped`.
+    The memory is in `state.transforms`.
 
-    Cost: O(N) a write; three numbers an element of a leaf are kept.
+    Cost: O(N) a write; three numbers an element of a leaf.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -62,23 +58,20 @@ class Normalize:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", _number("Normalize", "clip", self.clip))
-        object.__setattr__(self, "eps", _number("Normalize", "eps", self.eps))
         if not isinstance(self.center, bool):
             raise TypeError(f"Normalize: center is {self.center!r}; expected a bool. Write center=False.")
-        object.__setattr__(self, "keys", checked_keys("Normalize", self.keys))
+        clip, eps = _number("Normalize", "clip", self.clip), _number("Normalize", "eps", self.eps)
+        convert(self, clip=clip, eps=eps, keys=checked_keys("Normalize", self.keys))
         if self.of is not None:
             of = self.of if isinstance(self.of, (tuple, list)) else (self.of,)
             if len(of) not in (1, len(self.keys)):
-                raise ValueError(
-                    f"Normalize: of is {self.of!r}; expected one name, or one for each of {self.keys}. Write of='obs'."
-                )
+                raise ValueError(f"Normalize: of is {self.of!r}; expected one name, or one for each of {self.keys}.")
             named = tuple(checked_name("Normalize", name) for name in of)
-            object.__setattr__(self, "of", named * len(self.keys) if len(named) == 1 else named)
+            convert(self, of=named * len(self.keys) if len(named) == 1 else named)
 
     @property
     def sources(self) -> dict[str, str]:
-        """By each leaf that is changed, the one that the statistics are of."""
+        """The leaf whose statistics are used, by changed leaf."""
         of: Any = self.of or self.keys
         return dict(zip(self.keys, of, strict=True))
 
@@ -107,22 +100,20 @@ class Normalize:
     def _changed(self, call: str, data: PyTree, context: Context, undo: bool) -> PyTree:
         if not isinstance(context.memory, Mapping):
             raise ValueError(
-                f"{call}: there are no statistics to go by; expected those of a buffer's state. Put it into "
-                f"Buffer(on_read=...), and outside of it write transforms.apply(..., memory=state.transforms.read)."
+                f"{call}: memory is missing; expected the statistics of a buffer's state. Use Buffer(on_read=...), or "
+                f"transforms.apply(..., memory=state.transforms.read)."
             )
         leaves, new = named_leaves(data), {}
         for name, source in self.sources.items():
             if name not in leaves:
                 chosen(call, (name,), leaves)
-                raise ValueError(
-                    f"{call}: '{name}' holds several leaves; expected the name of one. Name them one by one."
-                )
+                raise ValueError(f"{call}: '{name}' is a subtree; expected a leaf. Name its leaves one by one.")
             leaf, moments = leaves[name], context.memory[source]
             shape = moments.seen.shape[1:]
             if leaf.shape[leaf.ndim - len(shape) :] != shape or leaf.ndim < len(shape):
                 raise ValueError(
-                    f"{call}: leaf '{name}' is {list(leaf.shape)}, but the statistics are of '{source}', {list(shape)} a row; "
-                    f"expected these axes last. Write of=..., or normalize at write."
+                    f"{call}: leaf '{name}' is {list(leaf.shape)}, but the statistics of '{source}' are {list(shape)}; "
+                    f"expected these axes last. Write of=..., or use on_write."
                 )
             new[name] = self._element(name, leaf, moments, context, undo)
         return replaced(data, new)
@@ -143,21 +134,19 @@ class Normalize:
         return (blanked(name, x, context) if self.center else x).astype(dtype)
 
     def inverse(self) -> Denormalize:
-        """`x * std + mean`, by the same statistics, for `transforms.apply(..., memory=...)`.
+        """Return `x * std + mean` by the same statistics, for `transforms.apply(..., memory=...)`.
 
         Raises:
           ValueError: results are clipped.
         """
         if self.clip is not None:
-            raise ValueError(
-                f"Normalize.inverse: {self!r} clips, which nothing undoes; expected clip=None. Leave it out."
-            )
+            raise ValueError(f"Normalize.inverse: clip is {self.clip}; expected None. Clipping has no inverse.")
         return Denormalize(self)
 
 
 @component
 class Denormalize:
-    """Undoes a `Normalize`, by its statistics; `Normalize(...).inverse()` makes one."""
+    """Invert a `Normalize` by its statistics; `Normalize(...).inverse()` returns one."""
 
     of: Normalize
 
@@ -165,22 +154,22 @@ class Denormalize:
         return self.of._changed("Denormalize", data, context, undo=True)
 
     def inverse(self) -> Normalize:
-        """What it undoes."""
+        """Return the `Normalize`."""
         return self.of
 
 
 @component
 class NormalizeReward:
-    """Rewards divided by their running standard deviation: `Normalize` of one leaf, which keeps their sign.
+    """Divide rewards by their running standard deviation, which keeps their sign.
 
-    Dividing goes with every view: the n-step return of scaled rewards is the scaled n-step return. Subtracting the mean does
-    not, and changes what is optimal where episodes end; `Normalize("reward")` does it.
+    It is valid for every view: the n-step return of scaled rewards is the scaled n-step return. Subtracting the mean
+    changes the optimal policy if episodes end; `Normalize("reward")` does so.
 
     Attributes:
       reward: Name of the rewards.
-      of: Name of the stored leaf that the statistics are of; None: the same.
-      clip: Results are cut to [-clip, clip]; None: they are not.
-      eps: A standard deviation up to this counts as none, and nothing is divided.
+      of: Name of the stored leaf whose statistics are used; None: the same.
+      clip: Clip results to [-clip, clip]; None: do not.
+      eps: Rewards with a standard deviation up to this are not divided.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -196,14 +185,13 @@ class NormalizeReward:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", _number("NormalizeReward", "clip", self.clip))
-        object.__setattr__(self, "eps", _number("NormalizeReward", "eps", self.eps))
-        for field in ("reward",) + (("of",) if self.of is not None else ()):
-            object.__setattr__(self, field, checked_name("NormalizeReward", getattr(self, field)))
+        clip, eps = _number("NormalizeReward", "clip", self.clip), _number("NormalizeReward", "eps", self.eps)
+        of = None if self.of is None else checked_name("NormalizeReward", self.of)
+        convert(self, clip=clip, eps=eps, of=of, reward=checked_name("NormalizeReward", self.reward))
 
     @property
     def plain(self) -> Normalize:
-        """The `Normalize` that it is."""
+        """The equivalent `Normalize`."""
         return Normalize(self.reward, self.of, False, self.clip, self.eps)
 
     def watches(self, spec: Spec) -> tuple[str, ...]:
@@ -226,7 +214,7 @@ class NormalizeReward:
         return self.plain._changed("NormalizeReward", data, context, undo=False)
 
     def inverse(self) -> Denormalize:
-        """`x * std`, by the same statistics.
+        """Return `x * std` by the same statistics.
 
         Raises:
           ValueError: results are clipped.
@@ -239,22 +227,20 @@ def _watched(call: str, names: Any, spec: Spec) -> tuple[str, ...]:
     for name in unique:
         if name not in spec:
             raise ValueError(
-                f"{call}: the statistics are to be of leaf '{name}', but rows have {', '.join(spec)}. Name one of these: "
-                f"{call}(..., of='{next(iter(spec))}')."
+                f"{call}: of names leaf '{name}', but rows have {', '.join(spec)}. Write {call}(..., of='{next(iter(spec))}')."
             )
         dtype = spec[name].dtype
         if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
-            raise TypeError(f"{call}: leaf '{name}' is {dtype}; expected real numbers. Cast it before, with Cast.")
+            raise TypeError(f"{call}: leaf '{name}' is {dtype}; expected real numbers. Use Cast before.")
     return unique
 
 
 def _number(call: str, field: str, value: Any) -> float | None:
-    """A setting as a Python number, which a checkpoint can say."""
-    if field == "clip" and value is None:
+    """Return a setting as a Python number, as checkpoints need."""
+    clip = field == "clip"
+    if clip and value is None:
         return None
-    least = "> 0" if field == "clip" else ">= 0"
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (field == "clip" and value == 0):
-        example = 10.0 if field == "clip" else 1e-6
+    if not is_number(value) or value < 0 or (clip and value == 0):
+        least, example = ("> 0", 10.0) if clip else (">= 0", 1e-6)
         raise ValueError(f"{call}: {field} is {value!r}; expected a finite number {least}. Write {field}={example}.")
     return float(value)

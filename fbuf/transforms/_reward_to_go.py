@@ -1,41 +1,38 @@
-r"""`RewardToGo`: the discounted sum of the rewards from a row to the end of its episode.
+r"""Sum the discounted rewards from a row to the end of its episode.
 
-What a row does to the sum :math:`x` of those after it is affine, :math:`x \mapsto a x + b`, with :math:`b` its reward and
-:math:`a = \gamma`, or 0 where the episode ends with it; rows that are not there do nothing, :math:`a = 1, b = 0`. Such maps
-compose associatively, so all sums of T rows take O(log T) steps, not T.
+A row maps the sum :math:`x` of later rows to :math:`a x + b`, with :math:`b` its reward and :math:`a = \gamma`, or 0 at the
+end of the episode. Missing rows have :math:`a = 1, b = 0`. Such maps compose associatively, so T rows take O(log T) steps.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, expand
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import as_dict, checked_keys, checked_name, rebuilt
+from fbuf.transforms._fields import as_dict, checked_keys, checked_name, convert, is_number, rebuilt
 
 
 @component
 class RewardToGo:
-    r"""Adds :math:`G_t = \sum_{k \ge t} \gamma^{k - t} r_k`, the sum to the end of the episode.
+    r"""Add :math:`G_t = \sum_{k \ge t} \gamma^{k - t} r_k`, the sum to the end of the episode.
 
-    At read it goes over windows (`views.Sequence`, `views.Episode`); at write over the rows of one call, lane by lane. It knows
-    nothing of rows before or after those: where the episode goes on, the sum ends with the last row there is, as if nothing
-    came after, and `complete` says so. For exact sums at write add whole episodes; at read use `views.Episode`.
+    At read it sums over windows (`views.Sequence`, `views.Episode`); at write over the rows of one call, lane by lane. Rows
+    before or after are unknown: if the episode continues, the sum ends with the last row, and `complete` is False. For
+    exact sums add whole episodes at write, or use `views.Episode` at read.
 
     Attributes:
       gamma: Discount, in [0, 1].
-      reward: Name of the rewards, numbers of any shape; integers are summed in float32.
-      into: Name of the leaf with the sums; the rewards' own name replaces them.
-      episode_end: Names of the boolean leaves of which any ends an episode with its row; `()`: nothing does.
-      complete: Name for a leaf bool, whether the end of the row's episode was there, and nothing was left out of the sum; None:
-        no such leaf.
+      reward: Name of the rewards, of any shape; integers are summed in float32.
+      into: Name of the leaf with the sums; the name of the rewards replaces them.
+      episode_end: Names of the boolean leaves that end an episode with their row; `()`: none.
+      complete: Name of a boolean leaf: the end of the episode was included in the sum; None: no such leaf.
 
-    Rows that are masked (`mask` of `extend`, missing rows of a window) count as if they were not there. It has no inverse.
+    Masked rows (`mask` of `extend`, missing rows of a window) do not count. It has no inverse.
 
-    Cost: O(N log N), in place of what is written or read; nothing is stored but the sums.
+    Cost: O(N log N), in place; only the sums are stored.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -53,43 +50,37 @@ class RewardToGo:
     complete: str | None = None
 
     def __post_init__(self) -> None:
-        fine = isinstance(self.gamma, (int, float, np.integer, np.floating)) and not isinstance(self.gamma, bool)
-        if not fine or not 0 <= self.gamma <= 1:
-            raise ValueError(f"RewardToGo: gamma is {self.gamma!r}; expected a number in [0, 1].")
-        object.__setattr__(self, "gamma", float(self.gamma))
-        for field in ("reward", "into") + (("complete",) if self.complete is not None else ()):
-            object.__setattr__(self, field, checked_name("RewardToGo", getattr(self, field)))
+        call = "RewardToGo"
+        if not is_number(self.gamma) or not 0 <= self.gamma <= 1:
+            raise ValueError(f"{call}: gamma is {self.gamma!r}; expected a number in [0, 1].")
         if isinstance(self.episode_end, str):
             raise TypeError(
-                f"RewardToGo: episode_end is {self.episode_end!r}; expected a tuple. Write episode_end=({self.episode_end!r},)."
+                f"{call}: episode_end is {self.episode_end!r}; expected a tuple. Write episode_end=({self.episode_end!r},)."
             )
-        object.__setattr__(
-            self, "episode_end", checked_keys("RewardToGo", self.episode_end) if self.episode_end else ()
-        )
+        complete = None if self.complete is None else checked_name(call, self.complete)
+        ends = checked_keys(call, self.episode_end) if self.episode_end else ()
+        convert(self, gamma=float(self.gamma), complete=complete, episode_end=ends)
+        convert(self, reward=checked_name(call, self.reward), into=checked_name(call, self.into))
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         time = context.time
         if time is None:
             raise ValueError(
-                "RewardToGo: it goes along time, but these are single rows; expected windows, or rows on their way in. Use a "
-                "view of windows (views.Sequence, views.Episode), or Buffer(on_write=...); with transforms.apply write time=1."
+                "RewardToGo: data are single rows; expected windows. Use views.Sequence, views.Episode or Buffer(on_write=...)"
+                "; with transforms.apply write time=1."
             )
         leaves = as_dict("RewardToGo", data)
         for name in (self.reward, *self.episode_end):
             if name not in leaves:
                 field = "reward" if name == self.reward else "episode_end"
-                raise ValueError(
-                    f"RewardToGo: {field} names '{name}', but there are {', '.join(leaves)}. Write RewardToGo({field}=...)."
-                )
+                raise ValueError(f"RewardToGo: {field} names '{name}'; expected leaves of {', '.join(leaves)}.")
         lead = context.lead
         end = jnp.zeros(context.mask.shape, bool)
         for name in self.episode_end:
             flag = leaves[name]
             if flag.dtype != jnp.bool_ or flag.ndim != lead:
-                raise TypeError(
-                    f"RewardToGo: leaf '{name}' is {flag.dtype}{list(flag.shape[lead:])} a row; expected bool[]. Cast with "
-                    f"x.astype(bool)."
-                )
+                found = f"{flag.dtype}{list(flag.shape[lead:])}"
+                raise TypeError(f"RewardToGo: leaf '{name}' is {found} a row; expected bool[]. Use Cast before.")
             end = end | flag
         reward = leaves[self.reward]
         if not jnp.issubdtype(reward.dtype, jnp.floating):
@@ -106,14 +97,13 @@ class RewardToGo:
         for name in new:
             if name in leaves and name != self.reward:
                 raise ValueError(
-                    f"RewardToGo: there is a leaf '{name}' already; expected a free name, or '{self.reward}', to replace the "
-                    f"rewards. Use another one."
+                    f"RewardToGo: leaf '{name}' already exists. Use another name, or '{self.reward}' to replace the rewards."
                 )
         return rebuilt("RewardToGo", {**leaves, **new})
 
 
 def _after(later: tuple[Array, Array], sooner: tuple[Array, Array]) -> tuple[Array, Array]:
-    """One map after another: what is later in time comes first. Past an end nothing counts, not even NaN."""
+    """Compose two maps, the later one in time first. Beyond an end nothing counts, not even NaN."""
     zero = jnp.zeros((), sooner[0].dtype)
     carried = jnp.where(sooner[0] == zero, zero, sooner[0] * later[1])
     return later[0] * sooner[0], carried + sooner[1]

@@ -1,15 +1,13 @@
-r"""Running mean and variance of numbers that come in portions, one by one for each element of a leaf.
+r"""Track the running mean and variance of each element of a leaf.
 
-A portion with count :math:`n`, mean :math:`m` and sum of squared deviations :math:`s` is merged by
+A batch with count :math:`n`, mean :math:`m` and sum of squared deviations :math:`s` is merged by
 
 .. math:: \delta = m - \bar x, \quad \bar x \mathrel{+}= \delta n / N, \quad M \mathrel{+}= s + \delta^2 (N - n) n / N.
 
-Mean and :math:`M` are kept as two float32 each, the rounded sum and what rounding lost: in one, a hundred million numbers in,
-a row more would change neither. Counts are 64-bit. Numbers that are not finite, or beyond 1e15, would spoil everything after
-them: they are skipped and counted.
+Mean and :math:`M` are sums of two float32, and counts are 64-bit, so single rows still count after 10^8 rows. Numbers not
+finite or beyond 1e15 are skipped and counted.
 
-Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances"; Knuth, TAOCP
-volume 2, section 4.2.2 (the sum of two floats and its error).
+Source: Chan, Golub and LeVeque 1979; Knuth, TAOCP volume 2, section 4.2.2 (error of a floating sum).
 """
 
 from __future__ import annotations
@@ -23,21 +21,21 @@ from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import state
 from fbuf._core.pytree import expand
 
-_LARGEST = 1e15  # a billion squares of such numbers are finite
+_LARGEST = 1e15  # a billion squares of such numbers have a finite sum
 
 
 @state
 class Moments:
-    """What is known of one leaf's numbers, element by element."""
+    """Hold the statistics of a leaf, element by element."""
 
     seen: jax.Array  # uint32[2, *item], high word first
     mean: jax.Array  # float32[2, *item], the sum of both
     squares: jax.Array  # float32[2, *item], sum of squared deviations from the mean, likewise
-    skipped: jax.Array  # uint32[], numbers that were not finite, or beyond 1e15; wraps
+    skipped: jax.Array  # uint32[], numbers not finite or beyond 1e15; wraps
 
 
 def init(shape: tuple[int, ...]) -> Moments:
-    """Of nothing."""
+    """Return empty statistics."""
     return Moments(
         seen=jnp.zeros((2, *shape), jnp.uint32),
         mean=jnp.zeros((2, *shape), jnp.float32),
@@ -47,7 +45,7 @@ def init(shape: tuple[int, ...]) -> Moments:
 
 
 def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
-    """With numbers [*lead, *item] more, those where `there` bool[*lead]."""
+    """Add numbers [*lead, *item] where `there` bool[*lead]."""
     axes = tuple(range(there.ndim))
     x = values.astype(jnp.float32)
     wanted = jnp.broadcast_to(expand(there, x.ndim), x.shape)
@@ -55,7 +53,7 @@ def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
     count = jnp.sum(fine, axis=axes, dtype=jnp.uint32)
     number = jnp.maximum(count, jnp.uint32(1)).astype(jnp.float32)
     zero = jnp.float32(0)
-    # Relative to the mean so far, which is near: so that a large mean costs no digits.
+    # Relative to the current mean, so a large mean loses no digits.
     apart = jnp.where(fine, x - mean(moments)[(None,) * len(axes)], zero)
     delta = jnp.sum(apart, axis=axes) / number
     rest = jnp.where(fine, apart - delta[(None,) * len(axes)], zero)
@@ -74,18 +72,18 @@ def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
 
 
 def mean(moments: Moments) -> jax.Array:
-    """float32[*item]; 0 of nothing."""
+    """Return the mean, float32[*item]; 0 if empty."""
     return moments.mean[0] + moments.mean[1]
 
 
 def variance(moments: Moments) -> jax.Array:
-    """float32[*item], that of the numbers seen (divided by their count); 0 of nothing."""
+    """Return the population variance, float32[*item]; 0 if empty."""
     number = jnp.maximum(count(moments), jnp.float32(1))
     return jnp.maximum(moments.squares[0] + moments.squares[1], jnp.float32(0)) / number
 
 
 def count(moments: Moments) -> jax.Array:
-    """float32[*item], numbers seen."""
+    """Return the count, float32[*item]."""
     return _float(Wide(moments.seen[0], moments.seen[1]))
 
 
@@ -94,7 +92,7 @@ def _float(words: Wide) -> jax.Array:
 
 
 def _add(pair: jax.Array, more: jax.Array) -> jax.Array:
-    """A sum kept in two words, and a number more."""
+    """Add a number to a sum of two words."""
     total = pair[0] + more
     part = total - pair[0]
     lost = (pair[0] - (total - part)) + (more - part)

@@ -1,12 +1,11 @@
-"""`Cast` and `Scale`: what numbers of leaves are made of, and how large they are.
+"""Convert the dtype and the range of leaves: `Cast` and `Scale`.
 
-Frames stay uint8 in the buffer and become float in the program that uses them: a quarter of the memory and of the traffic, and
-XLA fuses the product with whatever reads the batch.
+Frames stay uint8 in the buffer and become float in the program that reads them: a quarter of the memory and traffic, and
+XLA fuses the product with its consumer.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import blanked, checked_keys, chosen, dtype_name, replaced
+from fbuf.transforms._fields import blanked, checked_keys, chosen, convert, dtype_name, is_number, replaced
 
 
 def _sources(call: str, keys: str | tuple[str, ...], source: str | None, data: PyTree) -> dict[str, jax.Array]:
@@ -26,10 +25,14 @@ def _sources(call: str, keys: str | tuple[str, ...], source: str | None, data: P
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(f"{call}: leaf '{name}' is {leaf.dtype}; expected numbers. Name other leaves.")
         if source is not None and leaf.dtype != _canonical(source):
-            raise TypeError(
-                f"{call}: leaf '{name}' is {leaf.dtype}; expected {source}, as source says. Write source='{leaf.dtype}'."
-            )
+            raise TypeError(f"{call}: leaf '{name}' is {leaf.dtype}; expected {source}. Write source='{leaf.dtype}'.")
     return picked
+
+
+def _convert_dtypes(call: str, self: Any) -> None:
+    """Check the keys and dtypes of a transform."""
+    source = None if self.source is None else dtype_name(call, "source", self.source)
+    convert(self, keys=checked_keys(call, self.keys), dtype=dtype_name(call, "dtype", self.dtype), source=source)
 
 
 def _canonical(dtype: str) -> Any:
@@ -38,12 +41,12 @@ def _canonical(dtype: str) -> Any:
 
 @component
 class Cast:
-    """Gives leaves another dtype.
+    """Convert leaves to another dtype.
 
     Attributes:
-      keys: Names of leaves, or of what holds some.
-      dtype: The new one.
-      source: The old one; only its inverse needs it.
+      keys: Names of leaves or subtrees.
+      dtype: The new dtype.
+      source: The old dtype; only the inverse needs it.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -56,41 +59,36 @@ class Cast:
     source: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", checked_keys("Cast", self.keys))
-        object.__setattr__(self, "dtype", dtype_name("Cast", "dtype", self.dtype))
-        if self.source is not None:
-            object.__setattr__(self, "source", dtype_name("Cast", "source", self.source))
+        _convert_dtypes("Cast", self)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         picked = _sources("Cast", self.keys, self.source, data)
         return replaced(data, {name: leaf.astype(_canonical(self.dtype)) for name, leaf in picked.items()})
 
     def inverse(self) -> Cast:
-        """Back to `source`: lossless where `dtype` holds all its values.
+        """Return the cast back to `source`; lossless if `dtype` holds all its values.
 
         Raises:
-          ValueError: `source` was not given.
+          ValueError: `source` is None.
         """
         if self.source is None:
-            raise ValueError(
-                "Cast.inverse: source is None; expected the dtype it casts from. Write Cast(..., source='uint8')."
-            )
+            raise ValueError("Cast.inverse: source is None; expected a dtype. Write Cast(..., source='uint8').")
         return Cast(self.keys, self.source, self.dtype)
 
 
 @component
 class Scale:
-    """`x * factor + offset`, in another dtype: by default frames in uint8 become float32 from 0 to 1.
+    """Compute `x * factor + offset` in another dtype: by default uint8 frames become float32 from 0 to 1.
 
-    At read it costs no pass over memory of its own where the step goes on to compute with it: XLA fuses it.
+    In `on_read` XLA fuses it with the step that follows.
 
     Attributes:
-      keys: Names of leaves, or of what holds some.
+      keys: Names of leaves or subtrees.
       factor, offset: Finite numbers; factor not 0.
-      dtype: Of the result. An integer one: rounded, and cut at the ends of its range.
-      source: Dtype of the leaf before; only its inverse needs it.
+      dtype: Of the result. Integers are rounded, and clipped to their range.
+      source: Dtype of the input; only the inverse needs it.
 
-    Computed in float32, or in the wider of the two dtypes.
+    It computes in float32, or in the wider of the two dtypes.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -108,17 +106,13 @@ class Scale:
     source: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", checked_keys("Scale", self.keys))
         for field in ("factor", "offset"):
             value = getattr(self, field)
-            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or (field == "factor" and value == 0):
+            if not is_number(value) or (field == "factor" and value == 0):
                 what = "a finite number" + (" that is not 0" if field == "factor" else "")
                 raise ValueError(f"Scale: {field} is {value!r}; expected {what}. Write Scale('obs', 1 / 255).")
-            object.__setattr__(self, field, float(value))
-        object.__setattr__(self, "dtype", dtype_name("Scale", "dtype", self.dtype))
-        if self.source is not None:
-            object.__setattr__(self, "source", dtype_name("Scale", "source", self.source))
+        convert(self, factor=float(self.factor), offset=float(self.offset))
+        _convert_dtypes("Scale", self)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         picked = _sources("Scale", self.keys, self.source, data)
@@ -137,20 +131,18 @@ class Scale:
         return out.astype(dtype)
 
     def inverse(self) -> Scale:
-        """`(y - offset) / factor` in `source`; lossless where `dtype` tells all its values apart (uint8 in float32 or float16).
+        """Return `(y - offset) / factor` in `source`; lossless if `dtype` separates its values (uint8 in float32 or float16).
 
         Raises:
-          ValueError: `source` was not given.
+          ValueError: `source` is None.
         """
         if self.source is None:
-            raise ValueError(
-                "Scale.inverse: source is None; expected the dtype of the leaf before. Write Scale(..., source='uint8')."
-            )
+            raise ValueError("Scale.inverse: source is None; expected a dtype. Write Scale(..., source='uint8').")
         return Scale(self.keys, 1 / self.factor, -self.offset / self.factor, self.source, self.dtype)
 
 
 def _ends(dtype: Any, within: Any) -> tuple[float, float]:
-    """The least and the largest of an integer dtype that a floating one has."""
+    """Return the least and the largest value of an integer dtype that a floating dtype represents."""
     info = np.iinfo(dtype)
     low, high = (np.dtype(within).type(x) for x in (info.min, info.max))
     if int(high) > info.max:

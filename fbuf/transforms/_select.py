@@ -1,4 +1,4 @@
-"""`Select`, `Drop`, `Rename`: which leaves there are, and what they are called."""
+"""Select, drop and rename leaves."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import as_dict, checked_keys, checked_name, chosen, rebuilt
+from fbuf.transforms._fields import as_dict, checked_keys, checked_name, chosen, convert, rebuilt
 
 
 @component
 class Select:
-    """Keeps some leaves, and leaves out the others.
+    """Keep some leaves, and drop the others.
 
-    What a view makes besides (`mask`, `is_first`, `discount`, ...) stays only if it is named. It has no inverse.
+    Leaves that a view adds (`mask`, `is_first`, `discount`, ...) stay only if they are named. It has no inverse.
 
     Attributes:
-      keys: Names of leaves, or of what holds some: `("obs", "next/obs")`.
+      keys: Names of leaves or subtrees: `("obs", "next/obs")`.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -29,7 +29,7 @@ class Select:
     keys: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", checked_keys("Select", self.keys))
+        convert(self, keys=checked_keys("Select", self.keys))
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Select", data)
@@ -38,10 +38,10 @@ class Select:
 
 @component
 class Drop:
-    """Leaves some leaves out. It has no inverse.
+    """Drop some leaves. It has no inverse.
 
     Attributes:
-      keys: Names of leaves, or of what holds some.
+      keys: Names of leaves or subtrees.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -52,20 +52,20 @@ class Drop:
     keys: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", checked_keys("Drop", self.keys))
+        convert(self, keys=checked_keys("Drop", self.keys))
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Drop", data)
-        gone = chosen("Drop", self.keys, leaves)
-        return rebuilt("Drop", {n: leaf for n, leaf in leaves.items() if n not in gone})
+        dropped = chosen("Drop", self.keys, leaves)
+        return rebuilt("Drop", {n: leaf for n, leaf in leaves.items() if n not in dropped})
 
 
 @component
 class Rename:
-    """Gives leaves, or what holds some, other names.
+    """Rename leaves or subtrees.
 
     Attributes:
-      names: Old names to new: `{"observation": "obs", "done": "terminated"}`.
+      names: New names by old: `{"observation": "obs", "done": "terminated"}`.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -83,17 +83,13 @@ class Rename:
         pairs = tuple(given.items()) if isinstance(given, Mapping) else given
         fine = isinstance(pairs, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
         if not fine or not pairs:
-            raise TypeError(
-                f"Rename: names is {given!r}; expected old names and new. Write Rename({{'observation': 'obs'}})."
-            )
+            raise TypeError(f"Rename: names is {given!r}; expected a dict. Write Rename({{'observation': 'obs'}}).")
         named = tuple((checked_name("Rename", old), checked_name("Rename", new)) for old, new in pairs)
         for side, what in ((0, "old"), (1, "new")):
             twice = next((p[side] for p in named if [q[side] for q in named].count(p[side]) > 1), None)
             if twice is not None:
-                raise ValueError(
-                    f"Rename: '{twice}' is twice among the {what} names; expected each once. Leave one of them out."
-                )
-        object.__setattr__(self, "names", named)
+                raise ValueError(f"Rename: '{twice}' occurs twice among the {what} names. Remove one of them.")
+        convert(self, names=named)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         leaves = as_dict("Rename", data)
@@ -105,11 +101,11 @@ class Rename:
         for name, leaf in leaves.items():
             called = new_names.get(name, name)
             if called in out or (called != name and called in leaves and called not in new_names):
-                raise ValueError(f"Rename: there is a leaf '{called}' already; expected a free name. Use another one.")
+                raise ValueError(f"Rename: leaf '{called}' already exists. Use another name.")
             out[called] = leaf
         return rebuilt("Rename", out)
 
     def inverse(self) -> Rename:
-        """New names to old."""
+        """Return the renaming from new names to old."""
         pairs: Any = self.names
         return Rename(tuple((new, old) for old, new in pairs))

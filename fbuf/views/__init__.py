@@ -1,9 +1,8 @@
-"""What a drawn anchor means; `fbuf.parts.View` says what a view is."""
+"""Assemble batches from the rows around a drawn anchor; `fbuf.parts.View` is the interface."""
 
-from fbuf.views._episode import Episode
 from fbuf.views._hindsight import Hindsight
 from fbuf.views._row import Row
-from fbuf.views._sequence import Sequence
 from fbuf.views._transition import Transition
+from fbuf.views._windows import Episode, Sequence
 
 __all__ = ["Episode", "Hindsight", "Row", "Sequence", "Transition"]

@@ -1,11 +1,7 @@
-"""`Hindsight`: transitions relabelled with goals that were reached later in the same episode (HER), drawn anew in each batch.
+"""Relabel transitions with goals reached later in the same episode (HER), drawn again for each batch.
 
-Which rows belong to an episode is kept as rows arrive (`fbuf._indexing.anchors.episode_around`: 4 bytes a row, found by
-halving), so a goal is never of another episode, wherever the ring's end lies.
-
-A view rather than a function of batches: what it reads goes out with the rows' own reads, in one request where they lie on the
-host, and is ordered before later writes like these; and with each draw come other goals. Relabelling rows as they are written
-was rejected: it stores several copies and fixes the goals.
+The episode of a row is tracked as rows arrive (`fbuf._indexing.anchors.episode_around`: 4 bytes a row, found by bisection),
+so a goal never belongs to another episode. The goals are read in the same request as the rows.
 
 Source: Andrychowicz et al. 2017, "Hindsight Experience Replay", sections 3.2 and 4.5.
 """
@@ -32,28 +28,27 @@ from fbuf.views._fields import check_free, under
 
 @component
 class Hindsight:
-    """Batches of transitions, a share of which pursue a goal that their episode reached.
+    """Relabel a share of the transitions of a batch with goals that their episode reached.
 
-    `batch.data` is what `view` makes, and `relabelled` bool[B]. Where that is True the goal (in `obs` and `next_obs` alike) is
-    a goal achieved in the same episode, and the reward, of each of the n steps, is what `reward` says of it; all else is as
-    it was, `discount` too.
+    `batch.data` is that of `view`, and `relabelled` bool[B]. Where it is True, the goal in `obs` and `next_obs` is a goal
+    achieved in the same episode, and the reward of each of the n steps is computed by `reward`. All other leaves,
+    `discount` too, are unchanged.
 
     Attributes:
       view: A `Transition`, with any number of steps and stack.
-      reward: `reward(achieved_goal, goal)`: the reward of a step that led to `achieved_goal`, both of one row, without leading
-        axes, in the shape of a row's reward; any function that JAX can trace (it is mapped over the batch). Compared by
-        identity: define it once.
-      goal: Name of the leaf with the goal that was pursued; below the view's `observation`, or on its own.
-      achieved: Name of the leaf with the goal that was achieved when o_t was seen; of the goal's shape and dtype.
-      strategy: Which states' achieved goal it becomes, all alike: "future", a state after o_t; "final", the last one;
+      reward: `reward(achieved_goal, goal)`: the reward of a step that led to `achieved_goal`, both of one row without
+        leading axes, in the shape of a row's reward. Any function that JAX can trace (it is vmapped). Compared by identity:
+        define it once.
+      goal: Name of the leaf with the desired goal; below the view's `observation`, or separate.
+      achieved: Name of the leaf with the goal achieved at o_t; of the goal's shape and dtype.
+      strategy: States whose achieved goal is drawn uniformly: "future", any state after o_t; "final", the last one;
         "episode", any but the first.
-      fraction: Chance that a transition is relabelled, in [0, 1] (0.8: four for each that is not).
+      fraction: Probability that a transition is relabelled, in [0, 1] (0.8: four of five).
 
-    The states of an episode are the observations of its rows and the true final one, if that was stored
-    (`final_observation`, or `autoreset="next_step"`); without it the last row's is the last. Of an episode still running the
-    newest row's is the last so far; of one partly overwritten those that are left count. Never relabelled: a transition after
-    which there is no such state, or of whose steps one led to a state that was not stored (the last of an episode, without
-    the final observation).
+    The states of an episode are the observations of its rows, and the true final one if it is stored (`final_observation`,
+    or autoreset="next_step"). The newest row of a running episode is its last state so far; overwritten rows do not count.
+    A transition is never relabelled if no such state follows, or if one of its steps led to a state that was not stored
+    (the last of an episode without the final observation).
 
     Cost: O(log C) more a draw and n + 1 goals; 4 bytes a row.
 
@@ -89,14 +84,11 @@ class Hindsight:
             or not hasattr(self.view, "final_observation")
         ):
             raise TypeError(
-                f"Hindsight: view is {self.view!r}; expected one of transitions. "
-                f"Write Hindsight(fbuf.views.Transition(), reward)."
+                f"Hindsight: view is {self.view!r}; expected a view of transitions. Write "
+                f"Hindsight(fbuf.views.Transition(), reward)."
             )
         if not callable(self.reward):
-            raise TypeError(
-                f"Hindsight: reward is {self.reward!r}; expected a function reward(achieved_goal, goal). "
-                f"The leaf of the rewards is the view's to name: Transition(reward=...)."
-            )
+            raise TypeError(f"Hindsight: reward is {self.reward!r}; expected a function reward(achieved_goal, goal).")
         for field in ("goal", "achieved"):
             name = getattr(self, field)
             if not isinstance(name, (str, tuple)):
@@ -118,7 +110,7 @@ class Hindsight:
         return self.view.episode_fields()
 
     def _final(self, name: str) -> str | None:
-        """What is called `name` in an observation, in the final one."""
+        """Return the name in the final observation of the leaf `name` of the observation."""
         inner: Any = self.view
         if inner.final_observation is None or name not in under(inner.observation, [name]):
             return None
@@ -129,33 +121,31 @@ class Hindsight:
         for field in ("goal", "achieved"):
             if getattr(self, field) not in spec:
                 raise ValueError(
-                    f"Hindsight: {field} is '{getattr(self, field)}', but rows have {', '.join(spec)}. "
-                    f"Name the leaf: Hindsight(view, reward, {field}=...)."
+                    f"Hindsight: {field} is '{getattr(self, field)}', but rows have {', '.join(spec)}. Write "
+                    f"Hindsight(view, reward, {field}=...) with the name of a leaf."
                 )
         goal, achieved = spec[self.goal], spec[self.achieved]
         if goal != achieved:
             raise ValueError(
                 f"Hindsight: '{self.goal}' is {goal.dtype}{list(goal.shape)}, but '{self.achieved}' is {achieved.dtype}"
-                f"{list(achieved.shape)}; expected the same, as one becomes the other."
+                f"{list(achieved.shape)}; expected equal shapes and dtypes."
             )
         inner: Any = self.view
         if under(inner.observation, [inner.reward]):
             raise ValueError(
-                f"Hindsight: the reward '{inner.reward}' is part of the observation '{inner.observation}'. Give rewards a leaf "
-                f"of their own: Transition(reward=...)."
+                f"Hindsight: the reward '{inner.reward}' is part of the observation '{inner.observation}'; expected a leaf "
+                f"of its own. Write Transition(reward=...)."
             )
         try:
             made, wanted = jax.eval_shape(self.reward, achieved, goal), spec[inner.reward]
         except Exception as error:
-            error.add_note(
-                "Hindsight: JAX traces `reward`, for one row: write it with jax.numpy, and jnp.where for if."
-            )
+            error.add_note("Hindsight: JAX traces `reward` for one row. Use jax.numpy, and jnp.where instead of if.")
             raise
         if getattr(made, "shape", None) != wanted.shape or jnp.issubdtype(made.dtype, jnp.complexfloating):
             got = f"{made.dtype}{list(made.shape)}" if hasattr(made, "shape") else f"a {type(made).__name__}"
             raise ValueError(
-                f"Hindsight: reward(achieved_goal, goal) gives {got}; expected real numbers of shape {list(wanted.shape)}, "
-                f"that of '{inner.reward}', from one row's goals of shape {list(goal.shape)}."
+                f"Hindsight: reward(achieved_goal, goal) returns {got}; expected real numbers of shape {list(wanted.shape)}, "
+                f"as '{inner.reward}', from goals of shape {list(goal.shape)}."
             )
         check_free("Hindsight", ("relabelled",), spec)
 
@@ -166,14 +156,7 @@ class Hindsight:
         decided: tuple[jax.Array, jax.Array, jax.Array | None] = view.decide(flags, available, step)
         return decided
 
-    def window(
-        self,
-        spec: Spec,
-        eligible: EligibleSet,
-        slot: jax.Array,
-        mask: jax.Array,
-        key: jax.Array,
-    ) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         geometry, ring, flags, starts = eligible.geometry, eligible.ring, eligible.flags, eligible.starts
         assert flags is not None and starts is not None
         inner: Any = self.view
@@ -189,7 +172,7 @@ class Hindsight:
         def slot_of(age: jax.Array) -> jax.Array:
             return (expand(oldest, age.ndim) + age) % length * lanes + expand(lane, age.ndim)
 
-        # States by the age of the row that saw them; the true final one comes after the last row.
+        # States by the age of their row; the true final state follows the last row.
         here = age_of(safe)
         first, last = episode_around(starts, ring, geometry, lane, here)
         final = self._final(self.achieved)
@@ -215,7 +198,7 @@ class Hindsight:
         reads = [Read(self.achieved, jnp.where(asked & ~beyond, at, nowhere))]
         if final is not None:
             reads.append(Read(final, jnp.where(asked & beyond, at, nowhere)))
-        # Where rows' goals are read, there they are replaced: padding stays as it is.
+        # Replace goals where they are read; padding stays zero.
         names = (self.goal, self._final(self.goal))
         replaced = tuple(
             expand(relabelled, read.slot.ndim) & (read.slot < nowhere) for read in made.reads if read.name in names

@@ -1,4 +1,4 @@
-"""`Row`: a drawn anchor is the row itself, in the structure it was added with. Every row held is an anchor."""
+"""Return the drawn rows themselves. Every row held is an anchor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf._interfaces.view import EligibilityRule, Window
 
 @component
 class Row:
-    """Batches are rows, leaves `[B, ...]`.
+    """Return rows, leaves `[B, ...]`, in the structure in which they were added.
 
     Example:
       >>> import fbuf
@@ -33,19 +33,12 @@ class Row:
         return (), None
 
     def check(self, spec: Spec) -> None:
-        """Any rows will do."""
+        """Accept any rows."""
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros_like(step), jnp.ones(step.shape, bool)
 
-    def window(
-        self,
-        spec: Spec,
-        eligible: EligibleSet,
-        slot: jax.Array,
-        mask: jax.Array,
-        key: jax.Array,
-    ) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         return Window(tuple(Read(name, slot) for name in spec), None)
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:

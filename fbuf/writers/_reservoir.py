@@ -1,14 +1,10 @@
-r"""`Reservoir`: of all rows that ever came, C drawn at random stay.
+"""Keep C rows drawn uniformly from all rows that ever arrived.
 
-Row t (from 1) draws a whole number uniform in [0, t) and goes into that slot, if there is one: Vitter's algorithm R. Its
-draws do not depend on one another, so that all rows of a call are placed at once, and of several for one slot the last stays,
-as it would one by one. The numbers come from a cipher of the row's own number under a key in the state, so that it makes no
-difference which rows come in one call.
+Row t (from 1) draws an integer uniform in [0, t) and takes that slot if it exists (Vitter's algorithm R). Draws are
+independent, so all rows of a call are placed at once. The numbers come from a cipher of the row number under a key in the
+state, so the result does not depend on how rows are split into calls.
 
-Rejected: algorithm L, which draws how many rows to skip (fewer random numbers, which are no cost here, but each skip follows
-from the last: a loop); a random key a row and a heap of the largest (what `TopK` does; O(log C) a row).
-
-Sources: Vitter 1985, "Random sampling with a reservoir" (algorithm R); Li 1994 (algorithm L).
+Sources: Vitter 1985, "Random sampling with a reservoir" (algorithm R).
 """
 
 from __future__ import annotations
@@ -33,30 +29,30 @@ S = TypeVar("S")
 
 @state
 class ReservoirState:
-    """How many rows came, and what their draws are made of."""
+    """Hold the number of rows that arrived, and the key of the draws."""
 
     key: jax.Array  # uint32[2]
-    seen: jax.Array  # uint32[2], rows that ever came, high word first
+    seen: jax.Array  # uint32[2], rows that arrived, high word first
 
 
 @component
 class Reservoir:
-    r"""Keeps a uniform sample of all rows that ever came: each set of C of them is equally likely.
+    """Keep a uniform sample of all rows that ever arrived: every set of C of them is equally likely.
 
     Attributes:
-      seed: Of the draws, an int from 0 to 2^32 - 1. `rekeyed` gives one state a key of its own.
+      seed: Seed of the draws, an int from 0 to 2^32 - 1. `rekeyed` gives one state its own key.
 
-    After T rows each is held with probability C / T, whatever calls they came in: `extend` of a thousand rows and a thousand
-    `add`s leave the same rows in the same slots, bit for bit. (Rows of one step come lane by lane; rows that are masked never
-    came.) A row's chances are exact to within :math:`2^{-64} T`, and rows are counted in 64 bits. For data sets larger than
-    memory, and for buffers that should not forget (Isele and Cosgun 2018).
+    After T rows each is held with probability C / T. `extend` of a thousand rows and a thousand `add`s leave the same rows
+    in the same slots, bit for bit. Rows of one step arrive lane by lane; masked rows do not count. Probabilities are exact
+    to within :math:`2^{-64} T`, and rows are counted in 64 bits. Use it for data sets larger than memory, and for buffers
+    that should not forget (Isele and Cosgun 2018).
 
-    `clear` begins anew, with other draws. `rows` and `last` give rows in order of arrival. Views that look at neighbouring
-    rows are refused, and so are samplers that count on the oldest row going first, storages with files, and `Ragged`.
+    `clear` restarts with other draws. `rows` and `last` return rows in order of arrival. Views that read neighbouring rows,
+    samplers that rely on eviction of the oldest row, storages with files, and `Ragged` are refused.
 
-    `stats`: `seen`, rows that came since the last `clear`, rounded to float32.
+    `stats`: `seen`, rows since the last `clear`, rounded to float32.
 
-    Cost: O(N log N), in place where the state is donated; nothing a row. Rows that are not kept are never sent to the host.
+    Cost: O(N log N), in place if the state is donated; no memory a row. Rows that are not kept are never sent to the host.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -77,10 +73,10 @@ class Reservoir:
         object.__setattr__(self, "seed", int(self.seed))
 
     def init(self, geometry: Geometry, spec: Spec) -> ReservoirState:
-        return _started(jnp.array([0, self.seed], jnp.uint32))
+        return _initial_state(jnp.array([0, self.seed], jnp.uint32))
 
     def clear(self, own: ReservoirState, geometry: Geometry, spec: Spec) -> ReservoirState:
-        return _started(own.key)
+        return _initial_state(own.key)
 
     def choose(
         self, own: ReservoirState, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
@@ -102,13 +98,13 @@ class Reservoir:
         return {"seen": own.seen[0].astype(jnp.float32) * jnp.float32(2**32) + own.seen[1].astype(jnp.float32)}
 
     def rekeyed(self, state: S, key: jax.Array) -> S:
-        """The state with another key for the draws to come: for states made under `vmap`, which should not draw alike.
+        """Return the state with another key for later draws; use it for states made under `vmap`.
 
         Args:
           state: Of a buffer with this writer.
           key: One PRNG key, typed or raw; consumed.
         Raises:
-          TypeError: the state is of another writer, or none at all; or it is not one key.
+          TypeError: the state belongs to another writer, or the key is invalid.
 
         Example:
           >>> import fbuf, jax
@@ -120,15 +116,13 @@ class Reservoir:
         own = getattr(scatter, "own", None)
         if not isinstance(own, ReservoirState):
             of = "of a buffer with another writer" if hasattr(state, "scatter") else type(state).__name__
-            raise TypeError(
-                f"Reservoir.rekeyed: the state is {of}; expected one with {self!r}. Write buffer.writer.rekeyed(state, key)."
-            )
+            raise TypeError(f"Reservoir.rekeyed: state is {of}; expected a state of {self!r}.")
         check_key("Reservoir.rekeyed", key, "and for many states vmap it")
         own = dataclasses.replace(own, key=jax.random.bits(key, (2,), jnp.uint32))
         return dataclasses.replace(cast(Any, state), scatter=dataclasses.replace(scatter, own=own))
 
 
-def _started(secret: jax.Array) -> ReservoirState:
-    """Before the first row, with a key made of `secret` uint32[2] by a counter that neither rows get nor `jax.random` uses."""
+def _initial_state(secret: jax.Array) -> ReservoirState:
+    """Return the state before the first row. The key is encrypted by a counter that no row and no JAX function uses."""
     last = jnp.full((1,), 0xFFFFFFFF, jnp.uint32)
     return ReservoirState(key=jnp.concatenate(random_bits.at(secret, last, last)), seen=jnp.zeros((2,), jnp.uint32))

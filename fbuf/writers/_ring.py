@@ -1,9 +1,12 @@
-"""`Ring`: new rows replace the oldest of their lane, so neighbours in time are neighbours in the buffer.
+"""Write rows in a ring: `Ring` evicts the oldest row of a lane; `Frozen` holds a data set and refuses new rows.
 
-The arithmetic is in `fbuf._indexing.ring`; this is the value a user puts into a `Buffer`.
+The arithmetic is in `fbuf._indexing.ring`. Rows of a data set have generation 1, and need neither tickets nor a queue of
+anchors.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -11,12 +14,12 @@ import numpy as np
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry, Placement
 from fbuf._core.geometry import Ring as RingState
-from fbuf._indexing import ring as _ring
+from fbuf._indexing import ring as ring_ops
 
 
 @component
 class Ring:
-    """Round robin: of more rows than fit, the newest stay.
+    """Evict the oldest row of the lane.
 
     Example:
       >>> import fbuf
@@ -27,16 +30,53 @@ class Ring:
     streams = True
 
     def init(self, geometry: Geometry) -> RingState:
-        return _ring.init(geometry)
+        return ring_ops.init(geometry)
 
     def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
-        return _ring.resumed(geometry, count)
+        return ring_ops.resume(geometry, count)
 
     def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
-        return _ring.place(ring, geometry, num, keep, skipped)
+        return ring_ops.place(ring, geometry, num, keep, skipped)
 
     def clear(self, ring: RingState) -> RingState:
-        return _ring.clear(ring)
+        return ring_ops.clear(ring)
 
     def generation(self, ring: RingState, geometry: Geometry, slot: jax.Array) -> jax.Array:
-        return _ring.generation(ring, geometry, slot)
+        return ring_ops.generation(ring, geometry, slot)
+
+
+@component
+class Frozen(Ring):
+    """Refuse changes, for `storages.DataSet`: `add`, `extend`, `clear` and `update_rows` raise at trace time.
+
+    All other methods work: `sample`, `peek`, `get`, `rows`, `last`, `stats`, and `update_priority`, `set`, `rebuild` and
+    `convert` for the sampler's part of the state.
+
+    Memory a row, besides the storage: none if every row can be drawn (`views.Row`); else 1 byte of flags and 1/32 byte of
+    counts (`views.Hindsight`: 4 bytes more). The sampler adds: `Uniform`, `Epoch` and `Staleness` nothing,
+    `Uniform(over="episodes")` 12 bytes, `Prioritized` 4.6, `Consume` 8.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.writers.Frozen()
+      Frozen()
+    """
+
+    def init(self, geometry: Geometry) -> RingState:
+        return ring_ops.resume(geometry, np.full(geometry.lanes, geometry.length, np.int64))
+
+    def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
+        return self.init(geometry)
+
+    def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
+        self.refuse("Buffer.extend")
+
+    def clear(self, ring: RingState) -> RingState:
+        self.refuse("Buffer.clear")
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise TypeError, because rows of a data set do not change."""
+        raise TypeError(
+            f"{call}: writer is {self!r}; expected a writer that accepts rows. Collect new rows in another buffer and "
+            f"sample from both with fbuf.Mixture, or change a data set with fbuf.datasets.preprocess(...)."
+        )

@@ -1,8 +1,4 @@
-"""`TopK`: of all rows the C with the highest ranks stay.
-
-The arithmetic is in `fbuf._algorithms.top_k_tree`. torchrl's writer of this kind is a Python heap beside the rows, in which
-one NaN that came while there was room keeps out every better row for ever; here ranks have one order that includes NaN.
-"""
+"""Keep the C rows with the highest ranks; see `fbuf._algorithms.top_k_tree`. NaN has a defined order."""
 
 from __future__ import annotations
 
@@ -22,41 +18,41 @@ from fbuf._core.pytree import Spec, name_of, nested
 
 @state
 class TopKState:
-    """What it remembers of the rows held."""
+    """Hold the ranks of the rows."""
 
-    tree: jax.Array  # uint32[nodes, W], the rows' ranks and arrivals (`fbuf._algorithms.top_k_tree`)
-    arrived: jax.Array  # uint32[2], rows that came, kept or not, high word first
-    lowest: jax.Array  # [], of the ranks' dtype: the lowest held once the buffer is full, until then the least there is
-    nan_ranks: jax.Array  # uint32[], ranks that were NaN; wraps
+    tree: jax.Array  # uint32[nodes, W], ranks and arrivals (`fbuf._algorithms.top_k_tree`)
+    arrived: jax.Array  # uint32[2], rows that arrived, kept or not, high word first
+    lowest: jax.Array  # [], of the ranks' dtype: the lowest held in a full buffer, else the least of the dtype
+    nan_ranks: jax.Array  # uint32[], NaN ranks; wraps
 
 
 @component
 class TopK:
-    """Keeps the rows with the highest ranks: a new row takes the place of the lowest if it is higher.
+    """Keep the rows with the highest ranks: a new row replaces the lowest if it is higher.
 
     Attributes:
-      rank: Name of a leaf with one real number a row (floating, integer or boolean, of any width); or a function of one row
-        that gives such a number, jittable: `lambda row: row["reward"].sum()`. Rows that are no nested dicts come to it as such,
-        by the names of their leaves; a row that is one array as it is. Functions compare by identity.
+      rank: Name of a leaf with one real number a row (floating, integer or boolean, of any width), or a jittable function
+        of one row that returns such a number: `lambda row: row["reward"].sum()`. The function receives nested dicts by the
+        names of the leaves, or the array itself if a row is one array. Functions compare by identity.
 
-    What stays is what sorting all rows that ever came would leave: the C highest, of equal ranks those that came first,
-    whatever calls they came in (of one step, lane by lane; rows that are masked never came). Exactly:
+    The buffer holds what a sort of all rows would keep: the C highest, and of equal ranks the earliest, however rows are
+    split into calls. Rows of one step arrive lane by lane; masked rows do not count. Exactly:
 
-    * Infinite ranks are ranks like others, 0.0 and -0.0 are equal, integers are compared as integers.
-    * NaN ranks below everything, -inf too: such a row stays while there is room, and is the first to go. `stats` counts them
+    * Infinite ranks are valid, 0.0 and -0.0 are equal, integers are compared as integers.
+    * NaN ranks are below everything, including -inf: such a row stays while there is room and is evicted first. `stats`
+    counts them
       as `nan_ranks`.
-    * A rank is that of the row as it was added: `update_rows` does not change it.
-    * `clear` begins anew.
+    * The rank is that of the row when it was added: `update_rows` does not change it.
+    * `clear` restarts.
 
-    `rows` and `last` give rows in order of arrival, as ever. Which slot a row takes is not specified. Views that look at
-    neighbouring rows are refused, and so are samplers that count on the oldest row going first, storages with files, and
-    `Ragged`.
+    `rows` and `last` return rows in order of arrival. The slot of a row is unspecified. Views that read neighbouring rows,
+    samplers that rely on eviction of the oldest row, storages with files, and `Ragged` are refused.
 
-    `stats`: `lowest_rank`, what a new row must exceed to be kept (-inf, or the least of the dtype, while there is room; -inf
-    where a row with NaN is held); `nan_ranks`.
+    `stats`: `lowest_rank`, which a new row must exceed to be kept (-inf, or the least of the dtype, while there is room;
+    -inf if a row with NaN is held); `nan_ranks`.
 
-    Cost: O(N log N + K log C) for N rows of which K are kept, and 18 bytes a row; in place where the state is donated. On a
-    CPU 0.1 to 0.3 us for each row kept.
+    Cost: O(N log N + K log C) for N rows of which K are kept, and 18 bytes a row; in place if the state is donated. On a
+    CPU 0.1 to 0.3 us for each kept row.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -77,9 +73,7 @@ class TopK:
         if isinstance(self.rank, tuple) and all(isinstance(part, str) for part in self.rank):
             object.__setattr__(self, "rank", name_of(self.rank))
         if not isinstance(self.rank, str) and not callable(self.rank):
-            raise TypeError(
-                f"TopK: rank is {self.rank!r}; expected the name of a leaf, or a function of a row. Write TopK('reward')."
-            )
+            raise TypeError(f"TopK: rank is {self.rank!r}; expected the name of a leaf, or a function of a row.")
 
     def init(self, geometry: Geometry, spec: Spec) -> TopKState:
         dtype = self._dtype(spec)
@@ -116,27 +110,22 @@ class TopK:
         return {"lowest_rank": own.lowest, "nan_ranks": own.nan_ranks}
 
     def _of_row(self, leaves: Mapping[str, jax.Array]) -> jax.Array:
-        """The rank that a function gives a row."""
+        """Return the rank that the function gives a row."""
         assert callable(self.rank)
         made = self.rank(leaves[""] if list(leaves) == [""] else nested(leaves))
         if not isinstance(made, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise TypeError(
-                f"TopK: what {self.rank!r} gives is {type(made).__name__}; expected one real number a row. Write "
-                f"TopK(lambda row: row['reward'].sum())."
-            )
+            raise TypeError(f"TopK: {self.rank!r} returns {type(made).__name__}; expected one real number a row.")
         return jnp.asarray(made)
 
     def _dtype(self, spec: Spec) -> Any:
-        """Of ranks; raises unless they are real numbers, one a row."""
+        """Return the dtype of the ranks; raise unless they are real numbers, one a row."""
         if isinstance(self.rank, str):
             if self.rank not in spec:
-                raise ValueError(
-                    f"TopK: rank names leaf '{self.rank}', but rows have {', '.join(spec)}. Use one of those."
-                )
+                raise ValueError(f"TopK: rank is '{self.rank}'; expected one of the leaves {', '.join(spec)}.")
             what, found, fix = f"leaf '{self.rank}'", spec[self.rank], f"lambda row: row['{self.rank}'].sum()"
         else:
             shape: Any = jax.eval_shape(self._of_row, dict(spec))
-            what, found, fix = f"what {self.rank!r} gives", shape, "lambda row: row['reward'].sum()"
+            what, found, fix = f"the result of {self.rank!r}", shape, "lambda row: row['reward'].sum()"
         real = any(jnp.issubdtype(found.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
         if found.shape != () or not real:
             raise TypeError(
@@ -146,8 +135,8 @@ class TopK:
 
 
 def _least(dtype: Any) -> Any:
-    """The least number of a dtype."""
+    """Return the least number of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf
-    integers: Any = jnp.iinfo  # numpy's knows none of four bits
+    integers: Any = jnp.iinfo  # also knows int4
     return False if dtype == jnp.bool_ else int(integers(dtype).min)

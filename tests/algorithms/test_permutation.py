@@ -78,7 +78,7 @@ def test_as_the_oracle(n):
 
 
 def test_orders_never_change():
-    """A state saved in the middle of an epoch goes on with it, in a later version too."""
+    """A state saved in the middle of an epoch continues it, in later versions too."""
     key = jnp.asarray([1, 2], jnp.uint32)
     got = [permute_jit(key, jnp.arange(5, dtype=jnp.int32), jnp.int32(n)).tolist() for n in (5, 2000, 10**6)]
     assert got == [[3, 1, 2, 0, 4], [1581, 685, 1754, 308, 1484], [845948, 794384, 718335, 368626, 25038]]
@@ -160,12 +160,12 @@ def test_shuffles_survive_bits_all_alike(word):
 
 @pytest.mark.parametrize("number", [1, 32, 33])
 def test_mixed_is_one_to_one(number):
-    mixed = jax.jit(permutation.mixed, static_argnums=1)
+    mixed = jax.jit(permutation.random_permutation, static_argnums=1)
     assert is_permutation(np.asarray(mixed(jax.random.key(number), number)))
 
 
 def test_mixed_gives_every_order_of_a_few_as_often():
     keys = jax.random.split(jax.random.key(0), 48_000)
-    got = np.asarray(jax.jit(jax.vmap(lambda key: permutation.mixed(key, 4)))(keys))
+    got = np.asarray(jax.jit(jax.vmap(lambda key: permutation.random_permutation(key, 4)))(keys))
     names, counts = np.unique(got @ (10 ** np.arange(4)), return_counts=True)
     assert len(names) == 24 and abs(chi_square_z(counts, np.full(24, 1 / 24))) < 4

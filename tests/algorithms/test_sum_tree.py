@@ -69,7 +69,7 @@ def test_memory_is_an_eighth_more_than_the_leaves() -> None:
 def test_messages() -> None:
     with pytest.raises(ValueError, match=r"sum_tree: capacity is 0; expected 1 to 2\*\*30"):
         st.init(0)
-    with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*rebuild\(jnp.full"):
+    with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*Use rebuild"):
         st.init(8, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""`Mixture`: each row comes from where it says, as often as it should, and what is said of it goes back there."""
+"""`Mixture`: sources and frequencies of rows, and updates routed back to their buffers."""
 
 from __future__ import annotations
 
@@ -146,18 +146,18 @@ def test_a_mixture_is_a_value() -> None:
 def test_invalid_settings_are_refused() -> None:
     u = fbuf.uniform(10)
     refused(TypeError, "buffers is Buffer; expected a dict", lambda: fbuf.Mixture(u))
-    refused(ValueError, "there are no buffers", lambda: fbuf.Mixture({}))
+    refused(ValueError, "buffers is empty", lambda: fbuf.Mixture({}))
     refused(TypeError, "'a' is int; expected a Buffer", lambda: fbuf.Mixture({"a": 1}))
-    refused(ValueError, "a buffer is named 'a/b'", lambda: fbuf.Mixture({"a/b": u}))
+    refused(ValueError, "buffer name is 'a/b'", lambda: fbuf.Mixture({"a/b": u}))
     refused(ValueError, "two buffers are named 'a'", lambda: fbuf.Mixture((("a", u), ("a", u))))
     ahead = dataclasses.replace(u, prefetch=1, batch_size=4)
     refused(ValueError, "'a' has prefetch=1", lambda: fbuf.Mixture({"a": ahead}))
     ragged = dataclasses.replace(u, storage=fbuf.storages.Ragged())
     refused(TypeError, "'a' has Ragged", lambda: fbuf.Mixture({"a": ragged}))
-    refused(ValueError, "fractions come to 0.9; expected 1", lambda: two(fractions={"a": 0.4, "b": 0.5}))
-    refused(ValueError, "all fractions are 0", lambda: two(fractions={"a": 0, "b": 0}))
+    refused(ValueError, "sum of fractions is 0.9; expected 1", lambda: two(fractions={"a": 0.4, "b": 0.5}))
+    refused(ValueError, "sum of fractions is 0; expected 1", lambda: two(fractions={"a": 0, "b": 0}))
     refused(ValueError, "fractions lacks 'b'", lambda: two(fractions={"a": 1.0}))
-    refused(ValueError, "fractions names 'c', but the buffers are a, b", lambda: two(fractions={"c": 1.0}))
+    refused(ValueError, "fractions names 'c'; expected the buffers a, b", lambda: two(fractions={"c": 1.0}))
     refused(ValueError, "the fraction of 'a' is -1", lambda: two(fractions={"a": -1, "b": 2}))
     refused(TypeError, "expected a dict with one for each of a, b", lambda: two(fractions=(1.0,)))
     refused(ValueError, "quota is 'each'; expected 'exact' or 'random' or 'all'", lambda: two(quota="each"))
@@ -165,7 +165,7 @@ def test_invalid_settings_are_refused() -> None:
     refused(ValueError, "normalize is 'buffer'; expected 'batch' or None", lambda: two(normalize="buffer"))
     refused(ValueError, "if_empty is 'raise'", lambda: two(if_empty="raise"))
     refused(TypeError, "annealed is 1", lambda: two(annealed=1))
-    refused(ValueError, 'quota is "all", which goes by no fractions', lambda: two(quota="all", annealed=True))
+    refused(ValueError, 'quota is "all"; expected fractions=None', lambda: two(quota="all", annealed=True))
     refused(ValueError, "beta is -1", lambda: two(beta=-1))
     refused(ValueError, "quota is array", lambda: two(quota=np.array(["exact", "all"])))
     assert two(beta=np.float32(0.5)) == two(beta=0.5)
@@ -176,18 +176,18 @@ def test_invalid_arguments_are_refused() -> None:
     mixture, every = two(), two(quota="all")
     state, key = filled(mixture), jax.random.key(0)
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4)))
-    refused(ValueError, "Mixture.init: got a; expected one row, or a BufferState", lambda: mixture.init({"a": EXAMPLE}))
-    refused(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
     refused(
-        TypeError, "first argument is BufferState, expected MixtureState", lambda: mixture.sample(state["a"], key, 4)
+        ValueError,
+        "Mixture.init: examples is a; expected one row, or a BufferState",
+        lambda: mixture.init({"a": EXAMPLE}),
     )
-    refused(ValueError, "there is no buffer 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
-    refused(KeyError, "there is no buffer 'c'", lambda: state["c"])
+    refused(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
+    refused(TypeError, "state is BufferState; expected MixtureState", lambda: mixture.sample(state["a"], key, 4))
+    refused(ValueError, "name is 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
+    refused(KeyError, "buffer is 'c'", lambda: state["c"])
     for row in (EXAMPLE, EXAMPLE["obs"], jnp.zeros(3)):
-        refused(
-            TypeError, r"the name of a buffer is .*add\(state, 'a', row\)", lambda row=row: mixture.add(state, row, "a")
-        )
-    refused(ValueError, "Mixture.plan: got a; expected one row for each of a, b", lambda: mixture.plan({"a": EXAMPLE}))
+        refused(TypeError, r"name is .*The order is \(state, name", lambda row=row: mixture.add(state, row, "a"))
+    refused(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
     for odd in (jnp.array(True), jnp.complex64(0.5)):
         refused(TypeError, "expected a real number", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
     refused(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
@@ -195,24 +195,30 @@ def test_invalid_arguments_are_refused() -> None:
     refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
     refused(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
     refused(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
-    refused(TypeError, "batch_size is a dict, but quota is 'exact'", lambda: mixture.sample(state, key, {"a": 4}))
-    refused(TypeError, "batch_size is 4, but quota is", lambda: every.sample(state, key, 4))
+    refused(
+        TypeError,
+        "batch_size is a dict; expected an int with quota='exact'",
+        lambda: mixture.sample(state, key, {"a": 4}),
+    )
+    refused(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
     refused(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
     refused(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))
-    refused(ValueError, "goes by none", lambda: every.sample(state, key, {"a": 4, "b": 4}, fractions={"a": 1}))
+    refused(
+        ValueError,
+        "fractions is given; expected None",
+        lambda: every.sample(state, key, {"a": 4, "b": 4}, fractions={"a": 1}),
+    )
     refused(ValueError, "beta is -1", lambda: mixture.sample(state, key, 4, beta=-1))
     refused(TypeError, "fractions is 0.5; expected a dict", lambda: mixture.sample(state, key, 4, fractions=0.5))
-    refused(ValueError, "come to 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
+    refused(ValueError, "sum of fractions is 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
     refused(ValueError, "names 'c'", lambda: mixture.sample(state, key, 4, fractions={"c": 1}))
     refused(ValueError, r"has shape \[2\]", lambda: mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}))
     refused(TypeError, "'a' is 'x'; expected a number", lambda: mixture.sample(state, key, 4, fractions={"a": "x"}))
     whole = two(fractions={"a": 1.0, "b": 0.0})
-    refused(ValueError, "what is left is for b", lambda: whole.sample(state, key, 4, fractions={"a": 0.5}))
-    refused(
-        TypeError, "no buffer of a, b has priorities", lambda: mixture.update_priority(state, batch.index, jnp.ones(4))
-    )
+    refused(ValueError, "fractions lacks b", lambda: whole.sample(state, key, 4, fractions={"a": 0.5}))
+    refused(TypeError, "no buffer has priorities", lambda: mixture.update_priority(state, batch.index, jnp.ones(4)))
     index = fbuf.Index(batch.index.slot, batch.index.ticket)
-    refused(TypeError, "index is Index; expected the MixtureIndex", lambda: mixture.update_rows(state, index, {}))
+    refused(TypeError, "index is Index; expected a MixtureIndex", lambda: mixture.update_rows(state, index, {}))
     for verb in ("get", "update_rows", "update_priority"):
         own = fbuf.prioritized(20) if verb == "update_priority" else mixture["a"]
         args = [jnp.ones(4)] * (verb != "get")
@@ -222,7 +228,7 @@ def test_invalid_arguments_are_refused() -> None:
             lambda own=own, verb=verb, args=args: getattr(own, verb)(state["a"], batch.index, *args),
         )
     refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
-    refused(ValueError, "the fractions of this mixture are settled", lambda: mixture.set(state, fractions={"a": 1}))
+    refused(ValueError, "annealed is False", lambda: mixture.set(state, fractions={"a": 1}))
     refused(ValueError, "a mixture has no number 'alpha'", lambda: mixture.set(state, alpha=1))
     refused(ValueError, "has no number 'alpha'", lambda: mixture.set(state, "a", alpha=1))
     refused(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
@@ -269,7 +275,7 @@ def test_a_sampler_that_remembers_must_be_told_how_many() -> None:
     buffers = {name: fbuf.Buffer(50, sampler=Remembering()) for name in "ab"}
     state = jax.eval_shape(lambda: fbuf.Mixture(buffers).init(dict.fromkeys("ab", EXAMPLE)))
     for mixture, works in ((fbuf.Mixture(buffers), False), (fbuf.Mixture(buffers, if_empty="mask"), True)):
-        message = "remembers what it drew, but cannot draw a number of anchors"
+        message = "changes its state when it draws, and has no `draw_some`"
         with contextlib.nullcontext() if works else pytest.raises(TypeError, match=message):
             jax.eval_shape(lambda state, key, m=mixture: m.peek(state, key, 8), state, jax.random.key(0))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._mixture import quota as _quota
-from fbuf._mixture.weights import weigh
+from fbuf._mixture.draw import weigh
 from fbuf.samplers import Consume, Epoch, Prioritized
 from tests.support.uniformity import chi_square_z
 
@@ -129,7 +129,7 @@ def weights(target: str, beta: float, normalize: str | None) -> tuple[np.ndarray
         chance[source == s] /= chance[source == s].sum()
     share = np.array([0.25, 0.75, 0])
     mask = source < 2
-    got = weigh(
+    probability, weight = weigh(
         jnp.asarray(source),
         jnp.asarray(chance, jnp.float32),
         jnp.asarray(mask),
@@ -139,7 +139,7 @@ def weights(target: str, beta: float, normalize: str | None) -> tuple[np.ndarray
         target,
         normalize,
     )
-    return source, chance, share, mask, np.asarray(got.probability), np.asarray(got.weight)
+    return source, chance, share, mask, np.asarray(probability), np.asarray(weight)
 
 
 @pytest.mark.parametrize("normalize", ["batch", None])
@@ -178,8 +178,8 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_some_are_drawn_as_if_no_more_had_been_asked_for(name: str) -> None:
-    """Told to draw k of 12, a sampler hands out k at most, and remembers what it would after a draw of k."""
+def test_draw_some_equals_a_smaller_draw(name: str) -> None:
+    """`draw_some` of k in 12 returns at most k rows, and the state of a draw of k."""
     sampler = LIMITED[name]
     assert hasattr(sampler, "draw_some")
     buffer = fbuf.Buffer(30, sampler=sampler)

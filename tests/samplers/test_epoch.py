@@ -67,7 +67,7 @@ def test_an_epoch_while_rows_arrive_in_one_scan():
 
 
 def test_many_closed_in_a_row_are_passed_over():
-    """Of 3,000 only 20 are left when the epoch goes on: one batch finds them all; when none is, a new epoch begins."""
+    """With 20 of 3,000 anchors left, one batch draws them all; with none left, a new epoch begins."""
     state, batch = sample(LARGE, filled(LARGE, 3000), jax.random.key(0), 4)
     first = set(np.asarray(batch.data).tolist())
     state = arrive(LARGE, state, 3000, 2980)
@@ -152,7 +152,7 @@ def test_counts_do_not_overflow():
 
 
 def test_a_small_epoch_in_a_long_run():
-    """Rows come round a thousand times before it goes on: then it is over."""
+    """The ring wraps a thousand times between two draws: the epoch has ended."""
     state, _ = sample(SMALL, filled(SMALL, 10), jax.random.key(0), 4)
     rows = np.arange(10_000, dtype=np.int32).reshape(-1, 10)
     state = jax.jit(lambda s: lax.scan(lambda s, r: (SMALL.extend(s, r), None), s, rows)[0])(state)

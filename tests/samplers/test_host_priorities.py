@@ -213,7 +213,7 @@ def test_a_glance_at_an_old_version_does_not_lose_the_new_ones() -> None:
     assert np.array_equal(store.leaves(versions[-1]), newest)  # the glance did not cost it
     for _ in range(6):
         other = store.write(other, *more)
-    with pytest.raises(RuntimeError, match=EXPIRED):  # now nobody has asked for it for longest
+    with pytest.raises(RuntimeError, match=EXPIRED):  # now the least recently used
         store.leaves(versions[-1])
 
 
@@ -331,7 +331,7 @@ def test_what_cannot_be_is_said(nothing_open: None) -> None:
     for what in ("extend", "learn", "clear"):
         with pytest.raises(TypeError, match=r'priorities live on the host cannot be vmapped.*on="device"'):
             jax.vmap(lambda s, w=what: verb(buffer, w, s, jnp.int32(0)))(several)
-    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host".*jax\.device_put'):
+    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host"'):
         Prioritized(on="cuda")
     with pytest.raises(ValueError, match="made by another buffer"):
         make("device").sample(state, KEY, 4)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._buffer import state_ops
-from fbuf._indexing.importance import ignoring
+from fbuf._indexing.importance import uniform_mask
 from fbuf.samplers import Prioritized, Ranked, _priority_leaves
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
@@ -48,8 +48,8 @@ def test_a_share_of_the_batch_ignores_priorities(share: float) -> None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def shares(number: int, share: jax.Array) -> Any:
-    starts = jax.vmap(lambda key: ignoring(key, share, 3, spread=True))(jax.random.split(KEY, 20_000))
-    return ignoring(KEY, share, number, spread=True), starts, ignoring(KEY, share, 2**16, spread=False)
+    starts = jax.vmap(lambda key: uniform_mask(key, share, 3, spread=True))(jax.random.split(KEY, 20_000))
+    return uniform_mask(KEY, share, number, spread=True), starts, uniform_mask(KEY, share, 2**16, spread=False)
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-3, 0.1, 1 / 3, 0.999, 1.0])

@@ -235,7 +235,7 @@ Prioritized(beta=float("nan"))
 Prioritized(eps=jnp.zeros(()))
     ValueError Numbers that change go through buffer.set(state, eps=...)
 Prioritized(normalize="max")
-    ValueError Prioritized: normalize is 'max'; expected "batch"
+    ValueError Prioritized: normalize is 'max'; expected 'batch'
 Transition(n_step=0)
     ValueError Transition: n_step is 0; expected an int >= 1
 Transition(stack=0)
@@ -286,15 +286,15 @@ fbuf.Buffer(8, episode_end=("reward",)).init(ROW)
     TypeError Buffer.init: episode_end leaf 'reward' is float32[]; expected bool[] in a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(observation="pixels")).init(ROW)
     ValueError Transition: observation is 'pixels', but rows have action, obs, reward, terminated, truncated.
-        | Name the leaf: Transition(observation=...).
+        | Write Transition(observation=...)
 fbuf.Buffer(8, view=Transition(truncated="cut")).init(ROW)
-    ValueError Name the leaf: Transition(truncated=...), or None if there is none.
+    ValueError Write Transition(truncated=...) with the name of a leaf, or None.
 fbuf.Buffer(8, view=Transition(terminated="reward")).init(ROW)
     TypeError Transition: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW)
     ValueError Transition: 'action' is
 fbuf.Buffer(8, view=Transition()).init(ROW | {"discount": ROW["reward"]})
-    ValueError Transition: rows have a leaf 'discount', a name this view makes itself
+    ValueError Transition: rows have a leaf 'discount', which the view makes
 fbuf.Buffer(8, view=Transition()).init(ROW | {"terminated": {"x": np.bool_(False)}})
     ValueError terminated is 'terminated'
 """

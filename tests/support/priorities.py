@@ -72,9 +72,9 @@ Prioritized(uniform=float("nan"))
 Prioritized(alpha=None)
     ValueError Prioritized: alpha is None
 Prioritized(largest="now")
-    ValueError Prioritized: largest is 'now'; expected "seen" or "held"
+    ValueError Prioritized: largest is 'now'; expected 'seen' or 'held'
 Prioritized(uniform=0.1, replace=False)
-    ValueError Prioritized: uniform is 0.1 and replace is False
+    ValueError Prioritized: uniform is 0.1; expected None with replace=False
 Ranked(alpha=-1)
     ValueError Ranked: alpha is -1; expected a finite Python number >= 0
 Ranked(uniform=-0.1)

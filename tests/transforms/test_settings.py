@@ -16,13 +16,17 @@ from fbuf.transforms import Augment, Drop, Map, NormalizeReward, Rename, RewardT
 from fbuf.views import Sequence
 
 EXAMPLES: list[tuple[Any, Any, str | None]] = [
-    ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is not there"),
-    ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is not there"),
-    ({"on_read": NormalizeReward()}, {"x": 0.0}, "statistics are to be of leaf 'reward', but rows have x"),
-    ({"on_read": RewardToGo()}, {"reward": 0.0}, "it goes along time.*views.Sequence, views.Episode"),
+    ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
+    ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
+    ({"on_read": NormalizeReward()}, {"x": 0.0}, "of names leaf 'reward', but rows have x"),
+    ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows.*views.Sequence, views.Episode"),
     ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
-    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "episode_end names 'x', but rows have y"),
+    (
+        {"on_write": Drop("x"), "episode_end": ("x",)},
+        {"x": False, "y": 0},
+        "episode_end names 'x', but rows have y",
+    ),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
     ({"on_write": Drop("x"), "view": Sequence(2)}, {"x": False, "y": 0}, "episode_end names 'terminated'"),
 ]
@@ -51,8 +55,8 @@ class Loses:
 BUFFERS: list[tuple[Any, str]] = [
     (lambda: fbuf.Buffer(8, on_write=Augment("x")), "'augment' of on_write, .* needs a key, but `extend` has none"),
     (lambda: fbuf.Buffer(8, on_read=lambda x: x), r"on_read is <function.*Write Map\("),
-    (lambda: fbuf.Buffer(8, on_write=3), "on_write is 3. Chain: a stage is 3, which has no `apply`"),
-    (lambda: fbuf.Buffer(8, on_read=Scale), "a stage is the class Scale"),
+    (lambda: fbuf.Buffer(8, on_write=3), "on_write is 3. Chain: stage is 3, without `apply`"),
+    (lambda: fbuf.Buffer(8, on_read=Scale), "stage is the class Scale"),
     (lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")), "expected None. Use on_read"),
     (
         lambda: fbuf.Buffer(8, on_write=NormalizeReward(), on_read=NormalizeReward()),

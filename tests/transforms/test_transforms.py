@@ -151,7 +151,7 @@ def test_inverses_give_the_rows_back() -> None:
     for name, (_, made, _, back) in everything().items():
         if name in NO_INVERSE:
             assert not hasattr(MEMBERS[name], "inverse")
-            with pytest.raises(ValueError, match=r"stage '.*' has no inverse|, has no inverse; expected"):
+            with pytest.raises(ValueError, match=r"stage '.*', .* has no inverse"):
                 Chain((MEMBERS[name],)).inverse()
             continue
         assert hasattr(MEMBERS[name], "inverse")
@@ -269,7 +269,7 @@ def test_reward_to_go_of_vectors_and_integers_in_place_of_rewards() -> None:
     made = run(RewardToGo(1.0, episode_end=(), into="reward"), {"reward": reward}, lead=2, time=1)
     assert made.keys() == {"reward"} and made["reward"].dtype == np.float32
     np.testing.assert_array_equal(made["reward"], [[[9, 12], [8, 10], [5, 6]]])
-    with pytest.raises(ValueError, match="it goes along time, but these are single rows"):
+    with pytest.raises(ValueError, match="data are single rows; expected windows"):
         run(RewardToGo(), {"reward": reward})
 
 

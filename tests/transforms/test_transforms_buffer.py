@@ -92,11 +92,11 @@ def test_missing_rows_of_a_window_are_zeros() -> None:
 JOINS = [
     (
         Concatenate(("x", "sum"), "y"),
-        r"leaf 'sum' is \[4\] a window, but 'x' is \[4\] a row; .*Map and jnp.broadcast_to",
+        r"leaf 'sum' is \[4\] a window, but 'x' is \[4\] a row. .*Map and jnp.broadcast_to",
     ),
     (Stack(("reward", "most"), "y"), r"leaf 'most' is \[\] a window, but 'reward' is \[\] a row"),
-    (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, and has no axis -1. Use Stack"),
-    (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window, but sizes=\(1, 1\) come to 2; expected 4"),
+    (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, without axis -1. Use Stack"),
+    (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window, but the sum of sizes=\(1, 1\) is 2; expected 4"),
 ]
 
 

@@ -246,12 +246,12 @@ def test_final_goals_over_the_end_of_the_ring() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected one of transitions"),
-        (lambda: Hindsight(Sequence(3), reward), TypeError, "expected one of transitions"),
-        (lambda: Hindsight(Transition, reward), TypeError, "expected one of transitions"),
+        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
+        (lambda: Hindsight(Sequence(3), reward), TypeError, "expected a view of transitions"),
+        (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
         (lambda: Hindsight(Transition(), reward, goal=5), TypeError, "goal is 5; expected the name of a leaf"),
         (lambda: Hindsight(Transition(), reward, "obs", "obs"), ValueError, "goal and achieved are both 'obs'"),
-        (lambda: Hindsight(Transition(), "reward"), TypeError, "Transition(reward=...)"),
+        (lambda: Hindsight(Transition(), "reward"), TypeError, "expected a function reward(achieved_goal, goal)"),
         (
             lambda: Hindsight(Transition(), reward, strategy="past"),
             ValueError,
@@ -283,11 +283,11 @@ def test_wrong_rewards() -> None:
     def init(reward: Any, rows: Any = ROWS, name: str = "reward") -> None:
         fbuf.Buffer(10, view=Hindsight(Transition(reward=name), reward)).init(rows)
 
-    with pytest.raises(ValueError, match=r"gives float32\[2\]; expected real numbers of shape \[\]"):
+    with pytest.raises(ValueError, match=r"returns float32\[2\]; expected real numbers of shape \[\]"):
         init(lambda achieved, goal: achieved - goal)
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
         init(lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
-    assert "jnp.where for if" in error.value.__notes__[-1]
+    assert "jnp.where instead of if" in error.value.__notes__[-1]
     rows = ROWS | {"obs": ROWS["obs"] | {"reward": 0.0}}
     with pytest.raises(ValueError, match="'obs/reward' is part of the observation 'obs'"):
         init(reward, {n: x for n, x in rows.items() if n != "reward"}, "obs/reward")

@@ -66,7 +66,7 @@ def check_windows(data: Any, apart: int = 1) -> None:
 
 
 def check_chances(view: Any, sampler: Uniform) -> None:
-    """Draw from three lanes: one fills a fifth of its ring, one half, one goes round several times."""
+    """Draw from three lanes: one fills a fifth of its ring, one half, one wraps several times."""
     rng = np.random.default_rng(3)
     buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
     mask = rng.random((8, 100, 3)) < np.array([0.08, 0.2, 0.9])
@@ -248,7 +248,7 @@ WRONG = [
     (lambda: Sequence(0), ValueError, r"length is 0; expected an int >= 1"),
     (lambda: Sequence(4, stride=0), ValueError, r"stride is 0; expected an int >= 1"),
     (lambda: Sequence(4, dilation=-1), ValueError, r"dilation is -1"),
-    (lambda: Sequence(4, burn_in=4), ValueError, r"burn_in=4 and bootstrap=0 leave nothing .* Use length=5 or more"),
+    (lambda: Sequence(4, burn_in=4), ValueError, r"burn_in=4 and bootstrap=0 leave no row .* Use length=5 or more"),
     (lambda: Sequence(4, burn_in=2, bootstrap=2), ValueError, r"Use length=5"),
     (lambda: Sequence(4, boundary="stay"), ValueError, r'boundary is \'stay\'; expected "stop", "mask" or "cross"'),
     (lambda: Sequence(4, at=2), ValueError, r"at is 2; expected 0, or with boundary='mask' less than length=4"),
@@ -257,7 +257,7 @@ WRONG = [
     (lambda: Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
     (lambda: Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
     (lambda: Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
-    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one array without a name"),
+    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one unnamed array"),
     (lambda: Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0), ValueError, r"max_length is 0"),
     (lambda: Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
@@ -277,7 +277,11 @@ WRONG = [
         ValueError,
         r"its windows cross the ends of episodes. Use boundary='stop'",
     ),
-    (lambda: fbuf.Buffer(8, view=Sequence(2)).init({"obs": 0.0}), ValueError, r"names 'terminated', but rows have obs"),
+    (
+        lambda: fbuf.Buffer(8, view=Sequence(2)).init({"obs": 0.0}),
+        ValueError,
+        r"names 'terminated'; expected leaves of obs",
+    ),
     (
         lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=("done",))).init({"done": 0.0}),
         TypeError,
@@ -286,7 +290,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(8, view=Episode(2)).init({**EXAMPLE, "is_first": False}),
         ValueError,
-        r"rows have a leaf 'is_first', a name this view makes itself .* Rename the leaf",
+        r"rows have a leaf 'is_first', which the view makes .* Rename it",
     ),
     (lambda: fbuf.trajectory(8, length=9), ValueError, r"Use capacity=9 or more"),
 ]
@@ -355,5 +359,5 @@ def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
     view = Transition(stack=2, observation="id", action=None, reward="episode")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
-    state = dataclasses.replace(state, ring=fbuf._indexing.ring.retire(state.ring, jnp.array([2], jnp.int32)))
+    state = dataclasses.replace(state, ring=fbuf._indexing.ring.evict(state.ring, jnp.array([2], jnp.int32)))
     assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]

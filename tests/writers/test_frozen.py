@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._algorithms import rank_select
 from fbuf._buffer import convert
 from fbuf._formats import dataset
+from fbuf._indexing import anchor_log
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import DataSet, Device
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
@@ -161,7 +161,7 @@ def test_writes_are_refused_when_they_are_traced(made: tuple[Path, pieces.Rows],
         lambda state: fbuf.checked(buffer).extend(state, rows),
     ):
         for call in (verb, lambda state, verb=verb: jax.eval_shape(verb, state)):
-            with pytest.raises(TypeError, match=r"rows of a data set stay as they are.*preprocess"):
+            with pytest.raises(TypeError, match=r"expected a writer that accepts rows.*preprocess"):
                 call(state)
 
 
@@ -173,9 +173,9 @@ def test_memory_of_a_row(made: tuple[Path, pieces.Rows]) -> None:
     for sampler in (Uniform(), Epoch(), Staleness(4, unit=3)):
         assert leaves(1 << 22, sampler, Row()) - leaves(1 << 12, sampler, Row()) == 0
         counted = leaves(1 << 22, sampler, Transition(stack=4)) - leaves(1 << 12, sampler, Transition(stack=4))
-        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / rank_select.BLOCK)
+        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / anchor_log.BLOCK)
     spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition()) / (1 << 22)
-    assert spare < 1 + 4 / rank_select.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
+    assert spare < 1 + 4 / anchor_log.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
 def test_a_sampler_that_does_not_count_keeps_no_counts() -> None:
@@ -199,11 +199,11 @@ def test_the_nth_open_row(is_open: list[bool], seed: int) -> None:
         np.testing.assert_array_equal(got, want[nth])
 
 
-_counted, _nth = jax.jit(rank_select.counted), jax.jit(rank_select.nth)
+_counted, _nth = jax.jit(anchor_log.count_open_before), jax.jit(anchor_log.nth_by_count)
 
 
 def _before(flags: np.ndarray) -> np.ndarray:
-    starts = range(0, len(flags), rank_select.BLOCK)
+    starts = range(0, len(flags), anchor_log.BLOCK)
     return np.array([np.count_nonzero(flags[:start] & 8) for start in starts], np.int32)
 
 
@@ -285,11 +285,11 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
 
 def test_the_nth_open_row_is_found_across_blocks() -> None:
     """Where blocks begin or end with rows that are not open, too; more than there are is nowhere."""
-    geometry, nth = fbuf._core.geometry.Geometry(1, 11), jnp.arange(12, dtype=jnp.int32)
-    find = jax.jit(functools.partial(fbuf._indexing.anchors.nth_open, block=4), static_argnums=1)
+    nth = jnp.arange(12, dtype=jnp.int32)
+    find = jax.jit(functools.partial(anchor_log.nth_by_scan, block=4))
     for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):
         is_open = np.array([bits >> i & 1 for i in range(11)], bool)
-        found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._indexing.anchors.OPEN, geometry, nth, jnp.ones(12, bool))
+        found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._indexing.anchors.OPEN, nth, jnp.ones(12, bool))
         expected = np.full(12, 11)
         expected[: is_open.sum()] = np.flatnonzero(is_open)
         np.testing.assert_array_equal(found, expected)

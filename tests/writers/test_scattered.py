@@ -107,9 +107,9 @@ def test_a_writer_without_a_method_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda slots, own: (slots + 0.0, own), r"choose gave slots float32\[3, 1\]; expected int32\[3, 1\]"),
-        (lambda slots, own: (slots[:2], own), r"choose gave slots int32\[2, 1\]; expected int32\[3, 1\]"),
-        (lambda slots, own: (slots, (own, own)), "choose gave another state than it got"),
+        (lambda slots, own: (slots + 0.0, own), r"choose returned slots float32\[3, 1\]; expected int32\[3, 1\]"),
+        (lambda slots, own: (slots[:2], own), r"choose returned slots int32\[2, 1\]; expected int32\[3, 1\]"),
+        (lambda slots, own: (slots, (own, own)), "choose returned a state of"),
     ],
 )
 def test_slots_and_states_of_another_kind_are_refused(change: Any, message: str) -> None:

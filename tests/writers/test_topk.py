@@ -302,16 +302,16 @@ def test_views_that_look_at_neighbours_are_refused(view: Any) -> None:
 @pytest.mark.parametrize(
     ("rank", "error", "message"),
     [
-        ("score", ValueError, r"rank names leaf 'score', but rows have pair, rank, z\. Use one of those"),
+        ("score", ValueError, r"rank is 'score'; expected one of the leaves pair, rank, z\."),
         (
             "pair",
             TypeError,
             r"leaf 'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
         ),
         ("z", TypeError, r"leaf 'z' is complex64\[\]"),
-        (lambda row: row["pair"], TypeError, r"what .* gives is float32\[2\]; expected one real number"),
-        (lambda row: None, TypeError, r"TopK: what .* gives is NoneType; expected one real number a row. Write TopK"),
-        (lambda row: {"rank": row["rank"]}, TypeError, r"what .* gives is dict; expected one real number a row"),
+        (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
+        (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
+        (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
     ],
 )
 def test_what_cannot_rank_is_named(rank: Any, error: type[Exception], message: str) -> None:

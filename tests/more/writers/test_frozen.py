@@ -109,7 +109,7 @@ def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None
     replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
     same(batch, replay.sample(BATCH))
     replay.update_priority(batch.index, np.ones(BATCH))
-    with pytest.raises(TypeError, match="stay as they are"):
+    with pytest.raises(TypeError, match="expected a writer that accepts rows"):
         replay.extend(rows)
 
 

@@ -1,0 +1,258 @@
+"""Return windows of successive rows of one lane: `Sequence` of a fixed length, `Episode` of whole episodes.
+
+Rows are stored once. The anchor of a window is chosen as rows arrive (`fbuf._indexing.anchors`), so a draw costs O(B T) at
+any capacity, and every valid window is equally likely. An episode becomes drawable with its last row, until its first is
+overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._core.component import component
+from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import PyTree, Spec
+from fbuf._indexing.anchors import RESET, START, has
+from fbuf._indexing.ring import shift
+from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.storage import Read
+from fbuf._interfaces.view import EligibilityRule, Window
+from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
+
+
+@component
+class Sequence:
+    """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
+
+    `batch.data` is a dict with every leaf of the rows under its own name, and
+
+    * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
+    * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
+    * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
+
+    Attributes:
+      length: T >= 1, rows of a window, including burn-in and bootstrap rows.
+      burn_in: First rows of a window, which only warm up a recurrent state.
+      bootstrap: Last rows of a window, which only provide bootstrap values.
+      stride: Rows between successive anchors of an episode, from its first row (with "cross": of a lane).
+      dilation: Rows between successive rows of a window.
+      boundary: At the end of an episode: "stop", windows are within one episode, and shorter episodes are not drawn;
+        "mask", every row has a window, cut at the ends of its episode; "cross", windows continue across ends.
+      at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
+        - 1: windows end at the anchor and are cut on the left. In between: on either side.
+      episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
+      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
+        mode): the row after an end belongs to the episode and holds the final observation.
+
+    A priority given to `extend` with the row that completes a window becomes the priority of the window.
+
+    Cost: reads B T rows ("mask" and "cross" also B T dilation flags); at most one anchor for each added row ("mask"
+    examines as many of the last rows as follow an anchor).
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.views.Sequence(80, burn_in=40, stride=40).length
+      80
+    """
+
+    length: int
+    burn_in: int = 0
+    bootstrap: int = 0
+    stride: int = 1
+    dilation: int = 1
+    boundary: str = "stop"
+    at: int = 0
+    episode_end: tuple[str, ...] = ("terminated", "truncated")
+    autoreset: str = "same_step"
+
+    def __post_init__(self) -> None:
+        for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"Sequence: {name} is {value!r}; expected an int >= {least}.")
+        if self.stride >= 2**29:
+            raise ValueError(f"Sequence: stride is {self.stride}; expected less than 2^29.")
+        if self.burn_in + self.bootstrap >= self.length:
+            raise ValueError(
+                f"Sequence: burn_in={self.burn_in} and bootstrap={self.bootstrap} leave no row of length={self.length} to "
+                f"learn from. Use length={self.burn_in + self.bootstrap + 1} or more."
+            )
+        if self.boundary not in ("stop", "mask", "cross"):
+            raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
+        if self.at and (self.boundary != "mask" or self.at >= self.length):
+            raise ValueError(
+                f"Sequence: at is {self.at}; expected 0, or with boundary='mask' less than length={self.length}."
+            )
+        check_autoreset("Sequence", self.autoreset)
+        object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
+
+    @property
+    def back(self) -> int:
+        """Rows from the first of a window to its anchor."""
+        return self.at * self.dilation
+
+    @property
+    def ahead(self) -> int:
+        """Rows from the anchor of a window to its last."""
+        return (self.length - 1 - self.at) * self.dilation
+
+    @property
+    def rule(self) -> EligibilityRule:
+        return EligibilityRule(
+            self.boundary,
+            self.back,
+            self.ahead,
+            prompt=self.boundary != "mask",
+            stride=self.stride,
+            crosses=self.boundary == "cross",
+            reset_rows=self.autoreset == "next_step",
+            window=self.length,
+        )
+
+    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
+        return self.episode_end, None
+
+    def check(self, spec: Spec) -> None:
+        check_window_rows("Sequence", self.episode_end, spec)
+
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = step - jnp.int32(self.ahead)
+        opens = (first >= jnp.int32(0)) & (first % jnp.int32(self.stride) == jnp.int32(0))
+        if self.boundary == "stop":  # nothing follows a reset row, and it is no window itself
+            opens = opens & ~has(before if self.ahead else flags, RESET)
+        return jnp.full_like(step, self.ahead), opens
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
+        last = jnp.where(has(flags, last_bit(self.autoreset)), index, jnp.int32(2**30))
+        # the row that completes the window: its last, or the last of the episode
+        by = jnp.minimum(lax.cummin(last, axis=0, reverse=True), index + jnp.int32(self.ahead))
+        drawable = (step % jnp.int32(self.stride) == jnp.int32(0)) & ~has(flags, RESET)
+        return by < available[None, :], drawable, jnp.minimum(by, jnp.int32(flags.shape[0] - 1))
+
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+        geometry, flags = eligible.geometry, eligible.flags
+        assert flags is not None
+        number, apart = self.length, self.dilation
+        safe = jnp.where(mask, slot, jnp.int32(0))
+        offset = jnp.arange(number, dtype=jnp.int32)[None, :] * jnp.int32(apart) - jnp.int32(self.back)
+        slots = shift(geometry, safe[:, None], offset)
+        if self.boundary == "stop":
+            # Only the first row can begin an episode, and only the last can be a reset row.
+            near = flags.at[slots[:, jnp.array([0, -1])]].get(mode="promise_in_bounds")
+            within = jnp.ones(slots.shape, bool)
+            first = jnp.zeros(slots.shape, bool).at[:, 0].set(has(near[:, 0], START))
+            reset = jnp.zeros(slots.shape, bool).at[:, -1].set(has(near[:, 1], RESET))
+        else:
+            every = jnp.arange(-self.back, self.ahead + 1, dtype=jnp.int32)[None, :]
+            near = flags.at[shift(geometry, safe[:, None], every)].get(mode="promise_in_bounds")
+            within = jnp.ones(near.shape, bool)
+            if self.boundary == "mask":
+                behind = has(near[:, 1 : self.back + 1], START)
+                began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
+                ends = has(near[:, self.back : -1], last_bit(self.autoreset))
+                ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
+                within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
+            starts = has(near, START) & within
+            if apart > 1:  # an episode began since the previous row of the window
+                lines = jnp.concatenate([jnp.zeros((near.shape[0], apart - 1), bool), starts], axis=1)
+                first = jnp.any(lines.reshape(near.shape[0], number, apart), axis=2)
+            else:
+                first = starts
+            within, reset = within[:, ::apart], has(near[:, ::apart], RESET)
+        there = within & mask[:, None]
+        place_in = jnp.arange(number, dtype=jnp.int32)[None, :]
+        learn = (place_in >= jnp.int32(self.burn_in)) & (place_in < jnp.int32(number - self.bootstrap))
+        return _window(spec, geometry, slots, (there, first & there, learn & there & ~reset))
+
+    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
+        return whole_rows(structure, spec, arrays, window.context)
+
+
+@component
+class Episode:
+    """Return whole episodes, padded: leaves `[B, T, ...]`, T = max_length; with `Uniform` every episode is equally likely.
+
+    `batch.data` is a dict with every leaf of the rows under its own name, and
+
+    * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
+    * `is_first` bool[B, T]: the row begins the episode: the first;
+    * `learning_mask` bool[B, T]: `mask` without reset rows.
+
+    Attributes:
+      max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
+      longer: Longer episodes: "skip", they are never drawn; "cut", they are drawn as their first T rows.
+      episode_end: Names of the boolean leaves that end an episode.
+      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
+        mode): the row after an end belongs to the episode and holds the final observation.
+
+    A priority given to `extend` with the last row of an episode becomes the priority of the episode.
+
+    Cost: reads B T rows; O(1) for each added row.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.views.Episode(200).max_length
+      200
+    """
+
+    max_length: int
+    longer: str = "skip"
+    episode_end: tuple[str, ...] = ("terminated", "truncated")
+    autoreset: str = "same_step"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_length, int) or isinstance(self.max_length, bool) or self.max_length < 1:
+            raise ValueError(f"Episode: max_length is {self.max_length!r}; expected an int >= 1.")
+        if self.longer not in ("skip", "cut"):
+            raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
+        check_autoreset("Episode", self.autoreset)
+        object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
+        if not self.episode_end:
+            raise ValueError("Episode: episode_end is (); expected at least one name.")
+
+    @property
+    def rule(self) -> EligibilityRule:
+        length = self.max_length
+        resets = self.autoreset == "next_step"
+        return EligibilityRule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
+
+    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
+        return self.episode_end, None
+
+    def check(self, spec: Spec) -> None:
+        check_window_rows("Episode", self.episode_end, spec)
+
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        room = jnp.int32(self.max_length) - step
+        opens = has(flags, last_bit(self.autoreset)) & (room > jnp.int32(0))
+        if self.longer == "cut":
+            opens = opens | (room == jnp.int32(1))
+        return step, opens & ~(has(flags, RESET) & has(before, RESET))
+
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+        geometry, flags = eligible.geometry, eligible.flags
+        assert flags is not None
+        safe = jnp.where(mask, slot, jnp.int32(0))
+        slots = shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
+        near = flags.at[slots].get(mode="promise_in_bounds")
+        ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
+        there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
+        first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
+        return _window(spec, geometry, slots, (there, first, there & ~has(near, RESET)))
+
+    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
+        return whole_rows(structure, spec, arrays, window.context)
+
+
+def _window(spec: Spec, geometry: Geometry, slots: jax.Array, masks: tuple[jax.Array, ...]) -> Window:
+    """Return reads of all leaves at slots int32[B, T] where the first of the masks is True."""
+    slots = jnp.where(masks[0], slots, jnp.int32(geometry.capacity))
+    return Window(tuple(Read(name, slots) for name in spec), masks)
