@@ -132,12 +132,7 @@ class DataSet:
         return rows.layout.spec, rows.layout.structure
 
     def write(
-        self,
-        rows: SideRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, None]:
         self.refuse("Buffer.extend")
 

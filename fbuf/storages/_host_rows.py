@@ -325,9 +325,9 @@ def from_arrays(
         folder=folder,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
-    device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    last = None if rows.last is None else _array_rows.restored(arrays["last"], jnp.uint32)
-    return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device, last)
+    device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    last = None if rows.last is None else _array_rows.as_device_array(arrays["last"], jnp.uint32)
+    return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
 def default_slack(geometry: Geometry, slack: int | None) -> int:

@@ -55,7 +55,7 @@ class Hosted:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
         _host_rows.check(name, self.slack, self.on_expired)
         if self.path is not None:
-            object.__setattr__(self, "path", _on_disk.checked(name, self.path))
+            object.__setattr__(self, "path", _on_disk.checked_path(name, self.path))
         _on_disk.check_sync(name, self.sync)
 
     def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
@@ -93,7 +93,7 @@ class Hosted:
         return self.on_expired == "mask"
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return _array_rows.choose(type(self).__name__, self.keys, spec, self._least)
+        return _array_rows.select_leaves(type(self).__name__, self.keys, spec, self._least)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         _host_rows.refuse_tracing(type(self).__name__)

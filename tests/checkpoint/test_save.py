@@ -77,7 +77,7 @@ def test_marks_made_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])
 def test_blocks_read_from_a_device(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are read in any order."""
-    monkeypatch.setattr(device_arrays, "SMALL", 0)
+    monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     values = np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) + 1
     leaf = device_arrays.DeviceLeaf(jnp.asarray(values), whole=True)

@@ -209,12 +209,7 @@ class Ragged(Hosted):
         return tickets[..., None].view(np.uint32)
 
     def write(
-        self,
-        rows: SideRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, None]:
         tickets = leaves.get(TICKET)
         if tickets is None:
@@ -287,8 +282,8 @@ class Ragged(Hosted):
         slack = self._slack(geometry)
         store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
         rows = self._adopt(store, geometry, spec, structure, store.leaves)
-        device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-        return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device)
+        device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+        return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device)
 
     def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """The same rows with room for more; slots stay. Other states over the same store are not touched."""
