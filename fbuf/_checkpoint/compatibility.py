@@ -75,9 +75,8 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     _check_same(call, path, "sampler", config, given, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))
     _check_same(call, path, "on_write", config, given, ())
     _check_rule(call, path, meta, target)
-    same_storage = not _differences(config["storage"], given["storage"], _FLEXIBLE_STORAGE) and _is_in_files(
-        config
-    ) == _is_in_files(given)
+    changed = _differences(config["storage"], given["storage"], _FLEXIBLE_STORAGE)
+    same_storage = not changed and _is_in_files(config) == _is_in_files(given)
     storage = target.storage if same_storage else _saved_storage(call, path, config)
     same = not any(
         config_json.differences(config[field], given[field]) for field in ("prefetch", "batch_size", "view", "on_read")

@@ -18,7 +18,7 @@ from fbuf._core.pytree import Spec, item_bytes, name_of
 from fbuf._host.codecs.base import Codec, Raw, Zstd
 from fbuf._host.codecs.bitpack import BitPack
 from fbuf._host.columns.spec import Column
-from fbuf.storages._host_storage import Hosted
+from fbuf.storages._host_storage import HostStorage
 
 __all__ = ["BitPack", "Codec", "Raw", "Zstd"]
 
@@ -30,7 +30,7 @@ _MIN_BYTES = 1024  # bytes a row
 
 
 @component
-class Compressed(Hosted):
+class Compressed(HostStorage):
     """Rows whose large leaves are compressed on the host.
 
     Attributes:

@@ -7,11 +7,11 @@ raises OSError; a mapping would end the process with SIGBUS.
 from __future__ import annotations
 
 from fbuf._core.component import component
-from fbuf.storages._host_storage import Hosted
+from fbuf.storages._host_storage import HostStorage
 
 
 @component
-class Memmap(Hosted):
+class Memmap(HostStorage):
     """Rows whose leaves are in files.
 
     A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write

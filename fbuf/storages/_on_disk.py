@@ -96,11 +96,7 @@ def plan_memory(geometry: Geometry, columns: Sequence[Column], slack: int) -> tu
 
 
 def plan_disk(
-    geometry: Geometry,
-    columns: tuple[Column, ...],
-    slack: int,
-    trial: Leaves | None,
-    ratio: float | None,
+    geometry: Geometry, columns: tuple[Column, ...], slack: int, trial: Leaves | None, ratio: float | None
 ) -> int:
     """Return an estimate of the bytes of a full store's files."""
     depth = geometry.length + slack
