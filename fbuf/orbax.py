@@ -46,10 +46,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         Raises:
           As `fbuf.save`.
         """
-        arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
-        _check_single_process()
-        saving.check_state("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
-        arrays, meta = saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
+        arguments, arrays, meta = _gather(args, kwargs)
         _write(directory, arrays, meta, arguments.sync, arguments.progress)
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -58,15 +55,12 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         The state may be donated when this returns. Errors are raised by `wait_until_finished`, `check_for_errors`, or
         the next save.
         """
-        arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
-        _check_single_process()
-        saving.check_state("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
-        arrays, meta = saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
-        held = {name: Snapshot(name, source, None) for name, source in arrays.items()}
-        sync, progress = arguments.sync, arguments.progress  # and not the state
+        arguments, arrays, meta = _gather(args, kwargs)
+        copies = {name: Snapshot(name, source, None) for name, source in arrays.items()}
+        sync, progress = arguments.sync, arguments.progress  # without a reference to the state
 
         async def write() -> None:
-            _write(directory, held, meta, sync, progress)
+            _write(directory, copies, meta, sync, progress)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="fbuf")]
 
@@ -96,18 +90,17 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 @ocp.args.register_with_handler(ReplayHandler, for_save=True)
 @dataclasses.dataclass
 class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
+    """The items to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
 
     Attributes:
       buffer, state: As for `fbuf.save`. Arrays may be sharded over the devices of this process.
-      sync: Wait for the disk, so that a failure of power does no harm. orbax itself does not.
-      progress: True: a bar; or a function of bytes done and bytes in all.
+      sync: Wait for the disk, so that a power failure does no harm. orbax itself does not.
+      progress: True for a bar, or a callable of (bytes done, bytes in all).
 
     Raises:
-      As `fbuf.save`, when it is made, and once more when orbax saves.
+      As `fbuf.save`, on construction and when orbax saves.
 
-    Cost: with an asynchronous manager a copy of the state in host memory, of rows on the host as they are held there; else a
-    block.
+    Cost: with an asynchronous manager a copy of the state in host memory; otherwise a block.
 
     Example:
       >>> import fbuf, fbuf.orbax, tempfile, jax.numpy as jnp, orbax.checkpoint as ocp
@@ -137,13 +130,13 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @ocp.args.register_with_handler(ReplayHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What to restore: `Composite(replay=RestoreArgs(), ...)` gives `(buffer, state)`.
+    """The items to restore: `Composite(replay=RestoreArgs(), ...)` returns `(buffer, state)`.
 
     Attributes:
-      buffer, example, verify, resize, progress: As for `fbuf.load`. None as buffer: the one that was saved.
-      sharding: Where arrays go: one `jax.sharding.Sharding` for all; or a state like the one asked for (of arrays, or of
-        `jax.ShapeDtypeStruct`s or shardings), each of whose leaves says where that leaf goes. None: the default device. Arrays
-        are read there first, one after another spread, so the largest must fit.
+      buffer, example, verify, resize, progress: As for `fbuf.load`. None as buffer: the saved one.
+      sharding: Where to place arrays: one `jax.sharding.Sharding`; or a state like the requested one, of arrays,
+        `jax.ShapeDtypeStruct`s or shardings. None: the default device. Arrays are read there first, then distributed one by
+        one, so the largest must fit.
     """
 
     buffer: Any = None
@@ -160,6 +153,13 @@ def _arguments(call: str, kind: type[Any], args: tuple[Any, ...], kwargs: Mappin
     if arguments is not None and not isinstance(arguments, kind):
         raise TypeError(f"{call}: got {type(arguments).__name__}; expected {kind.__name__}. Write {call}(...).")
     return arguments
+
+
+def _gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a save, the sources, and their description."""
+    arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
+    arguments.__post_init__()  # the state may have been donated since
+    return arguments, *saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
 
 
 def _check_single_process() -> None:

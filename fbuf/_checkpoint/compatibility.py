@@ -69,8 +69,16 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
         raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {call}(path, buffer).")
     target = _resized(call, buffer, None if resize is True else resize)
     given = config_json.to_json(target)
-    _check_capacity(call, path, config, target, resize)
-    _check_lanes(call, path, config, target)
+    if config["capacity"] != target.capacity and resize is None:
+        raise checkpoint.SchemaError(
+            f"{call}: capacity of {path} is {config['capacity']}; expected {target.capacity}, the buffer's. Write "
+            f"{call}(path, buffer, resize=True) to keep the newest rows, or use capacity={config['capacity']}."
+        )
+    if (config["lanes"] or 1) != (target.lanes or 1):
+        raise checkpoint.SchemaError(
+            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's. Use "
+            f"lanes={config['lanes']}."
+        )
     _check_same(call, path, "writer", config, given, ())
     _check_same(call, path, "sampler", config, given, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))
     _check_same(call, path, "on_write", config, given, ())
@@ -190,22 +198,6 @@ def _resized(call: str, buffer: Buffer, resize: Any) -> Buffer:
             f"{call}: resize is {resize!r}; expected a capacity, an int >= 1, or True for the given buffer's."
         )
     return dataclasses.replace(buffer, capacity=int(resize))
-
-
-def _check_capacity(call: str, path: str, config: Any, target: Buffer, resize: Any) -> None:
-    if config["capacity"] != target.capacity and resize is None:
-        raise checkpoint.SchemaError(
-            f"{call}: capacity of {path} is {config['capacity']}; expected {target.capacity}, the buffer's. Write "
-            f"{call}(path, buffer, resize=True) to keep the newest rows, or use capacity={config['capacity']}."
-        )
-
-
-def _check_lanes(call: str, path: str, config: Any, target: Buffer) -> None:
-    if (config["lanes"] or 1) != (target.lanes or 1):
-        raise checkpoint.SchemaError(
-            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's. Use "
-            f"lanes={config['lanes']}."
-        )
 
 
 def _differences(saved: Any, given: Any, free: tuple[str, ...] | None) -> dict[str, tuple[Any, Any]]:

@@ -187,7 +187,7 @@ def _read(
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
     there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
-    found = {n: _SavedShape(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
+    found = {n: jax.ShapeDtypeStruct(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     compatibility.check_leaves(call, saved.path, found, wanted)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
     rows = {
@@ -215,15 +215,8 @@ def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any
         check_memory(call, saved.path, needed + max(claimed, expected), saved.nbytes)
 
 
-class _SavedShape:
-    """Shape and dtype of a saved leaf."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self.shape, self.dtype = shape, dtype
-
-
 def _shape_of(leaf: Any) -> Any:
-    return _SavedShape((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
+    return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
 
 
 def _whole_shape(saved: Any, name: str) -> tuple[int, ...]:

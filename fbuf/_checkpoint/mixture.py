@@ -127,7 +127,8 @@ def restore(
     with contextlib.ExitStack() as stack:
         for number, name in enumerate(names):
             part, buffer = SavedMember(saved, number), None if mixture is None else mixture[name]
-            storage = part.meta["buffer"]["storage"].get("path") if buffer is None else _path_of(buffer)
+            saved_path = part.meta["buffer"]["storage"].get("path")
+            storage = saved_path if buffer is None else getattr(buffer.storage, "path", None)
             stack.enter_context(undone(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
@@ -159,10 +160,6 @@ def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer
             f"{call}: {saved.path} was saved by a mixture with {settings}, unknown to this release of fbuf ({error}). Use a "
             f"later one."
         ) from None
-
-
-def _path_of(buffer: Buffer) -> Any:
-    return getattr(buffer.storage, "path", None)
 
 
 def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:

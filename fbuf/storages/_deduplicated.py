@@ -23,7 +23,7 @@ from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, to_config
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
-from fbuf._interfaces.storage import Forecast, Held, Read
+from fbuf._interfaces.storage import Forecast, Held
 from fbuf.storages import _array_rows, _block_fit, _block_rows
 from fbuf.storages._array_rows import Leaves
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
@@ -218,22 +218,10 @@ class Deduplicated:
         return jnp.any(rows.live.astype(jnp.float32) + growth > jnp.float32(MAX_LOAD) * places)
 
     drop = staticmethod(_block_rows.drop)
-
-    def write(
-        self, rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-    ) -> tuple[DeduplicatedRows, jax.Array]:
-        return _block_rows.write(rows, slot, leaves, keep, token)
-
-    def update(
-        self, rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, token: jax.Array
-    ) -> tuple[DeduplicatedRows, jax.Array | None]:
-        return _block_rows.update(rows, slot, leaves, token)
-
-    def read(self, rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _block_rows.read(rows, reads)
-
-    def clear(self, rows: DeduplicatedRows) -> DeduplicatedRows:
-        return _block_rows.clear(rows)
+    write = staticmethod(_block_rows.write)
+    update = staticmethod(_block_rows.update)
+    read = staticmethod(_block_rows.read)
+    clear = staticmethod(_block_rows.clear)
 
     def grow(self, rows: DeduplicatedRows, blocks: Any = None) -> tuple[Deduplicated, DeduplicatedRows]:
         """Return a storage with larger tables, and the same rows in them; see `Buffer.grow`."""

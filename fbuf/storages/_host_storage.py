@@ -135,10 +135,17 @@ class HostStorage:
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
         return _host_rows.update(rows, slot, leaves, token), None
 
-    clear = staticmethod(_host_rows.clear)
-    hold = staticmethod(_host_reads.hold)
-    request = staticmethod(_host_reads.request)
-    held_bytes = staticmethod(_host_reads.host_bytes)
+    def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+        return _host_reads.hold(rows, reads)
+
+    def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
+        return _host_reads.request(rows, held)
+
+    def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
+        return _host_reads.host_bytes(rows, held)
+
+    def clear(self, rows: SideRows) -> SideRows:
+        return _host_rows.clear(rows)
 
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         return _host_rows.nbytes(rows)

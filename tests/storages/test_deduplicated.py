@@ -60,7 +60,7 @@ def test_invalid_settings_are_refused_with_the_fix() -> None:
 
 def test_states_of_other_storages_and_settings_are_refused() -> None:
     ours, device = fbuf.Buffer(64, storage=Deduplicated()), fbuf.Buffer(64)
-    with pytest.raises(TypeError, match="Deduplicated: this state was made by another storage"):
+    with pytest.raises(TypeError, match="Deduplicated: another storage made this state"):
         ours.peek(device.init(PICTURE), KEY, 4)
     with pytest.raises((TypeError, ValueError), match="this state"):
         device.peek(ours.init(PICTURE), KEY, 4)
@@ -75,7 +75,7 @@ def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
     both = fbuf.Buffer(36, lanes=3, storage=Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96))
     example = {n: np.zeros(*x) for n, x in SMALL.items()}
     empty = both.init(example)
-    with pytest.raises(ValueError, match=r"blocks is 64; expected at least the 96 places there are. Write blocks=96"):
+    with pytest.raises(ValueError, match=r"blocks is 64; expected at least the present 96"):
         both.grow(empty, 64)
     with pytest.raises(ValueError, match="expected a multiple of 32"):
         both.grow(empty, 100)

@@ -86,7 +86,7 @@ def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
         buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 20) | {"obs": noise}
     )
     fbuf.save(tmp_path / "saved", buffer, full)
-    with pytest.raises(fbuf.SchemaError, match="rows found no place in Deduplicated"):
+    with pytest.raises(fbuf.SchemaError, match="rows do not fit in Deduplicated"):
         fbuf.load(tmp_path / "saved", tight)
 
 
