@@ -36,8 +36,8 @@ SETTINGS = [
     (lambda: Deduplicated(blocks=0), ValueError, r"blocks is 0; expected an int >= 64"),
     (lambda: Deduplicated(blocks=2**30), ValueError, r"below 2\^30"),
     (lambda: Deduplicated(blocks="many"), ValueError, r"blocks is 'many'; expected an int"),
-    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"given for 'small', but the leaves deduplicated are obs"),
-    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"given for 'small', but the leaves deduplicated are"),
+    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"names 'small', but the deduplicated leaves are obs"),
+    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"names 'small', but the deduplicated leaves are"),
     (lambda: Deduplicated(on_full="drop"), ValueError, r'on_full is \'drop\'; expected "retire" or "refuse"'),
 ]
 ROWS = [
