@@ -20,7 +20,7 @@ from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import config_text
 from fbuf._core.component import from_config
 from fbuf._core.pytree import Spec, spec_of
-from fbuf._core.row_format import Given, given
+from fbuf._core.row_format import RowFormat, given
 from fbuf._formats import checkpoint
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
@@ -128,7 +128,7 @@ def _same_stages(saved: Any, target: Buffer) -> Any:
 
 def rows_of(
     call: str, path: str, meta: Mapping[str, Any], reader: Buffer, example: Any
-) -> tuple[Spec, Any, Given | None]:
+) -> tuple[Spec, Any, RowFormat | None]:
     """Return spec and structure of a stored row, and its format before `on_write`.
 
     Raises:

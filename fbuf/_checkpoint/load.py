@@ -29,7 +29,7 @@ from fbuf._checkpoint import resize as _resize
 from fbuf._checkpoint.device_arrays import to_device
 from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.pytree import Spec
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import undone
 from fbuf._mixture import Mixture
@@ -156,10 +156,10 @@ def restore_buffer(
                 state = _resize.resize_state(f"{call}: {path}", reader, target, state)
         if reader.on_read != target.on_read:
             before = dataclasses.replace(target, on_read=reader.on_read, prefetch=0, batch_size=None)
-            state = fit_transforms.observed(target, dataclasses.replace(state, ahead=None), since=before)
+            state = fit_transforms.fit_transforms(target, dataclasses.replace(state, ahead=None), since=before)
         if not keeps_ahead:
             state = dataclasses.replace(state, ahead=None)
-            state = dataclasses.replace(state, ahead=prefetch.nothing(target, state))
+            state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(target, state))
         target.check_state(state)
     return target, state
 
@@ -178,7 +178,7 @@ def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
 
 
 def _read(
-    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: Given | None, given: bool
+    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None, given: bool
 ) -> BufferState:
     placed, stages = saved.meta["placed"], () if reader.on_read is None else reader.on_read.names
     abstract = state_arrays.template(reader, spec, structure, was)

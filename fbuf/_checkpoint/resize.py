@@ -27,7 +27,7 @@ from fbuf._host.ragged.values import MISSING
 from fbuf._indexing import ring as _ring
 from fbuf._indexing.anchor_log import EpisodeLog, Log
 from fbuf._indexing.ring import later
-from fbuf._interfaces.sampler import Starts
+from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read
 from fbuf.samplers import (
     ConsumeState,
@@ -153,7 +153,7 @@ def _pack_queues(queues: list[np.ndarray], remap: SlotRemap, dtype: Any) -> Any:
     return jnp.asarray(out.reshape(-1))
 
 
-def _remap_starts(starts: Starts, ring: Ring, remap: SlotRemap) -> Starts:
+def _remap_starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> EpisodeStarts:
     length = remap.before.length
     oldest = np.asarray(ring.cursor) - np.asarray(ring.size)
     first = np.asarray(remap.ring.cursor) - np.asarray(remap.ring.size)
@@ -161,7 +161,7 @@ def _remap_starts(starts: Starts, ring: Ring, remap: SlotRemap) -> Starts:
         (first[e] + (queue - oldest[e]) % length) % remap.after.length
         for e, queue in enumerate(_read_queue(starts.position, starts.head, starts.count, remap))
     ]
-    return Starts(_pack_queues(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
+    return EpisodeStarts(_pack_queues(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
 def _remap_log(log: Log, remap: SlotRemap) -> Log:
@@ -302,7 +302,7 @@ def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Array) -> Any:
     """Return anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
-    _, _, anchors, change, token = write.oldest(buffer, state, count, most, state.token)
+    _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
     return anchors, sampler, _ring.retire(state.ring, count)
 

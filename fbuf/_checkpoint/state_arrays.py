@@ -20,9 +20,9 @@ from fbuf._buffer import prefetch
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
-from fbuf._core.row_format import Given
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Requesting
+from fbuf._core.row_format import RowFormat
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import Prefetchable
 from fbuf.samplers import Prioritized, PrioritizedState, _host_priorities
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages._host_reads import SideHeld
@@ -39,7 +39,7 @@ class Prefix:
         self.array, self.rows = array, rows
 
 
-def template(buffer: Buffer, spec: Spec, structure: Any, given: Given | None) -> BufferState:
+def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
     """Return the shapes of a state of `buffer`, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
         partial(prefetch.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)
@@ -67,12 +67,12 @@ def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, A
 
 def has_custom_host_state(buffer: Buffer) -> bool:
     """Return whether a custom sampler keeps state on the host."""
-    return host_kept(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
+    return host_sampler(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
 
 
 def has_custom_reads(buffer: Buffer) -> bool:
     """Return whether prefetched batches may refer to a custom storage's reads."""
-    return isinstance(buffer.storage, Requesting) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
+    return isinstance(buffer.storage, Prefetchable) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
 
 
 def restart_prefetch(buffer: Buffer, state: BufferState) -> Any:

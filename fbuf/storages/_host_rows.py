@@ -19,7 +19,7 @@ from jax import lax
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import Spec, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
@@ -29,7 +29,7 @@ from fbuf._host.interfaces import Served
 from fbuf._host.io.directory import Folder
 from fbuf._host.ragged.column import Leaf
 from fbuf._host.store.store import Column, Store
-from fbuf._interfaces.storage import Held
+from fbuf._interfaces.storage import LeafBytes
 from fbuf.storages import _array_rows
 from fbuf.storages._array_rows import Leaves
 
@@ -251,7 +251,7 @@ def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) ->
     if not side:
         return rows.replace(rows.ticket, device)
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
-    token, (old,) = pin(token, (_array_rows.read(rows.ticket, slot),))
+    token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
     return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
 
@@ -272,11 +272,11 @@ def nbytes(rows: SideRows) -> dict[str, int]:
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
-def weigh(rows: SideRows) -> dict[str, Held]:
+def bytes_per_leaf(rows: SideRows) -> dict[str, LeafBytes]:
     """Return the bytes by leaf: on the device, and in the store's columns; without tickets and row updates."""
     store: Any = store_of(rows)
-    size = {name: Held(device=tree_bytes(array)) for name, array in rows.device.items()}
-    return size | {name: Held(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
+    size = {name: LeafBytes(device=tree_bytes(array)) for name, array in rows.device.items()}
+    return size | {name: LeafBytes(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
 
 
 def to_arrays(rows: SideRows) -> dict[str, Any]:

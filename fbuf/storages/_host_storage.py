@@ -18,7 +18,7 @@ from fbuf._core.pytree import Spec, name_of
 from fbuf._host.codecs.base import Codec
 from fbuf._host.columns.spec import Column
 from fbuf._host.store.store import Store
-from fbuf._interfaces.storage import Held, Read
+from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows, _host_reads, _host_rows, _on_disk
 from fbuf.storages._array_rows import Leaves
 from fbuf.storages._host_reads import SideHeld
@@ -127,19 +127,21 @@ class HostStorage:
         return _host_rows.write(rows, slot, leaves, keep, token), None
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.collect(rows, _host_reads.hold(rows, reads), strict=not self.masks_expired, ahead=False)
+        return _host_reads.finish_read(
+            rows, _host_reads.prepare_read(rows, reads), strict=not self.masks_expired, ahead=False
+        )
 
-    def collect(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.collect(rows, held, strict=not self.masks_expired)
+    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
+        return _host_reads.finish_read(rows, held, strict=not self.masks_expired)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
         return _host_rows.update(rows, slot, leaves, token), None
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
-        return _host_reads.hold(rows, reads)
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+        return _host_reads.prepare_read(rows, reads)
 
-    def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _host_reads.request(rows, held)
+    def start_read(self, rows: SideRows, held: SideHeld) -> SideHeld:
+        return _host_reads.start_read(rows, held)
 
     def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
         return _host_reads.host_bytes(rows, held)
@@ -150,8 +152,8 @@ class HostStorage:
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         return _host_rows.nbytes(rows)
 
-    def weigh(self, rows: SideRows) -> dict[str, Held]:
-        return _host_rows.weigh(rows)
+    def bytes_per_leaf(self, rows: SideRows) -> dict[str, LeafBytes]:
+        return _host_rows.bytes_per_leaf(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _host_rows.to_arrays(rows)

@@ -29,11 +29,11 @@ from tests.support.prefetch import (
     errors_at,
     make,
     rows_at,
-    same,
     settle,
     store_of,
 )
 from tests.support.threads import PATIENCE
+from tests.support.trees import same
 
 
 @pytest.fixture(autouse=True)

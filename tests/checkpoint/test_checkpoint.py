@@ -22,10 +22,10 @@ from tests.support.checkpoint import (
     check_killed,
     check_old_state,
     golden,
-    same,
     step,
     steps,
 )
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,9 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.views import Transition
 from tests.support import combinations
-from tests.support.checkpoint import (
-    GOLDEN,
-    check_resize,
-    elsewhere,
-    golden,
-    numbered,
-    same,
-    saved_transitions,
-    steps,
-)
+from tests.support.checkpoint import GOLDEN, check_resize, elsewhere, golden, numbered, saved_transitions, steps
 from tests.support.checkpoint_saving import BUFFER, filled
+from tests.support.trees import same
 
 
 def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from fbuf._checkpoint import async_save, device_arrays
 from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
-from tests.support.checkpoint import same
 from tests.support.checkpoint_saving import (
     BUFFER,
     EXAMPLE,
@@ -35,6 +34,7 @@ from tests.support.checkpoint_saving import (
     rows_of,
 )
 from tests.support.threads import Thread
+from tests.support.trees import same
 
 ROOT = Path(fbuf.__file__).parent.parent
 _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)

@@ -1,12 +1,11 @@
-"""Bad input: each refusal names the call, the leaf, what came, what was expected and the code that fixes it.
+"""Errors name the call, the leaf, the value, what was expected and the code that fixes it.
 
-What can be known of structure, dtype and shape is refused while tracing, which computes nothing. What only values can tell
-(empty, stale, not finite) is masked and counted instead.
+Invalid structures, dtypes and shapes raise while tracing. Invalid values (empty, stale, not finite) are masked and counted:
+the model of `tests/contracts/test_model.py` checks these.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -14,23 +13,24 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Prioritized, Uniform
+from fbuf._buffer.state import COUNTERS
+from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.views import Transition
 from tests.support import errors, refusals
-from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, many, rows, zeros
+from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, rows, zeros
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ROWS))
-def test_rows_that_do_not_fit_are_refused(case: Any) -> None:
-    refusals.check(case, vars(errors), **errors.states())
+def test_invalid_rows_are_refused(case: Any) -> None:
+    refusals.check(case, errors.SCOPE, **errors.states())
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ARGUMENTS))
-def test_arguments_that_do_not_fit_are_refused(case: Any) -> None:
-    refusals.check(case, vars(errors), **errors.states())
+def test_invalid_arguments_are_refused(case: Any) -> None:
+    refusals.check(case, errors.SCOPE, **errors.states())
 
 
-def test_every_verb_refuses_what_is_no_state() -> None:
+def test_every_method_refuses_other_states() -> None:
     no = Uniform()
     for verb, arguments in {
         "extend": (no, rows(1)),
@@ -71,102 +71,28 @@ def test_errors_leave_the_state_usable() -> None:
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.CONFIGURATIONS))
-def test_configurations_that_cannot_be_are_refused(case: Any) -> None:
-    refusals.check(case, vars(errors))
+def test_invalid_configurations_are_refused(case: Any) -> None:
+    refusals.check(case, errors.SCOPE)
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.EXAMPLES))
-def test_examples_that_do_not_fit_are_refused(case: Any) -> None:
-    refusals.check(case, vars(errors))
+def test_invalid_examples_are_refused(case: Any) -> None:
+    refusals.check(case, errors.SCOPE)
 
 
-# ------------------------------------------------------------------------------------- values: masked and counted
-
-
-def counts(buffer: fbuf.Buffer, state: Any) -> dict[str, int]:
-    names = ("refused_nonfinite", "refused_out_of_range", "refused_stale", "refused_closed", "empty_samples")
-    stats = jax.device_get(buffer.stats(state))
-    return {name: int(stats[name]) for name in names if stats[name]}
-
-
-@pytest.fixture(params=[Uniform(), Prioritized()], ids=str)
-def sampler(request: pytest.FixtureRequest) -> Any:
-    """The other samplers are in tests/exhaustive."""
-    return request.param
-
-
-@pytest.fixture(params=[Transition(n_step=2, stack=2)], ids=str)
-def view(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-def test_an_empty_sample_is_masked_and_counted(sampler: Any, view: Any) -> None:
-    buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=view)
+@pytest.mark.parametrize(
+    "sampler",
+    [Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")],
+    ids=str,
+)
+def test_an_empty_sample_is_masked_and_counted(sampler: Any) -> None:
+    buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=Transition(n_step=2, stack=2))
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)
     assert not bool(buffer.can_sample(state))
     for leaf in jax.tree.leaves((batch.data, batch.probability, batch.weight, batch.mask, batch.index.ticket)):
         assert not np.any(leaf)
     assert np.all(np.asarray(batch.index.slot) == CAPACITY)
-    assert counts(buffer, state) == {"empty_samples": 1}
-    if sampler.prioritized:  # and what it gave is skipped without being counted as anyone's mistake
-        after = buffer.update_priority(state, batch.index, np.ones(BATCH, np.float32))
-        assert counts(buffer, after) == {"empty_samples": 1}
-
-
-@functools.cache
-def prioritized() -> tuple[fbuf.Buffer, Any]:
-    """A buffer with eight rows of priority 1."""
-    buffer = fbuf.Buffer(capacity=CAPACITY, sampler=Prioritized(alpha=1.0, eps=0.0))
-    return buffer, buffer.extend(buffer.init(ROW), many(8, ROW))
-
-
-def leaves(state: Any) -> list[float]:
-    return np.asarray(state.sampler.tree)[:CAPACITY].tolist()
-
-
-NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("slot", "ticket", "error", "counted"),
-    [(0, 1, bad, "refused_nonfinite") for bad in (NAN, INF, -INF)]
-    + [(slot, 1, 7.0, "refused_out_of_range") for slot in (-1, CAPACITY, CAPACITY + 5, 2**31 - 1, -(2**31))]
-    + [(CAPACITY - 1, ticket, 7.0, "refused_stale") for ticket in (0, 1)],  # never written
-)
-def test_one_bad_priority_is_skipped_and_counted(slot: int, ticket: int, error: float, counted: str) -> None:
-    buffer, state = prioritized()
-    where = fbuf.Index(np.array([slot, 1], np.int32), np.array([ticket, 1], np.uint32))
-    after = buffer.update_priority(state, where, np.array([error, 5.0], np.float32))
-    assert counts(buffer, after) == {counted: 1}
-    assert leaves(after) == [1, 5, *[1] * 6, *[0] * 4] and np.asarray(after.sampler.tree).max() == 12
-    assert float(after.sampler.max_priority) == 5.0
-
-
-def test_priorities_that_are_not_finite_are_refused_by_extend() -> None:
-    buffer, state = prioritized()
-    after = buffer.extend(state, many(3, ROW), priority=np.array([NAN, 3.0, INF], np.float32))
-    assert counts(buffer, after) == {"refused_nonfinite": 2}
-    # as if none was given: the largest so far, which the other one raises only afterwards
-    assert leaves(after)[8:11] == [1.0, 3.0, 1.0]
-
-
-def test_stale_indices_are_refused() -> None:
-    buffer, state = prioritized()
-    state, batch = buffer.sample(state, KEY, BATCH)
-    ones = jax.tree.map(np.ones_like, many(8, ROW))
-    state = buffer.extend(buffer.extend(state, ones), ones)  # every row it named is gone
-    after = buffer.update_priority(state, batch.index, np.full(BATCH, 9.0, np.float32))
-    assert counts(buffer, after) == {"refused_stale": BATCH}
-    assert float(after.sampler.max_priority) == 1.0
-    after = buffer.update_rows(after, batch.index, {"reward": np.full(BATCH, 9.0, np.float32)})
-    assert counts(buffer, after) == {"refused_stale": 2 * BATCH}
-    assert np.all(np.asarray(buffer.rows(after).data["reward"]) == 1.0)
-    assert not np.any(buffer.get(after, batch.index).mask)
-
-
-def test_clear_makes_every_index_stale() -> None:
-    buffer, state = prioritized()
-    state, batch = buffer.sample(state, KEY, BATCH)
-    state = buffer.extend(buffer.clear(state), many(8, ROW))
-    after = buffer.update_priority(state, batch.index, np.ones(BATCH, np.float32))
-    assert counts(buffer, after) == {"refused_stale": BATCH}
+    if sampler.prioritized:  # the indices of masked rows are skipped and not counted as refused
+        state = buffer.update_priority(state, batch.index, np.ones(BATCH, np.float32))
+    stats = jax.device_get(buffer.stats(state))
+    assert {name: int(stats[name]) for name in COUNTERS if stats[name]} == {"empty_samples": 1}

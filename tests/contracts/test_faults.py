@@ -1,23 +1,7 @@
-"""The fault catalogue: what can go wrong with a replay buffer, what fbuf promises then, and the test of it.
+"""Faults of the system and of the caller: no memory, callbacks that raise, wild priorities, keys used twice.
 
-| # | fault | promise | shown by |
-|---|---|---|---|
-| 1-30 | checkpoints | an old or a new one, whole, or an error | test_files, test_checkpoint |
-| 31 | no memory during `extend` | MemoryError; the state and its rows are as before, and nothing is leaked | here |
-| 32 | no memory at `init` | `plan` says the bytes beforehand; `init` names them | here, test_plan |
-| 33 | a callback raises inside jit | its words surface; the store is as before | here, test_host, test_memmap |
-| 34 | the same with a donated state | the state is gone and says so; the rows of other states are there | here, test_memmap |
-| 35 | a callback gives another dtype or shape | checked on the host before anything is copied | here, test_store |
-| 36 | callbacks reordered, elided, repeated | writes run once each, in order; reads are pure | here, test_host |
-| 37 | an old state reads a slot written since | its own rows, or an error, or a mask | test_host, test_model |
-| 38-41 | priorities NaN, negative, infinite, all zero | refused; magnitudes; uniform | here, test_errors |
-| 42 | an index out of range, unwritten or -1 | skipped and counted; no other slot is touched | here, test_errors |
-| 43 | rows of another shape, dtype or structure | an error at trace time that names the leaf | test_errors |
-| 44 | a batch or window larger than the buffer | an error; batches are drawn with replacement | here, test_errors |
-| 45 | a sample of nothing | masked and counted; `Replay` and `checked` raise | test_errors, test_checked, test_replay |
-| 46 | a key used twice | typed and raw keys; `jax_debug_key_reuse` finds it | here |
-
-Of live stores in files rows 4, 5, 6, 12 to 15 are in test_recovery, test_disk and test_memmap.
+The state is afterwards as it was before, or the error says that it is lost. Faults of files are tested in
+`tests/formats`, `tests/checkpoint` and `tests/host`; invalid input is tested in `test_errors.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
@@ -41,7 +24,6 @@ from fbuf.storages import Device, Host
 from tests.support.faults import (
     EXAMPLE,
     PRIORITIES,
-    SIZE,
     check_key_reuse,
     check_no_memory,
     check_priorities,
@@ -136,39 +118,6 @@ def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(**PRIORITIES)
 def test_any_priorities_leave_a_buffer_that_draws(errors: list[float], alpha: float) -> None:
     check_priorities(Prioritized(alpha=1.0, eps=0.0), errors, alpha)
-
-
-INT32 = st.integers(-(2**31), 2**31 - 1)
-
-
-@settings(max_examples=60)
-@given(
-    slots=st.lists(st.integers(-2, SIZE + 2) | INT32, min_size=6, max_size=6),
-    tickets=st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), min_size=6, max_size=6),
-)
-def test_any_indices_touch_only_what_they_name(slots: list[int], tickets: list[int]) -> None:
-    """Rows 5 to 9 are written, in the first lap; every other index is skipped and counted, of priorities and of rows."""
-    buffer = fbuf.Buffer(SIZE, sampler=Prioritized(alpha=1.0, eps=0.0))
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 10))
-    index = fbuf.Index(jnp.array(slots, jnp.int32), jnp.array(tickets, jnp.uint32))
-    leaf, value = np.array([1.0] * 10 + [0.0] * 6), np.array([*range(10)])
-    refused = 0
-    for at, (slot, ticket) in enumerate(zip(slots, tickets, strict=True)):
-        if 0 <= slot < 10 and ticket == 1:
-            leaf[slot], value[slot] = 5 + at, 100 + at
-        elif not (slot == SIZE and ticket == 0):  # what a masked row of a batch is called
-            refused += 1
-    after = buffer.update_priority(state, index, 5 + jnp.arange(6.0))
-    after = buffer.update_rows(after, index, {"t": 100 + jnp.arange(6, dtype=jnp.int32)})
-    np.testing.assert_array_equal(np.asarray(after.sampler.tree)[:SIZE], leaf)
-    assert held(buffer, after) == value.tolist()
-    counted = buffer.stats(after)
-    assert int(counted["refused_out_of_range"]) + int(counted["refused_stale"]) == 2 * refused
-    got = buffer.get(after, index)
-    np.testing.assert_array_equal(got.mask, [0 <= s < 10 and t == 1 for s, t in zip(slots, tickets, strict=True)])
-
-
-# ---------------------------------------------------------------------------------------------- 44, 46: the rest
 
 
 def test_batches_and_windows_larger_than_the_buffer() -> None:

@@ -1,8 +1,6 @@
-"""Invariant 1 and the company a pure function keeps: every JAX transformation, and values as values.
+"""Methods are pure functions, a state is a pytree that JAX transforms, and a buffer is a value.
 
-No verb changes what it is given; a state is a pytree like any other (copy, pickle, put, export, shard it), and a Buffer
-is a value (an equal one built again is the same one). Nothing here knows what verbs compute, only that they compute the
-same thing wherever they are called.
+What methods compute is tested in `tests/contracts/test_model.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from jax import lax
 
 import fbuf
 from fbuf._core.component import from_config, to_config
-from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged, Zstd
-from fbuf.views import Row, Transition
+from fbuf.samplers import Prioritized
+from fbuf.storages import Compressed, DataSet, Deduplicated, Device, Host, Ragged, Zstd
+from tests.support.combinations import SAMPLERS, STORAGES, VIEWS, WRITERS
 from tests.support.functional import (
     BATCH,
     BUFFERS,
@@ -39,46 +37,20 @@ from tests.support.functional import (
     RICH,
     build,
     check_arguments_unchanged,
-    check_eager_equals_jitted,
     check_laps,
     filled,
-    host,
     laps,
     rows,
-    same,
     step,
 )
 from tests.support.paths import ROOT
+from tests.support.trees import same
 
 # ------------------------------------------------------------------------------------------------- pure functions
 
 
 def test_no_method_changes_its_arguments() -> None:
     check_arguments_unchanged("prioritized-transition")
-
-
-def test_methods_give_the_same_eager_and_jitted() -> None:
-    check_eager_equals_jitted("prioritized-transition")
-
-
-def test_old_states_stay_usable() -> None:
-    """Two futures of one state, and the state itself, do not know of one another."""
-    old = filled()
-    before = host(RICH.rows(old))
-    one = RICH.extend(old, rows(5, 20))
-    other = RICH.extend(old, rows(5, 21))
-    same(RICH.rows(old), before)
-    np.testing.assert_array_equal(RICH.last(one, 5).data["obs"], rows(5, 20)["obs"])
-    np.testing.assert_array_equal(RICH.last(other, 5).data["obs"], rows(5, 21)["obs"])
-    same(RICH.sample(old, KEY, BATCH)[1], RICH.peek(old, KEY, BATCH))
-
-
-def test_a_donated_state_is_gone_and_says_so() -> None:
-    state = jax.tree.map(lambda x: jnp.array(x, copy=True), filled())
-    new = jax.jit(RICH.extend, donate_argnums=0)(state, rows(2))
-    with pytest.raises(RuntimeError, match="deleted"):
-        np.asarray(state.rows["obs"])
-    assert int(RICH.size(new)) == CAPACITY
 
 
 # --------------------------------------------------------------------------------------------------------- traces
@@ -212,11 +184,6 @@ def test_annealed_numbers_do_not_trace_again() -> None:
         assert made.take() == 0
 
 
-def test_raw_and_typed_keys_give_the_same_batch() -> None:
-    raw = jax.random.key_data(KEY)
-    same(RICH.peek(filled(), KEY, BATCH), RICH.peek(filled(), raw, BATCH))
-
-
 # --------------------------------------------------------------------------------------------------------- values
 
 
@@ -226,13 +193,8 @@ def test_a_buffer_is_a_value() -> None:
     assert one == two and one is not two and hash(one) == hash(two)
     assert one != other and hash(one) != hash(other)
     assert len({one, two, other}) == 2
-    assert (
-        eval(
-            repr(one),
-            {**vars(fbuf), **vars(fbuf.samplers), **vars(fbuf.views), **vars(fbuf.storages), **vars(fbuf.writers)},
-        )
-        == one
-    )
+    names = {n: x for m in (fbuf, fbuf.samplers, fbuf.views, fbuf.storages, fbuf.writers) for n, x in vars(m).items()}
+    assert eval(repr(one), names) == one
     assert pickle.loads(pickle.dumps(one)) == one
     assert copy.deepcopy(one) == one and copy.copy(one) == one
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -363,25 +325,10 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
     assert not np.any(batch.mask)
 
 
-def test_views_and_storages_are_values_too() -> None:
-    files = (Memmap(), Memmap("a", slack=3), Compressed(path="a"))
-    ragged = Ragged(maximum={"obs": 3})
-    storages = (Device(), Host(), Compressed(), Deduplicated(block={"obs": (12, 12)}, blocks=64), *files, ragged)
-    views = (Row(), Transition(), fbuf.views.Sequence(3), fbuf.views.Episode(4))
-    for part in (
-        *views,
-        Uniform(),
-        Uniform("episodes"),
-        fbuf.samplers.Epoch(),
-        fbuf.samplers.Consume(3),
-        Prioritized(),
-        Prioritized(replace=False, largest="held"),
-        fbuf.samplers.Ranked(uniform=0.5),
-        *storages,
-        fbuf.writers.Ring(),
-        fbuf.storages.DataSet("/data/set", memory=1),
-        fbuf.writers.Frozen(),
-    ):
+def test_every_part_is_a_value() -> None:
+    parts = [part for table in (STORAGES, SAMPLERS, VIEWS, WRITERS) for part in table.values()]
+    more = (Deduplicated(block={"obs": (12, 12)}, blocks=64), DataSet("/data/set", memory=1), fbuf.writers.Frozen())
+    for part in (*parts, *more):
         again = pickle.loads(pickle.dumps(part))
         assert again == part and hash(again) == hash(part) and repr(again) == repr(part)
         assert jax.tree.leaves(part) == []

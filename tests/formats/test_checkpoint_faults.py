@@ -10,7 +10,6 @@ import errno
 import os
 import random
 import resource
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -20,24 +19,15 @@ import pytest
 from fbuf._formats import checkpoint
 from tests.support.files import PATH, Faulty, File, Killed, Memory, load, same, save
 from tests.support.files_faults import (
-    SHM,
     any_sequence,
     cuts,
     damaged_outcomes,
     flips,
     flips_of_a_large_file,
-    kills,
     power_failures,
 )
 
 # ------------------------------------------------------------------------------------------------- kills and bad calls
-
-
-def test_a_kill_at_every_call_leaves_the_old_or_the_new_save() -> None:
-    """Before every system call of a first save, and of one that removes old files."""
-    with tempfile.TemporaryDirectory(dir=SHM) as folder:
-        seen = kills(folder)
-    assert seen["kills"] > 60 and min(seen["old"], seen["new"], seen["none"]) > 0
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 
@@ -122,11 +123,6 @@ def test_only_public_modules_are_at_the_root() -> None:
     assert {m for m in MODULES if "." not in m and m.startswith("_")} == {"__init__", "__main__"}
 
 
-def test_parts_never_import_one_another() -> None:
-    found = [(m, other) for m in MODULES if folder(m) in PARTS for other in ours(m) if folder(other) in PARTS]
-    assert not [pair for pair in found if folder(pair[0]) != folder(pair[1])]
-
-
 def test_no_import_cycles() -> None:
     done: set[str] = set()
 
@@ -203,7 +199,6 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
         "_bridge.lifetime",
         "_checkpoint.async_save",
         "torch._loader",
-        "torch._iterator",
         "datasets._atari.workers",
     )
     for module in MODULES:
@@ -228,14 +223,22 @@ def documented(*modules: str, only: str = "") -> set[str]:
     }
 
 
+def optional_members() -> set[str]:
+    """Return the names of optional members, which docstrings of Protocols list."""
+    classes = [node for module in INTERFACES for node in TREES[module].body if isinstance(node, ast.ClassDef)]
+    return {name for node in classes for name in re.findall(r"^  (\w+)[(:]", ast.get_docstring(node) or "", re.M)}
+
+
 def test_everything_public_is_documented() -> None:
     """A method may leave it to the Protocol of its part, or to a base class beside it."""
-    protocols = documented(*INTERFACES, only="Protocol")
+    protocols = documented(*INTERFACES, only="Protocol") | optional_members()
     bare = []
     for module, tree in TREES.items():
         inherited = documented(module) | (protocols if folder(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
+                continue
+            if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
                 continue
             if not ast.get_docstring(node):
                 bare.append(f"{module}.{node.name}")

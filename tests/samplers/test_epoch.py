@@ -27,9 +27,9 @@ from tests.support.epoch import (
     filled,
     first_batches,
     is_draw,
-    same,
     sample,
 )
+from tests.support.trees import same
 from tests.support.uniformity import chi_square_z
 
 

@@ -20,7 +20,8 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Host, Memmap
-from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of, same
+from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of
+from tests.support.trees import same
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ The oracle cuts the bytes of one frame after the other with slices, as the modul
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any
 
@@ -16,10 +15,6 @@ from hypothesis import strategies as some
 
 from fbuf._algorithms import block_grid
 from fbuf._algorithms.block_grid import Grid
-
-
-def x64() -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
 def noise(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:

@@ -23,21 +23,10 @@ from fbuf.storages import Compressed, Deduplicated
 from fbuf.views import Transition
 from tests.golden import buffers as golden
 from tests.support import combinations
+from tests.support.trees import same
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
-
-
-def same(one: Any, two: Any, case: str = "") -> None:
-    """Compare the structure, dtypes, shapes and bits of two pytrees of arrays."""
-    pairs = jax.tree_util.tree_flatten_with_path(one)[0]
-    others = jax.tree_util.tree_flatten_with_path(two)[0]
-    assert [path for path, _ in pairs] == [path for path, _ in others]
-    for (path, a), (_, b) in zip(pairs, others, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), case + jax.tree_util.keystr(
-            path
-        )
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,8 +17,9 @@ import fbuf
 from fbuf._checkpoint import device_arrays
 from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
-from tests.support.checkpoint import GOLDEN, same
+from tests.support.checkpoint import GOLDEN
 from tests.support.threads import PATIENCE
+from tests.support.trees import same
 
 EXAMPLE = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8), "t": jax.ShapeDtypeStruct((), np.float32)}
 BUFFER = fbuf.Buffer(20_000, sampler=Prioritized())

@@ -233,12 +233,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(jax.device_get(a)), jax.tree.leaves(jax.device_get(b)), strict=True):
-        assert same_bits(np.asarray(x), np.asarray(y))
-
-
 def values(rng: np.random.Generator, axes: tuple[int, ...], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Any bits, NaN and negative zero among the floats, many rows alike, in part like the row before."""
     dtype = jnp.dtype(dtype)
@@ -297,15 +291,11 @@ LEAVES = {
 
 
 def check_leaves(kind: str, lanes: int | None) -> None:
-    """Rows of a kind of leaves through masked writes, more than the ring holds, updates and a clear."""
-
-
-def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
+    """Rows of a kind of leaves are exact through masked writes, more than the ring holds, updates and a clear."""
     leaves, settings = LEAVES[kind]
     storage = Deduplicated(**{"keys": tuple(leaves), "blocks": 4096} | settings)
     buffer = fbuf.Buffer(8 * (lanes or 1), lanes=lanes, storage=storage)
     trial, rng = Trial(buffer, leaves), np.random.default_rng(len(kind))
-
     for turn in range(6):
         if turn == 3:
             trial.clear()

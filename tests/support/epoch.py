@@ -87,14 +87,6 @@ def is_draw(batch: Any, number: int, begun_with: int) -> None:
     np.testing.assert_array_equal(batch.weight, mask.astype(np.float32))
 
 
-def same(a: Any, b: Any) -> None:
-    """Bit for bit."""
-    one, two = jax.tree_util.tree_flatten_with_path(a)[0], jax.tree_util.tree_flatten_with_path(b)[0]
-    for (path, x), (_, y) in zip(one, two, strict=True):
-        x, y = np.asarray(x), np.asarray(y)
-        assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
-
-
 def buffer_of(sampler: Epoch, view: str = "row", lanes: int | None = None, length: int = 11) -> fbuf.Buffer:
     return fbuf.Buffer(capacity=length * (lanes or 1), sampler=sampler, view=VIEWS[view], lanes=lanes)
 

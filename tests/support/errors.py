@@ -1,4 +1,4 @@
-"""Calls that are refused, and what they say: tables of `tests.support.refusals`, and the names they use."""
+"""Invalid calls and their errors: tables of `tests.support.refusals`, and the names they use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.storages import (
-    Host,  # noqa: F401
-)
-from fbuf.views import (
-    Transition,  # noqa: F401
-)
 
 CAPACITY, BATCH = 12, 4
 EXAMPLE = {"obs": np.zeros(2, np.uint8), "reward": np.float32(0), "next": {"done": np.bool_(False)}}
@@ -304,3 +298,6 @@ fbuf.Buffer(8, view=Transition()).init(ROW | {"discount": ROW["reward"]})
 fbuf.Buffer(8, view=Transition()).init(ROW | {"terminated": {"x": np.bool_(False)}})
     ValueError terminated is 'terminated'
 """
+PARTS = (fbuf.storages, fbuf.samplers, fbuf.views)
+SCOPE = {name: getattr(package, name) for package in PARTS for name in package.__all__} | globals()
+"""The names that the tables use."""

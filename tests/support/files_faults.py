@@ -1,12 +1,9 @@
-"""Faults of checkpoints shared by tiers: killed processes, power failures, damaged bytes, and a model of any sequence."""
+"""Faults of checkpoints shared by tiers: power failures, damaged bytes, and a model of any sequence."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,21 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fbuf._formats import checkpoint
 from tests.support.files import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
-ROOT = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a folder in memory, where there is one
-
-
-def kills(folder: str) -> dict[str, int]:
-    """Run `tests.support.files_killed` and return its counts."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.files_killed", f"{folder}/c"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def power_failures(each: int, seed: int) -> int:

@@ -15,6 +15,7 @@ from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Deduplicated
 from fbuf.transforms import Augment, Cast, Normalize, NormalizeReward, RewardToGo, Scale
 from fbuf.views import Row, Transition
+from tests.support.trees import x64
 
 LANES, STEPS, BATCH = 2, 5, 4
 EXAMPLE = {
@@ -133,12 +134,6 @@ def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     )
     out.append(buffer.convert(other, state))
     return state, buffer.clear(state), out
-
-
-@contextlib.contextmanager
-def x64() -> Iterator[None]:
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        yield
 
 
 FLAGS: dict[str, Callable[[], Any]] = {

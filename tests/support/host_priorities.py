@@ -12,6 +12,7 @@ import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized, _host_priorities
+from tests.support.trees import same
 
 EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 CAPACITY, LANES, BATCH = 60, 3, 16
@@ -53,12 +54,6 @@ FORMS: dict[str, Callable[..., Any]] = {
     "donated": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0, donate_argnums=1),
 }
 run = functools.cache(lambda buffer, form: FORMS[form](buffer))
-
-
-def same(one: Any, two: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert np.array_equal(a, b, equal_nan=True), (a, b)
 
 
 def leaves_of(state: Any) -> np.ndarray:

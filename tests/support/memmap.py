@@ -50,9 +50,3 @@ def rows_of(first: int, count: int, lanes: int) -> dict[str, Any]:
 def make(storage: str, path: Any, capacity: int = 24, **settings: Any) -> fbuf.Buffer:
     parts: dict[str, Any] = {"view": TRANSITION, "sampler": Prioritized(), "lanes": 2} | settings
     return fbuf.Buffer(capacity, storage=STORAGES[storage](path=str(path)), **parts)
-
-
-def same(one: Any, two: Any) -> None:
-    one, two = jax.device_get((one, two))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

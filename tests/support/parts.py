@@ -75,7 +75,3 @@ def rows_of(count: int, lanes: int | None, seed: int = 0) -> dict[str, np.ndarra
 
 def make(settings: dict[str, Any]) -> fbuf.Buffer:
     return fbuf.Buffer(40, **({"episode_end": ("terminated", "truncated")} | settings))
-
-
-def same(one: Any, other: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))

@@ -27,6 +27,7 @@ from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.testing import assert_inplace
 from fbuf.views import Hindsight, Row, Sequence, Transition
 from tests.support.threads import PATIENCE, soon
+from tests.support.trees import same
 
 LANES, ROWS, BATCH, STEPS = 2, 5, 6, 8
 
@@ -112,12 +113,6 @@ def make(storage: str = "device", sampler: str = "uniform", view: str = "row", p
         prefetch=prefetch,
         batch_size=BATCH,
     )
-
-
-def same(one: Any, two: Any) -> None:
-    one, two = jax.device_get((one, two))
-    equal = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
-    assert all(jax.tree.leaves(equal)), equal
 
 
 def store_of(state: Any) -> Store:

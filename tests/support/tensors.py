@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -21,14 +20,6 @@ NARROW = (
 ).split()
 WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 """Dtypes that JAX has with `jax_enable_x64` only, and what it narrows them to."""
-
-
-def x64(on: bool) -> contextlib.AbstractContextManager:
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(on)
-    from jax.experimental import enable_x64  # where older releases have it
-
-    return enable_x64(on)
 
 
 def pointer(x: Any) -> int:

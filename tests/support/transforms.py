@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import fbuf
 from fbuf.transforms import Augment, Cast, Chain, Drop, Normalize, NormalizeReward, Rename, RewardToGo, Scale
 from fbuf.views import Sequence, Transition
+from tests.support import trees
 
 ON_WRITE = Chain(
     (
@@ -49,18 +51,7 @@ def make(storage: Any, view: Any, on_read: Any = ON_READ, **settings: Any) -> fb
     return fbuf.Buffer(40, lanes=LANES, storage=storage, view=view, on_write=ON_WRITE, on_read=on_read, **settings)
 
 
-def same(one: Any, two: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-
-
-def close(one: Any, two: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), one, two)
-
-
+close = functools.partial(trees.close, rtol=2e-5, atol=2e-5)
 VIEWS = {"Row": fbuf.views.Row(), "Transition": Transition(2, stack=3), "Sequence": Sequence(4, boundary="mask", at=1)}
 
 

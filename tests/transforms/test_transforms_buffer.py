@@ -21,7 +21,8 @@ from fbuf._buffer import fit_transforms
 from fbuf.storages import Device
 from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
 from fbuf.views import Sequence
-from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make, same
+from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make
+from tests.support.trees import same
 
 
 def stored_by_hand(state: Any, rows: list[Any]) -> dict[str, np.ndarray]:

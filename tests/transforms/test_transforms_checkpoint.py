@@ -14,7 +14,7 @@ import fbuf
 from fbuf import SchemaError
 from fbuf.storages import Compressed
 from fbuf.transforms import Map, Normalize, NormalizeReward, Rename, Scale
-from tests.support.checkpoint import same
+from tests.support.trees import same
 
 
 def doubled(row: Any) -> Any:

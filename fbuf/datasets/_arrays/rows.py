@@ -20,11 +20,19 @@ from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._host.codecs.base import Codec
 from fbuf._host.types import flat
-from fbuf.datasets._arrays.episodes import Ends, as_flag, check_rewards, ends_of, final_codec, final_name
-from fbuf.datasets._arrays.field_names import KNOWN
+from fbuf.datasets._arrays.episodes import KNOWN, Ends, as_flag, check_rewards, ends_of, final_codec, final_name
 from fbuf.datasets._arrays.segments import Work, rows_a_piece, write, write_stream
-from fbuf.interop._columns import Block, blocks, chosen, column_of, converted, length_of, rows_a_block
-from fbuf.interop._source import Column, check_name
+from fbuf.interop._columns import (
+    Block,
+    Column,
+    blocks,
+    check_name,
+    chosen,
+    column_of,
+    converted,
+    length_of,
+    rows_a_block,
+)
 
 CALL = "from_arrays"
 Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]

@@ -13,8 +13,7 @@ from fbuf._formats import dataset
 from fbuf._formats.dataset import manifest
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets._atari.continuity import Stretch, Use, seams, unpack
-from fbuf.datasets._atari.segment import FRAME
-from fbuf.datasets._atari.volumes import RUNS, all_numbers
+from fbuf.datasets._atari.segment import FRAME, RUNS, all_numbers
 
 KIND = "atari_dqn"
 SETTINGS = {

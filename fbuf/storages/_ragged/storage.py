@@ -8,7 +8,7 @@ read on access to `batch.lazy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,6 @@ class Ragged(HostStorage):
       >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
       ((4,), True)
     """
-
-    any_shape: ClassVar[bool] = True
 
     keys: tuple[str, ...] | None = None
     maximum: Any = ()
@@ -218,13 +216,13 @@ class Ragged(HostStorage):
                 )
         return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: rows are read when the batch is drawn
 
-    def request(self, rows: SideRows, held: Any) -> Any:
+    def start_read(self, rows: SideRows, held: Any) -> Any:
         return held
 
-    def collect(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    def finish_read(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
         arrays, ok = held
         return list(arrays), ok
 
@@ -263,11 +261,11 @@ class Ragged(HostStorage):
         device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
         return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device)
 
-    def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
+    def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """Return the rows with more room; slots stay. Other states over the same store are unchanged."""
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
-        store.deepen(geometry.length, self._slack(geometry))
+        store.with_capacity(geometry.length, self._slack(geometry))
 
         def longer(array: jax.Array) -> jax.Array:
             more = jnp.zeros((geometry.capacity - array.shape[0], *array.shape[1:]), array.dtype)

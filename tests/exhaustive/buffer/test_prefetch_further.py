@@ -6,16 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support.prefetch import (
-    BATCH,
-    EXAMPLE,
-    check_batches,
-    make,
-    rows_at,
-    same,
-    settle,
-    store_of,
-)
+from tests.support.prefetch import BATCH, EXAMPLE, check_batches, make, rows_at, settle, store_of
+from tests.support.trees import same
 
 
 def test_states_under_vmap_draw_independently() -> None:

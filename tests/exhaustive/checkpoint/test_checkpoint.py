@@ -25,11 +25,11 @@ from tests.support.checkpoint import (
     check_resize,
     newest_rows,
     resized,
-    same,
     steps,
 )
 from tests.support.checkpoint_saving import check_mangled_meta
 from tests.support.scattered import Anywhere, Largest
+from tests.support.trees import same
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
 PAIRS = [  # each storage with each sampler twice, with another view and with and without prefetch

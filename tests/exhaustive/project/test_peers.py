@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import PEERS, Library, _torchrl_tree
-from tests.support.peers import check_driver
+from tests.more.project.test_peers import test_a_driver_returns_what_was_written  # noqa: F401
 
 
-@pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])
-@pytest.mark.parametrize("library", PEERS, ids=lambda library: library.name)
-def test_a_driver_returns_what_was_written(library: Library, kind: str) -> None:
-    check_driver(library, kind)
+@pytest.fixture(params=PEERS, ids=lambda library: library.name)
+def library(request: pytest.FixtureRequest) -> Library:
+    return request.param
 
 
 def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

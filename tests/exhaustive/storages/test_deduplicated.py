@@ -26,7 +26,6 @@ from tests.support.deduplicated import (
     check_leaves,
     from_pool,
     methods_of,
-    same,
     small,
     values,
 )
@@ -44,6 +43,7 @@ from tests.support.deduplicated_device import (
     play,
     shapes,
 )
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize("lanes", [3, None])

@@ -13,14 +13,8 @@ from jax import lax
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device
-from tests.support.transforms import (
-    BATCH,
-    EXAMPLE,
-    VIEWS,
-    given_rows,
-    make,
-    same,
-)
+from tests.support.transforms import BATCH, EXAMPLE, VIEWS, given_rows, make
+from tests.support.trees import same
 
 
 def test_eager_jitted_scanned_and_donated() -> None:

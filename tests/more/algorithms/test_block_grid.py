@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from hypothesis import assume, example, given
 from hypothesis import strategies as some
 
-from tests.support.blocks import check, shapes, x64
+from tests.support.blocks import check, shapes
+from tests.support.trees import x64
 
 
 @given(

@@ -14,16 +14,8 @@ import pytest
 from jax import export
 
 from fbuf.samplers import Prioritized
-from tests.support.prefetch import (
-    BATCH,
-    CHECKS,
-    EXAMPLE,
-    check_batches,
-    check_in_place,
-    make,
-    rows_at,
-    same,
-)
+from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, check_batches, check_in_place, make, rows_at
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(

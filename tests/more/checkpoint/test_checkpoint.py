@@ -25,11 +25,11 @@ from tests.support.checkpoint import (
     check_grown,
     check_killed,
     check_other_buffer,
-    same,
     saved_transitions,
     steps,
 )
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(

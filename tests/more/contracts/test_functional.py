@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export, lax
+from jax import export
 
 import fbuf
 from tests.support.functional import (
@@ -25,24 +25,12 @@ from tests.support.functional import (
     RICH,
     build,
     filled,
-    host,
     methods,
     rows,
-    same,
     step,
 )
 from tests.support.paths import ROOT
-
-
-def test_scan_gives_what_a_loop_gives() -> None:
-    keys, many = jax.random.split(KEY, 5), jax.tree.map(lambda *x: jnp.stack(x), *(rows(2, s) for s in range(5)))
-    scanned, batches = jax.jit(lambda s: lax.scan(lambda s, x: step(RICH, s, *x), s, (keys, many)))(filled())
-    state, jitted = filled(), jax.jit(functools.partial(step, RICH))
-    for i in range(5):
-        state, batch = jitted(state, keys[i], rows(2, i))
-        same(jax.tree.map(lambda x, i=i: x[i], batches).index, batch.index)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), host(scanned), host(state))
-
+from tests.support.trees import close, same
 
 # -------------------------------------------------------------------------------------------------- transformations
 
@@ -90,21 +78,6 @@ def test_grad_through_rows_that_were_stored() -> None:
     np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
 
 
-def test_a_loop_that_carries_the_state() -> None:
-    def turn(i: Any, state: Any) -> Any:
-        return RICH.sample(state, jax.random.fold_in(KEY, i), BATCH)[0]
-
-    after = jax.jit(lambda s: lax.fori_loop(0, 3, turn, s))(filled())
-    assert int(RICH.size(after)) == CAPACITY
-
-
-def test_ahead_of_time() -> None:
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (filled(), KEY, rows(2)))
-    compiled = jax.jit(functools.partial(step, RICH)).lower(*shapes).compile()
-    state, batch = compiled(filled(), KEY, rows(2))
-    same(batch.index, step(RICH, filled(), KEY, rows(2))[1].index)
-
-
 @pytest.mark.optimized
 @pytest.mark.parametrize("crossing", ["state", "buffer"])
 def test_export_round_trip(crossing: str) -> None:
@@ -122,7 +95,7 @@ def test_export_round_trip(crossing: str) -> None:
             again.call(dataclasses.replace(RICH, capacity=2 * CAPACITY), filled(), raw, rows(2))
     assert isinstance(state, fbuf.BufferState) and isinstance(batch, fbuf.Sample)
     want = jax.jit(functools.partial(step, RICH))(filled(), raw, rows(2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), host((state, batch)), host(want))
+    close((state, batch), want, rtol=1e-6)
 
 
 _CACHED = """

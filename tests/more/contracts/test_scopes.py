@@ -7,7 +7,7 @@ import contextlib
 import jax
 import pytest
 
-from fbuf._buffer import verbs
+from fbuf._buffer import operations
 from tests.contracts.test_scopes import lowered, make
 
 
@@ -15,7 +15,13 @@ def test_scopes_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with_scopes = lowered(make())
     jax.clear_caches()  # else the second would find the traces of the first
     monkeypatch.setattr(jax, "named_scope", lambda name: _Nothing())
-    for verb in (verbs.extend, verbs.sample, verbs.update_priority, verbs.update_rows, verbs.stats):
+    for verb in (
+        operations.extend,
+        operations.sample,
+        operations.update_priority,
+        operations.update_rows,
+        operations.stats,
+    ):
         monkeypatch.setattr(verb, "core", verb.core.__wrapped__)
     without = lowered(make())
     jax.clear_caches()

@@ -1,11 +1,58 @@
-"""Further cases of data sets on disk: see `tests/formats/test_dataset.py`."""
+"""A data set whose making ends at any call of the disk: see `tests/formats/test_dataset.py`."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
-from tests.support.killed_pieces import check_killed_at
+import numpy as np
+import pytest
+
+from fbuf._formats import dataset
+from fbuf._formats.checkpoint import Disk
+from tests.support import pieces
+from tests.support.files import Killed
+
+
+def killed_at(path: Path, call: int) -> bool:
+    """Make a data set; from the given call on, the disk does nothing but close files, as a killed process does."""
+    calls = itertools.count(1)
+
+    def dying(name: str) -> Any:
+        real = getattr(Disk, name)
+
+        def run(*args: Any) -> Any:
+            if next(calls) >= call:
+                raise Killed
+            return real(*args)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "pwrite", "fsync", "rename", "unlink"):
+            patch.setattr(Disk, name, dying(name))
+        try:
+            pieces.make(path)
+        except Killed:
+            return True
+    return False
 
 
 def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
-    check_killed_at(tmp_path, 40)
+    """They are listed as committed, and the rest can be written."""
+    rng = np.random.default_rng(0)
+    rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
+    for call in range(1, 1000):
+        path = tmp_path / str(call)
+        path.mkdir()
+        if not killed_at(path, call):
+            break
+        there = dataset.committed(path)
+        with pytest.raises(FileNotFoundError):
+            dataset.DataSet.open(path)
+        for number in rows.keys() - there.keys():
+            pieces.write(path, number, pieces.SCHEMA, rows[number])
+        dataset.finish(path, pieces.USED)
+        pieces.check(path, pieces.used_of(rows, pieces.USED), verify="full")
+    assert call > 60

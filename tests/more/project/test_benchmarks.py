@@ -1,7 +1,8 @@
-"""The benchmarks count and compare what they say. CI runs all of them, at small sizes; no time is judged here."""
+"""The benchmarks count what they say and notice wrong results. CI runs all of them, at small sizes; no time is judged here."""
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
@@ -13,58 +14,53 @@ import pytest
 import fbuf
 from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_sample
 from benchmarks._harness import Absent
-from tests.support.benchmarks import deduplicated, made_up, noise, written
 
-ABSENT = Absent("peer", "left out by the test")
+
+def moving_square(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return frames with a moving square, and where episodes of 1 to 40 frames start."""
+    random = np.random.default_rng(seed)
+    frames = np.zeros((count, 84, 84), np.uint8)
+    for t in range(count):
+        frames[t, 3 * t % 70 : 3 * t % 70 + 9, t % 60 : t % 60 + 9] = 1 + t % 200
+    starts = np.zeros(count, np.bool_)
+    starts[np.minimum(np.cumsum(random.integers(1, 40, count)), count - 1)] = True
+    starts[0] = True
+    return frames, starts
+
+
+def deduplicated(**settings: Any) -> fbuf.storages.Deduplicated:
+    return fbuf.storages.Deduplicated(keys=("obs",), **settings)
+
+
+def noise(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (count, 84, 84), np.uint8)
+
+
+def written(storage: Any, frames: np.ndarray, **options: Any) -> Any:
+    buffer = fbuf.uniform(len(frames), storage=storage)
+    parts = bench_deduplicated.lots({"obs": frames}, 2)
+    return bench_deduplicated.write_all(buffer, buffer.init({"obs": frames[0]}), parts, **options)
+
+
+def misread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the control of reads return the rows of the next slots."""
+    real = bench_sample.bare
+    monkeypatch.setattr(bench_sample, "bare", lambda a, b, slots: real(a, b, [(s + 1) % a.shape[0] for s in slots]))
 
 
 def test_sample_notices_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench_sample.bare
-    monkeypatch.setattr(bench_sample, "bare", lambda a, b, slots: real(a, b, [(s + 1) % a.shape[0] for s in slots]))
+    misread(monkeypatch)
     with pytest.raises(AssertionError, match="reads other rows"):
         bench_sample.measure(bench_sample.ROW, capacity=500, batch_size=8, rounds=2)
 
 
-def test_stacks_stop_at_episodes() -> None:
-    frames, starts = made_up(60)
-    run = bench_compression.run_of(frames, starts)
-    obs, next_obs = run.pairs(np.arange(60))
-    for t in range(60):
-        episode = max(s for s in np.flatnonzero(starts) if s <= t)
-        for back in range(4):
-            want = frames[t - back] if t - back >= episode else np.zeros((84, 84), np.uint8)
-            assert np.array_equal(obs[t, 3 - back], want)
-        last = t == 59 or starts[t + 1]
-        assert run.end[t] == last
-        assert np.array_equal(next_obs[t], obs[t] if last else obs[t + 1])
-
-
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Synthetic frames in place of games."""
-
-    def frames(game: str, count: int, seed: int = 0) -> Any:
-        return made_up(count, seed=len(game))
-
-    games = types.SimpleNamespace(frames=frames, GAMES=("Pong", "Qbert"))
-    monkeypatch.setattr(bench_compression, "_atari", games)
-    monkeypatch.setattr(bench_deduplicated, "_atari", games)
-
-
-@pytest.mark.usefixtures("played")
 def test_compression_notices_other_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    games = types.SimpleNamespace(frames=lambda game, count, seed=0: moving_square(count, len(game)), GAMES=("Pong",))
+    monkeypatch.setattr(bench_compression, "_atari", games)
     real = bench_compression.Run.pairs
     monkeypatch.setattr(bench_compression.Run, "pairs", lambda run, at: real(run, (at + 1) % len(run.frames)))
     with pytest.raises(AssertionError, match="ours gives other stacks"):
-        bench_compression.compare(("Pong",), 900, 2, ABSENT, judged=False)
-
-
-def distinct(frames: np.ndarray, block: tuple[int, int]) -> int:
-    """Blocks that differ, counted without the library."""
-    h, w = block
-    padded = np.pad(frames, ((0, 0), (0, -84 % h), (0, -84 % w)))
-    tiles = padded.reshape(len(frames), padded.shape[1] // h, h, padded.shape[2] // w, w).swapaxes(2, 3)
-    return len({tile.tobytes() for tile in tiles.reshape(-1, h, w)})
+        bench_compression.compare(("Pong",), 900, 2, Absent("peer", "left out by the test"), judged=False)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +69,27 @@ def distinct(frames: np.ndarray, block: tuple[int, int]) -> int:
 def test_deduplicated_notices_lost_rows(on_full: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         written(deduplicated(blocks=1024, on_full=on_full), noise(64), crowded=2)
+
+
+def test_deduplicated_grows_until_all_rows_fit_and_notices_other_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, state, grown = written(deduplicated(blocks=2048), noise(64))
+    assert grown > 0 and buffer.storage.blocks == 2048 * 3**grown // 2**grown
+    assert int(buffer.stats(state)["blocks"]) == 64 * 84  # blocks of 7 x 12, no two alike
+    bench_deduplicated.check_frames(buffer, state, noise(64))
+    with pytest.raises(AssertionError, match="rows 0 to 63 are not those"):
+        bench_deduplicated.check_frames(buffer, state, noise(64)[::-1])
+    misread(monkeypatch)
+    parts = [moving_square(250, seed)[0] for seed in range(2)]
+    with pytest.raises(AssertionError, match="reads other frames"):
+        bench_deduplicated.measure_read("two", parts, deduplicated(), rounds=2, batch_size=8)
+
+
+def test_load_is_that_of_the_first_refused_row() -> None:
+    size = bench_deduplicated.Size(deduplicated(block=(12, 12)), 1, 1, blocks=64 * 49, load=0.5, grown=0)
+    for share, load, first in ((1, 1, None), (0.5, 1, 32), (2, 0.5, None)):
+        sized = dataclasses.replace(size, blocks=int(share * size.blocks))
+        found = bench_deduplicated.load_when_refused(noise(64), sized, lot=4)
+        assert found == (pytest.approx(load, abs=0.02), first)
 
 
 def test_programs_are_counted() -> None:
@@ -84,13 +101,9 @@ def test_programs_are_counted() -> None:
     assert bench_dispatch.programs(lambda: (x + x, x.reshape(1, 3))) == 2
 
 
-@pytest.mark.parametrize("kind", ["Device, Prioritized/Transition"])
-def test_sample_and_update_priority_move_no_rows(kind: str) -> None:
-    buffer, state = bench_dispatch.filled(256, **bench_dispatch.KINDS[kind])
+def test_copies_are_counted_and_need_a_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, state = bench_dispatch.filled(256, **bench_dispatch.KINDS["Device, Prioritized/Transition"])
     assert set(bench_dispatch.moved(buffer, state).values()) == {0}
-
-
-def test_copies_need_a_control_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fbuf.Buffer, "extend", lambda self, state, rows: state)
     with pytest.raises(AssertionError, match="the pointers prove nothing"):
         bench_dispatch.find_copies(256)

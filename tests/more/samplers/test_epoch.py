@@ -12,19 +12,8 @@ import pytest
 
 from fbuf._algorithms import permutation
 from fbuf.samplers import Epoch
-from tests.support.epoch import (
-    LARGE,
-    SMALL,
-    Trial,
-    arrive,
-    buffer_of,
-    check_arriving,
-    empty,
-    filled,
-    is_draw,
-    same,
-    sample,
-)
+from tests.support.epoch import LARGE, SMALL, Trial, arrive, buffer_of, check_arriving, empty, filled, is_draw, sample
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(

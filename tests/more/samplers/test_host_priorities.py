@@ -18,8 +18,9 @@ from jax import lax
 import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
-from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, same, verb
+from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
 from tests.support.threads import Thread
+from tests.support.trees import same
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
 PROGRAMS = st.lists(

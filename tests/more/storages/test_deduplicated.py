@@ -14,15 +14,7 @@ from fbuf._algorithms import block_table
 from fbuf.storages import Deduplicated, _block_rows
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
-from tests.support.deduplicated import (
-    Fields,
-    Trial,
-    check,
-    check_leaves,
-    check_programs,
-    same,
-    same_bits,
-)
+from tests.support.deduplicated import Fields, Trial, check, check_leaves, check_programs, same_bits
 from tests.support.deduplicated_device import (
     BATCH_BYTES,
     OBS,
@@ -31,6 +23,7 @@ from tests.support.deduplicated_device import (
     check_retirement,
     noise_rows,
 )
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize("kind", ["frames, colour, stacks", "one table"])

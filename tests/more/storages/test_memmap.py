@@ -18,8 +18,9 @@ import fbuf
 from fbuf.samplers import Uniform
 from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
-from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of, same
+from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
 from tests.support.paths import ROOT
+from tests.support.trees import same
 
 FRAMES = {"obs": EXAMPLE["obs"]}
 

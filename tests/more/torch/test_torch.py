@@ -1,4 +1,4 @@
-"""Further cases of torch: processes of their own, the page's code and tables, GPUs. See `tests/torch/test_torch.py`."""
+"""Further cases of torch: processes of their own, the page's code, GPUs. See `tests/torch/test_torch.py`."""
 
 from __future__ import annotations
 
@@ -135,16 +135,6 @@ def test_no_array_and_no_tensor_ends_the_process() -> None:
     hostile = "negative key deleted int4 grad neg conj pretended functional mapped meta sparse jagged wide resized"
     assert set(hostile.split()) <= refused
     assert {"negative", "expanded", "strided", "flipped", "offset"} <= worked  # negative: with copy=True
-
-
-def test_the_tables_of_the_page_are_measured() -> None:
-    run_program(
-        """
-        import runpy
-        runpy.run_module("tests.support.torch_table", run_name="__main__")
-    """,
-        devices=2,
-    )
 
 
 def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,15 +30,8 @@ from fbuf.transforms import (
 )
 from fbuf.views import Episode, Sequence, Transition
 from tests.support import pieces
-from tests.support.transforms import (
-    EXAMPLE,
-    ON_READ,
-    ON_WRITE,
-    apart,
-    close,
-    laned_windows,
-    same,
-)
+from tests.support.transforms import EXAMPLE, ON_READ, ON_WRITE, apart, close, laned_windows
+from tests.support.trees import same
 
 
 @pytest.mark.optimized

@@ -1,0 +1,36 @@
+"""Comparisons of pytrees of arrays, and x64 under the name that this version of JAX has for it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def numpy_leaf(leaf: Any) -> np.ndarray:
+    """Return a copy in numpy; of keys, their data."""
+    is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def same(one: Any, two: Any, case: str = "") -> None:
+    """Compare the paths, dtypes, shapes and bits of two pytrees of arrays."""
+    pairs, others = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (one, two))
+    assert [path for path, _ in pairs] == [path for path, _ in others], case
+    for (path, a), (_, b) in zip(pairs, others, strict=True):
+        a, b = numpy_leaf(a), numpy_leaf(b)
+        name = case + jax.tree_util.keystr(path)
+        assert a.dtype == b.dtype and a.shape == b.shape, name
+        assert a.tobytes() == b.tobytes(), f"{name}: {a} and {b}"
+
+
+def close(one: Any, two: Any, **tolerance: float) -> None:
+    """Compare the structures and values of two pytrees of arrays."""
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
+
+
+def x64(on: bool = True) -> contextlib.AbstractContextManager[Any]:
+    return jax.enable_x64(on) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(on)
