@@ -41,7 +41,7 @@ SETTINGS = [
     (lambda: Deduplicated(on_full="drop"), ValueError, r'on_full is \'drop\'; expected "retire" or "refuse"'),
 ]
 ROWS = [
-    (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected integers"),
+    (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected one or more integers"),
     (np.uint8, (0, 4), ("x",), TypeError, r"leaf 'x' is uint8\[0, 4\]"),
     (np.uint8, (9,), None, ValueError, r"no leaf has 1024 bytes.*keys=\(...\)"),
 ]
