@@ -250,7 +250,7 @@ def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
             DataSet(**settings)
     buffer = fbuf.Buffer(34, storage=DataSet(path), writer=Frozen())
     assert pickle.loads(pickle.dumps(buffer)) == buffer and "Frozen()" in repr(buffer)
-    with pytest.raises(TypeError, match="rows elsewhere"):
+    with pytest.raises(TypeError, match="another storage made this state"):
         buffer.sample(fbuf.Buffer(34).init(example), jax.random.key(0), 2)
 
 
