@@ -8,15 +8,8 @@
         train=ocp.args.StandardRestore(train_state), replay=fbuf.orbax.RestoreArgs()))
     buffer, replay = restored.replay
 
-Steps, retention, commits and the background thread are orbax's; what lies in the item's folder is a checkpoint as
-`fbuf.save` writes it. Handing the state's arrays to orbax was rejected: it casts silently where dtypes differ, refuses arrays
-of no rows, does not notice flipped bits in large arrays, and knows nothing of rows on the host. The price: each step
-is saved whole, as orbax keeps steps apart; `fbuf.save` to a path of its own writes what is new.
-
-With an asynchronous manager `save` returns when the state is copied to host memory, so that the next step may donate it;
-errors come where orbax raises them: `wait_until_finished`, `check_for_errors`, or the next `save`.
-
-This module imports orbax (`pip install "fbuf[orbax]"`), and importing it registers the handler.
+The item's folder is a checkpoint as `fbuf.save` writes it; each step is saved in full. Importing this module registers the
+handler and needs `pip install "fbuf[orbax]"`.
 """
 
 from __future__ import annotations
@@ -45,53 +38,51 @@ except ImportError as error:
 
 
 class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
-    """Saves and restores `(buffer, state)`; found by orbax through `SaveArgs` and `RestoreArgs`."""
+    """Save and restore `(buffer, state)`; orbax finds it through `SaveArgs` and `RestoreArgs`."""
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes the checkpoint, and waits for it.
+        """Write the checkpoint, and wait for it.
 
         Raises:
           As `fbuf.save`.
         """
-        given = _given("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
-        _alone()
-        saving.check_state("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        arrays, meta = saving.gathered("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        _write(directory, arrays, meta, given.sync, given.progress)
+        arguments, arrays, meta = _gather(args, kwargs)
+        _write(directory, arrays, meta, arguments.sync, arguments.progress)
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Copies the state, and writes it in a thread once orbax has made the folder."""
-        given = _given("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
-        _alone()
-        saving.check_state("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        arrays, meta = saving.gathered("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        held = {name: Snapshot(name, source, None) for name, source in arrays.items()}
-        sync, progress = given.sync, given.progress  # and not the state
+        """Copy the state, and write it in a thread once orbax has created the folder.
+
+        The state may be donated when this returns. Errors are raised by `wait_until_finished`, `check_for_errors`, or
+        the next save.
+        """
+        arguments, arrays, meta = _gather(args, kwargs)
+        copies = {name: Snapshot(name, source, None) for name, source in arrays.items()}
+        sync, progress = arguments.sync, arguments.progress  # without a reference to the state
 
         async def write() -> None:
-            _write(directory, held, meta, sync, progress)
+            _write(directory, copies, meta, sync, progress)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="fbuf")]
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> tuple[Buffer, BufferState]:
-        """`(buffer, state)`.
+        """Return `(buffer, state)`.
 
         Raises:
           As `fbuf.load`; ValueError: `sharding` lacks a leaf.
         """
-        given = _given("fbuf.orbax.RestoreArgs", RestoreArgs, args, kwargs) or RestoreArgs()
+        arguments = _arguments("fbuf.orbax.RestoreArgs", RestoreArgs, args, kwargs) or RestoreArgs()
         buffer, state = load(
             os.fspath(directory),
-            given.buffer,
-            example=given.example,
-            verify=given.verify,
-            resize=given.resize,
-            progress=given.progress,
+            arguments.buffer,
+            example=arguments.example,
+            verify=arguments.verify,
+            resize=arguments.resize,
+            progress=arguments.progress,
         )
-        return buffer, state if given.sharding is None else _spread(state, given.sharding)
+        return buffer, state if arguments.sharding is None else _place_state(state, arguments.sharding)
 
     def metadata(self, directory: Any) -> dict[str, Any]:
-        """What the manifest says: the buffer's configuration, leaves of a row, versions, time."""
+        """Return the manifest's description: the buffer's configuration, leaves of a row, versions, time."""
         with checkpoint.read(os.fspath(directory), verify="lazy") as saved:
             return dict(saved.meta)
 
@@ -99,18 +90,17 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 @ocp.args.register_with_handler(ReplayHandler, for_save=True)
 @dataclasses.dataclass
 class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
+    """The items to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
 
     Attributes:
       buffer, state: As for `fbuf.save`. Arrays may be sharded over the devices of this process.
-      sync: Wait for the disk, so that a failure of power does no harm. orbax itself does not.
-      progress: True: a bar; or a function of bytes done and bytes in all.
+      sync: Wait for the disk, so that a power failure does no harm. orbax itself does not.
+      progress: True for a bar, or a callable of (bytes done, bytes in all).
 
     Raises:
-      As `fbuf.save`, when it is made, and once more when orbax saves.
+      As `fbuf.save`, on construction and when orbax saves.
 
-    Cost: with an asynchronous manager a copy of the state in host memory, of rows on the host as they are held there; else a
-    block.
+    Cost: with an asynchronous manager a copy of the state in host memory; otherwise a block.
 
     Example:
       >>> import fbuf, fbuf.orbax, tempfile, jax.numpy as jnp, orbax.checkpoint as ocp
@@ -132,21 +122,21 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
     progress: Any = None
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be saved now: threads that orbax started for other items wait 300 s for one that raises later."""
-        _alone()
+        """Check the state now: if an item fails later, orbax's threads for other items wait 300 s."""
+        _check_single_process()
         saving.check_state("fbuf.orbax.SaveArgs", self.buffer, self.state)
 
 
 @ocp.args.register_with_handler(ReplayHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What to restore: `Composite(replay=RestoreArgs(), ...)` gives `(buffer, state)`.
+    """The items to restore: `Composite(replay=RestoreArgs(), ...)` returns `(buffer, state)`.
 
     Attributes:
-      buffer, example, verify, resize, progress: As for `fbuf.load`. None as buffer: the one that was saved.
-      sharding: Where arrays go: one `jax.sharding.Sharding` for all; or a state like the one asked for (of arrays, or of
-        `jax.ShapeDtypeStruct`s or shardings), each of whose leaves says where that leaf goes. None: the default device. Arrays
-        are read there first, one after another spread, so the largest must fit.
+      buffer, example, verify, resize, progress: As for `fbuf.load`. None as buffer: the saved one.
+      sharding: Where to place arrays: one `jax.sharding.Sharding`; or a state like the requested one, of arrays,
+        `jax.ShapeDtypeStruct`s or shardings. None: the default device. Arrays are read there first, then distributed one by
+        one, so the largest must fit.
     """
 
     buffer: Any = None
@@ -157,19 +147,25 @@ class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
     progress: Any = None
 
 
-def _given(call: str, kind: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments that orbax passes on."""
-    given = kwargs.get("args", args[0] if args else None)
-    if given is not None and not isinstance(given, kind):
-        raise TypeError(f"{call}: got {type(given).__name__}; expected {kind.__name__}. Write {call}(...).")
-    return given
+def _arguments(call: str, kind: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the arguments that orbax passes on."""
+    arguments = kwargs.get("args", args[0] if args else None)
+    if arguments is not None and not isinstance(arguments, kind):
+        raise TypeError(f"{call}: got {type(arguments).__name__}; expected {kind.__name__}. Write {call}(...).")
+    return arguments
 
 
-def _alone() -> None:
+def _gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a save, the sources, and their description."""
+    arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
+    arguments.__post_init__()  # the state may have been donated since
+    return arguments, *saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
+
+
+def _check_single_process() -> None:
     if jax.process_count() > 1:
         raise NotImplementedError(
-            f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Save each one with fbuf.save, to "
-            f"a path of its own."
+            f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Use fbuf.save in each, with separate paths."
         )
 
 
@@ -178,8 +174,8 @@ def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], sync
     checkpoint.write(os.fspath(directory), arrays, meta, keep=1, sync=sync, progress=progress)
 
 
-def _spread(state: BufferState, wanted: Any) -> BufferState:
-    """The state with its arrays where they are wanted."""
+def _place_state(state: BufferState, wanted: Any) -> BufferState:
+    """Return the state with its arrays placed by `wanted`."""
     if isinstance(wanted, jax.sharding.Sharding):
         return jax.tree.map(lambda leaf: jax.device_put(leaf, wanted), state)
     places = {name: getattr(leaf, "sharding", leaf) for name, leaf in named_leaves(wanted).items()}

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._checkpoint.device_arrays import SMALL, hash_bytes, rows_of_block
+from fbuf._checkpoint.device_arrays import SMALL_BYTES, hash_bytes, rows_of_block
 from fbuf._formats import checkpoint
 
 
 class Snapshot:
-    """A source, copied as far as `last` (that array in the last save, or None) lacks it."""
+    """A source, copied as far as `last` (the array in the last save, or None) lacks it. Other blocks cannot be read."""
 
     def __init__(self, name: str, source: Any, last: Any):
         self._name = name
@@ -39,42 +39,42 @@ class Snapshot:
             starts = list(self.cuts)
         spans = self._spans = list(zip(starts, starts[1:], strict=False))
         marks: Sequence[str | None] | None = getattr(source, "marks", None)
-        known = _known(self, last)
-        large = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize > SMALL
+        known = _last_marks(self, last)
+        large = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize > SMALL_BYTES
         if marks is None and large and known:
             marks = [hash_bytes(source[a:b]) for a, b in spans]
-        self._pieces: dict[tuple[int, int], np.ndarray] = {}
+        self._blocks: dict[tuple[int, int], np.ndarray] = {}
         self._marks, self._large = marks, large
         for i, (a, b) in enumerate(spans):
             mark = None if marks is None else marks[i]
             if mark is None or known.get(i if self.keys is None else self.keys[i]) != (mark, b - a):
-                self._pieces[a, b] = np.array(source[a:b])  # a copy: what it came from may be donated
+                self._blocks[a, b] = np.array(source[a:b])  # a copy: what it came from may be donated
 
     @property
     def nbytes(self) -> int:
-        """Bytes copied."""
-        return sum(piece.nbytes for piece in self._pieces.values())
+        """Return the bytes copied."""
+        return sum(block.nbytes for block in self._blocks.values())
 
     @property
     def marks(self) -> Sequence[str | None] | None:
-        """Of each block. Where nobody knew any, all were copied, and are looked at now."""
+        """Mark of each block; computed now if the source has none."""
         if self._marks is None and self._large:
-            self._marks = [hash_bytes(self._pieces[span]) for span in self._spans]
+            self._marks = [hash_bytes(self._blocks[span]) for span in self._spans]
         return self._marks
 
     def __getitem__(self, at: slice) -> np.ndarray:
         start, stop, _ = at.indices(self.shape[0])
-        piece = self._pieces.get((start, stop))
-        if piece is None:
+        block = self._blocks.get((start, stop))
+        if block is None:
             raise RuntimeError(
-                f"fbuf.save: rows {start} to {stop} of array '{self._name}' had not changed since the last save, and were not "
-                f"copied; but what that save wrote is damaged, or another process has saved since. Save once with wait=True."
+                f"fbuf.save: rows {start} to {stop} of array '{self._name}' were not copied, and the last save of them is "
+                f"damaged or was replaced. Save once with wait=True."
             )
-        return piece
+        return block
 
 
-def _known(held: Snapshot, last: Any) -> dict[Any, tuple[str, int]]:
-    """Mark and rows of each block of the last save, by number or key, where its blocks can be taken for these."""
+def _last_marks(held: Snapshot, last: Any) -> dict[Any, tuple[str, int]]:
+    """Return mark and rows of each block of the last save, by number or key, if the blocks match."""
     marks = None if last is None else getattr(last, "marks", None)
     same = last is not None and last.dtype == held.dtype and last.shape[1:] == held.shape[1:]
     if marks is None or not same or (last.keys is None) != (held.keys is None):
@@ -89,15 +89,15 @@ def _known(held: Snapshot, last: Any) -> dict[Any, tuple[str, int]]:
     return {names[i]: (mark, starts[i + 1] - starts[i]) for i, mark in enumerate(marks) if mark is not None}
 
 
-_lock = threading.RLock()  # a signal handler may save too
+_lock = threading.RLock()  # reentrant, since a signal handler may save too
 _latest: dict[str, Saving] = {}
-"""By path: one that is under way, or failed unseen."""
-_turns: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""By path: the lock of who is beginning a save there."""
+"""By path: a save that is running, or failed without being reported."""
+_path_locks: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""By path: the lock held while a save starts."""
 
 
 class Saving:
-    """A save under way, or done.
+    """A running or finished save.
 
     Example:
       >>> import fbuf, tempfile, jax.numpy as jnp
@@ -105,7 +105,7 @@ class Saving:
       >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     saving = fbuf.save(f"{folder}/replay", buffer, state, wait=False)
-      ...     written = saving.result()  # raises what went wrong
+      ...     written = saving.result()  # raises the save's error
       >>> written.generation, saving.done()
       (1, True)
     """
@@ -114,61 +114,61 @@ class Saving:
         self._path, self._work = path, work
         self._error: BaseException | None = None
         self._written: checkpoint.Written | None = None
-        self._seen = False
+        self._is_seen = False
         self._thread: threading.Thread | None = None
         if wait:
             try:
                 self._written = work()
             finally:
-                self._work = _nothing  # it holds the state's arrays
+                self._work = _released  # it holds the state's arrays
             return
         self._thread = threading.Thread(target=self._run, name=f"fbuf.save {path}", daemon=False)
         with _lock:
             _latest[_key(path)] = self
         try:
             self._thread.start()
-        except BaseException:  # no room for another, or the process is ending
-            self._see()
+        except BaseException:  # too many threads, or the process is ending
+            self._mark_seen()
             raise
 
     def _run(self) -> None:
         try:
             self._written = self._work()
-        except BaseException as error:  # whatever it is, somebody must hear of it
+        except BaseException as error:  # reported by `result`, the next save, or at exit
             self._error = error
         finally:
-            self._work = _nothing
+            self._work = _released
             with _lock:
                 if self._error is None and _latest.get(_key(self._path)) is self:
                     del _latest[_key(self._path)]
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. Never waits."""
+        """Return whether the save has ended, with or without an error. Never waits."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until it has ended.
+        """Wait until the save has ended.
 
         Raises:
-          TimeoutError: it has not after `timeout` seconds; it goes on.
-          Exception: what went wrong; the checkpoint before it is whole.
+          TimeoutError: it has not after `timeout` seconds; it continues.
+          Exception: the save's error; the checkpoint before it is intact.
         """
         self.result(timeout)
 
     def result(self, timeout: float | None = None) -> checkpoint.Written:
-        """The same, and what was written: generation, bytes written, bytes in all."""
+        """Wait; return the generation, bytes written, and bytes of all arrays. Raises as `wait`."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 raise TimeoutError(f"Saving.result: the save to {self._path} has not ended after {timeout} seconds.")
         if self._error is not None:
-            self._see()
+            self._mark_seen()
             raise self._error
         assert self._written is not None
         return self._written
 
-    def _see(self) -> None:
-        self._seen = True
+    def _mark_seen(self) -> None:
+        self._is_seen = True
         with _lock:
             if _latest.get(_key(self._path)) is self:
                 del _latest[_key(self._path)]
@@ -178,7 +178,7 @@ class Saving:
         return f"Saving({self._path!r}, {how})"
 
 
-def _nothing() -> checkpoint.Written:
+def _released() -> checkpoint.Written:
     raise AssertionError("a save runs once")
 
 
@@ -187,37 +187,37 @@ def _key(path: str) -> str:
 
 
 @contextlib.contextmanager
-def turn(path: str) -> Iterator[None]:
-    """Keeps this process's other saves to the same path waiting, while one looks what is new and writes it, or begins to.
+def exclusive_save(path: str) -> Iterator[None]:
+    """Block this process's other saves to a path while one starts.
 
     Raises:
-      Exception: what went wrong with the save before, if nobody has seen that.
+      Exception: the error of the save before, if it was not reported.
     """
     with _lock:
-        mine = _turns.setdefault(_key(path), threading.RLock())
+        mine = _path_locks.setdefault(_key(path), threading.RLock())
     with mine:
         _finish(path)
         yield
 
 
 def _finish(path: str) -> None:
-    """Waits for a save to the same path; raises what went wrong with it, if nobody has seen that."""
+    """Wait for a running save to a path; raise its error if it was not reported."""
     with _lock:
         earlier = _latest.get(_key(path))
     if earlier is not None:
         try:
             earlier.result()
         except Exception as error:
-            error.add_note(f"fbuf.save: this is how the save before, wait=False, to {path} ended. Save again.")
+            error.add_note(f"fbuf.save: the previous save to {path}, wait=False, raised this. Save again.")
             raise
 
 
 @atexit.register
 def _report() -> None:
-    """Prints what nobody asked about. Threads have ended by then."""
+    """Print errors that were never reported. All threads have ended."""
     with _lock:
         unseen = [saving for saving in _latest.values() if saving._error is not None]
     for saving in unseen:
         error: Any = saving._error
-        print(f"fbuf.save: a save to {saving._path} failed, and nobody asked for its result():", file=sys.stderr)
+        print(f"fbuf.save: a save to {saving._path} failed, and its result() was never called:", file=sys.stderr)
         traceback.print_exception(error, file=sys.stderr)

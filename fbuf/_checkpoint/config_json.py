@@ -1,7 +1,7 @@
-"""A buffer's configuration as JSON that never needs an import, and what of it is a user's own.
+"""A buffer's configuration as JSON, from which nothing is imported.
 
-Functions and components of a user's own are noted as `"module:qualname"`. They are compared, and named in messages; `load`
-then asks for the buffer itself.
+Custom functions and components are stored as `"module:qualname"`. They are compared and named in errors; `load` then needs
+the buffer itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from fbuf._checkpoint.row_schema import name_of_type
-from fbuf._core.component import COMPONENTS, from_config, named
+from fbuf._core.component import COMPONENTS, named
 
 _REMOVED: dict[str, dict[str, Any]] = {
     "fbuf.samplers.Prioritized": {"decay": None, "keep": None, "spread": 0, "rho": ...},
     "fbuf.samplers.Ranked": {"spread": 0, "rho": ...},
 }
-"""Fields that earlier versions had, by component: the value at which a field did nothing; `...`: any value."""
+"""Removed fields of components, and the value at which each had no effect; `...`: any value."""
 
 
-def describe(value: Any) -> Any:
-    """The JSON form of a component: that of `to_config`, with names in place of what has none."""
+def to_json(value: Any) -> Any:
+    """Return the JSON form of a component: that of `to_config`, with names for custom parts."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"own": f"float:{value}"}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -32,9 +32,9 @@ def describe(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple):
-        return {"tuple": [describe(item) for item in value]}
+        return {"tuple": [to_json(item) for item in value]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         name = next((name for name, kind in COMPONENTS.items() if kind is type(value)), None)
         return {"own": name_of_type(type(value)), **fields} if name is None else {"type": name, **fields}
     if callable(value) and hasattr(value, "__qualname__"):
@@ -43,7 +43,7 @@ def describe(value: Any) -> Any:
 
 
 def without_removed(config: Any) -> Any:
-    """Drop the fields of earlier versions that did nothing.
+    """Drop removed fields that had no effect.
 
     Raises:
       ValueError: a removed field was in use; the message names it.
@@ -56,12 +56,12 @@ def without_removed(config: Any) -> Any:
     for name, inactive in removed.items():
         if inactive is not ... and config.get(name, inactive) != inactive:
             kind = config["type"].rpartition(".")[2]
-            raise ValueError(f"{kind}({name}={shown(config[name])}), but {name} was removed")
+            raise ValueError(f"{kind}({name}={config_text(config[name])}), but {name} was removed")
     return {name: without_removed(value) for name, value in config.items() if name not in removed}
 
 
-def missing(config: Any) -> str | None:
-    """What must come from the user, in words, if anything must."""
+def custom_part(config: Any) -> str | None:
+    """Return a description of the first custom part, if any."""
     if not isinstance(config, Mapping):
         return None
     if "function" in config:
@@ -69,42 +69,33 @@ def missing(config: Any) -> str | None:
     if "own" in config:
         return f"a {config['own']}"
     items = config["tuple"] if "tuple" in config else config.values()
-    return next((found for found in map(missing, items) if found is not None), None)
+    return next((found for found in map(custom_part, items) if found is not None), None)
 
 
-def build(config: Any) -> Any:
-    """The component, of a configuration that lacks nothing."""
-    return from_config(config)
-
-
-def differing(saved: Any, given: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """What differs between two configurations, by path: the saved and the given."""
+def differences(saved: Any, given: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the differing settings by path: saved and given."""
     if isinstance(saved, Mapping) and isinstance(given, Mapping):
         kinds = [{k: v for k, v in c.items() if k in ("type", "own", "function")} for c in (saved, given)]
         if kinds[0] == kinds[1] and saved.keys() == given.keys() and "tuple" not in saved:
             out: dict[str, tuple[Any, Any]] = {}
             for name in saved:
                 if name not in kinds[0]:
-                    out |= differing(saved[name], given[name], f"{where}.{name}" if where else name)
+                    out |= differences(saved[name], given[name], f"{where}.{name}" if where else name)
             return out
     return {} if saved == given else {where: (saved, given)}
 
 
-def shown(config: Any) -> str:
-    """A configuration as one would write it: what was chosen, not what was left alone."""
+def config_text(config: Any) -> str:
+    """Return a configuration as code, without defaults."""
     if not isinstance(config, Mapping):
         return repr(config)
     if "tuple" in config:
-        items = [shown(item) for item in config["tuple"]]
+        items = [config_text(item) for item in config["tuple"]]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if "function" in config:
         return str(config["function"])
     known = named(config.get("type", ""))
-    usual = {} if known is None else {f.name: describe(f.default) for f in dataclasses.fields(known) if _has_default(f)}
+    usual = {} if known is None else {f.name: to_json(f.default) for f in dataclasses.fields(known)}
     name = str(config.get("type") or config["own"].replace(":", ".")).rsplit(".", 1)[-1]
     fields = [(k, v) for k, v in config.items() if k not in ("type", "own") and not (k in usual and usual[k] == v)]
-    return f"{name}({', '.join(f'{k}={shown(v)}' for k, v in fields)})"
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING
+    return f"{name}({', '.join(f'{k}={config_text(v)}' for k, v in fields)})"

@@ -24,13 +24,13 @@ _SEED = 0x6662_7566
 
 
 def hash_bytes(block: np.ndarray) -> str:
-    """The mark of a block on the host."""
+    """Return the mark of a block on the host."""
     data: Any = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
     return f"s{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def hash_device_blocks(array: jax.Array, rows: int, block: int) -> list[str]:
-    """Marks of the first `rows` of an array, `block` rows each; one jitted call a shape, whatever `rows`."""
+    """Return marks of the first `rows` of an array, `block` rows each; one jitted call a shape, whatever `rows`."""
     sums = np.asarray(_sums(array, block))
     number = -(-rows // block)
     held = [min(block, rows - i * block) for i in range(number)]
@@ -39,8 +39,8 @@ def hash_device_blocks(array: jax.Array, rows: int, block: int) -> list[str]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sums(array: jax.Array, block: int) -> jax.Array:
-    """uint32[blocks, 8]."""
-    words = _words(array)
+    """Return uint32[blocks, 8], the sums of each block's words times random keys."""
+    words = _hash_words(array)
     rows, width = words.shape
     key = jax.random.key(_SEED, impl="threefry2x32")
     keys = [jax.random.bits(jax.random.fold_in(key, i), (min(block, rows), width), jnp.uint32) for i in range(_SUMS)]
@@ -58,22 +58,22 @@ def _sums(array: jax.Array, block: int) -> jax.Array:
 
 @jax.jit
 def _count_written_device(array: jax.Array) -> jax.Array:
-    bits = _bits(array)
+    bits = _element_bits(array)
     differs = jnp.any(bits != bits[-1, -1][None, None, :], axis=(1, 2))
     return jnp.max(jnp.where(differs, lax.iota(jnp.int32, differs.shape[0]) + jnp.int32(1), jnp.int32(0)))
 
 
-def _words(array: jax.Array) -> jax.Array:
-    """uint32[C, n]: each row's bits, 16 to a word, or 8 where a row has an odd number of bytes."""
-    bits = _bits(array)
+def _hash_words(array: jax.Array) -> jax.Array:
+    """Return uint32[C, n]: each row's bits, 16 to a word, or 8 for rows of an odd number of bytes."""
+    bits = _element_bits(array)
     flat = bits.reshape(bits.shape[0], -1)
     if flat.dtype == jnp.uint8 and flat.shape[1] % 2 == 0:
         flat = lax.bitcast_convert_type(flat.reshape(flat.shape[0], -1, 2), jnp.uint16)
     return flat.astype(jnp.uint32)
 
 
-def _bits(array: jax.Array) -> jax.Array:
-    """uint8 or uint16[C, elements of a row, words of an element]."""
+def _element_bits(array: jax.Array) -> jax.Array:
+    """Return uint8 or uint16[C, elements of a row, words of an element]."""
     rows, name = array.shape[0], jnp.dtype(array.dtype).name
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)
@@ -89,23 +89,25 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 BLOCK_BYTES = 256 * 1024
-_LEAST_BYTES = 32 * 1024
-_USUAL_BLOCKS, _MOST_BLOCKS = 1024, 4096
-SMALL = 64 * 1024
-"""Bytes up to which an array is fetched whole."""
-_AT_ONCE = 4 * 1024 * 1024
-"""Bytes up to which one is made on the host first."""
-_PUT = 1024 * 1024
-"""Bytes of a larger one that go there at once."""
+_MIN_BLOCK_BYTES = 32 * 1024
+_USUAL_BLOCKS, _MAX_BLOCKS = 1024, 4096
+SMALL_BYTES = 64 * 1024
+"""Arrays of up to this many bytes are fetched whole."""
+_HOST_BYTES = 4 * 1024 * 1024
+"""Arrays of up to this many bytes are assembled on the host."""
+_PUT_BYTES = 1024 * 1024
+"""Bytes of larger arrays copied to the device at a time."""
 
 
 def rows_of_block(shape: tuple[int, ...], itemsize: int) -> int:
-    """Rows of a block, a power of two: about 32 KiB, since each lane of a buffer is written to at a place of its own; of large
-    arrays up to 256 KiB, and more where there would be too many. By the whole shape, so that an array has the same blocks
-    however full it is."""
+    """Return the rows of a block, a power of two.
+
+    A block has about 32 KiB, since each lane of a buffer is written at its own position; up to 256 KiB in large arrays,
+    and more if there were too many. It depends on the whole shape, so an array has the same blocks however full it is.
+    """
     item = max(int(np.prod(shape[1:], dtype=np.int64)) * itemsize, 1)
-    size = min(max(shape[0] * item // _USUAL_BLOCKS, _LEAST_BYTES), BLOCK_BYTES)
-    wanted = max(size // item, -(-shape[0] // _MOST_BLOCKS), 1)
+    size = min(max(shape[0] * item // _USUAL_BLOCKS, _MIN_BLOCK_BYTES), BLOCK_BYTES)
+    wanted = max(size // item, -(-shape[0] // _MAX_BLOCKS), 1)
     return 1 << (wanted - 1).bit_length() if wanted > 1 else 1
 
 
@@ -113,10 +115,10 @@ class DeviceLeaf:
     """An array of the state as a source: its first rows, block by block.
 
     Attributes:
-      shape, dtype: Of what is stored.
+      shape, dtype: Of the stored rows.
       block: Rows of a block.
-      rows: How many rows there are in all.
-      fill: The bits of every element of the rows that are not stored, or b"".
+      rows: The number of all rows.
+      fill: The bits of every element of the rows not stored, or b"".
     """
 
     def __init__(self, array: jax.Array, rows: int | None = None, *, whole: bool = False):
@@ -127,18 +129,18 @@ class DeviceLeaf:
         kept, self.fill = (self.rows, b"") if whole else self._written()
         self.shape = (kept, *self._array.shape[1:])
         self.block = rows_of_block((self.rows, *self.shape[1:]), self.dtype.itemsize)
-        self._fetched: tuple[int, np.ndarray] | None = None  # rows, and the first of them: some blocks at once
+        self._fetched: tuple[int, np.ndarray] | None = None  # first row, and the rows of some blocks
 
     @property
     def near(self) -> bool:
-        """Whether it lies on the host, so that looking at it copies nothing; or is so small that it makes no difference."""
+        """Return whether the array is on the host, so that slices are views, or is small."""
         return self._single_device and (
-            self._array.size * self.dtype.itemsize <= SMALL or _platform(self._array) == "cpu"
+            self._array.size * self.dtype.itemsize <= SMALL_BYTES or _platform(self._array) == "cpu"
         )
 
     @functools.cached_property
     def marks(self) -> list[str] | None:
-        """Of each block; None where the writer's own comparison is as good."""
+        """Mark of each block; None where comparing bytes is as fast."""
         if self.near or not self._single_device:
             return None
         return hash_device_blocks(self._array, self.shape[0], self.block)
@@ -148,7 +150,7 @@ class DeviceLeaf:
         if not self._single_device:
             return self._from_shards(start, stop)
         if self.near:
-            return np.asarray(self._array)[start:stop]  # a view; dropped when it has been written
+            return np.asarray(self._array)[start:stop]  # a view
         whole, item = self._array.shape[0], int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
         size = min(max(BLOCK_BYTES // max(item, 1), self.block), whole)
         if self._fetched is None or not self._fetched[0] <= start <= stop <= self._fetched[0] + len(self._fetched[1]):
@@ -172,11 +174,9 @@ class DeviceLeaf:
         return out
 
     def _written(self) -> tuple[int, bytes]:
-        """Rows up to the last that differs from the last element, and the bits of that."""
+        """Return the rows up to the last that differs from the last element, and that element's bits."""
         array, rows = self._array, self.rows
-        if not array.size:
-            return rows, b""
-        if not self._single_device:
+        if not array.size or not self._single_device:
             return rows, b""
         if self.near:
             view = np.asarray(array)[:rows]
@@ -196,7 +196,7 @@ def _cut(array: jax.Array, start: Any, size: int) -> jax.Array:
 
 
 def _count_written_host(view: np.ndarray) -> int:
-    """The same on the host, from the end and no further than it must."""
+    """Return the rows up to the last that differs from the last element, searching from the end."""
     rows, size = view.shape[0], view.dtype.itemsize
     word = np.dtype({1: "u1", 2: "u2", 4: "u4"}.get(size, "u8"))
     step = max(BLOCK_BYTES // max(view[:1].nbytes, 1), 1)
@@ -213,22 +213,22 @@ def _count_written_host(view: np.ndarray) -> int:
 
 
 def to_device(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.Array:
-    """A new array on the default device: a source's rows, then others of one element's bits.
+    """Return a new array on the default device: a source's rows, then rows of one element's bits.
 
-    A large one is made there, and filled a few blocks at a time, in place.
+    A large one is created there, and filled a few blocks at a time, in place.
     """
     dtype, flat = np.dtype(dtype), shape or (1,)
     element = np.frombuffer(fill, dtype)[0] if fill else np.zeros((), dtype)
     kept = source.shape[0]
-    if int(np.prod(flat, dtype=np.int64)) * dtype.itemsize <= _AT_ONCE:
+    if int(np.prod(flat, dtype=np.int64)) * dtype.itemsize <= _HOST_BYTES:
         whole = np.empty(flat, dtype)
         source.fill(0, whole[:kept])
         whole[kept:] = element
         return jnp.array(whole.reshape(shape))
-    with jax.debug_nans(False), jax.debug_infs(False):  # whatever was saved comes back
+    with jax.debug_nans(False), jax.debug_infs(False):  # NaNs that were saved are loaded
         out = jnp.full(flat, element, dtype)
         block = rows_of_block(flat, dtype.itemsize)
-        size = min(max(_PUT * flat[0] // out.nbytes // block, 1) * block, flat[0])
+        size = min(max(_PUT_BYTES * flat[0] // out.nbytes // block, 1) * block, flat[0])
         for start in range(0, kept, size):
             first = min(start, flat[0] - size)
             stop = min(first + size, kept)

@@ -1,7 +1,7 @@
-"""What a user saves beside the buffer: keys, step counts, statistics; any pytree of arrays and numbers.
+"""`extra=` of save and load: any pytree of arrays, PRNG keys, numbers and text.
 
-Arrays become arrays in the checkpoint; Python's numbers, text and None lie in its manifest; a typed PRNG key is its data and
-the name of its generator. What comes back is of the kind that was given.
+Arrays become arrays of the checkpoint; numbers, text and None are in its manifest; a typed PRNG key is its data and the name
+of its generator. Types are restored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PREFIX = "extra/"
 
 
 def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
-    """Arrays by name, and what the manifest says of them.
+    """Return arrays by name, and their description for the manifest.
 
     Raises:
-      TypeError: a leaf is none of these.
+      TypeError: a leaf is of another type.
       ValueError: two leaves have the same name.
     """
     arrays: dict[str, Any] = {}
@@ -41,47 +41,43 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             data = jax.random.key_data(leaf) if key else leaf
             about["shape"] = list(data.shape)
             arrays[f"{_PREFIX}{i}"] = DeviceLeaf(data, whole=True)
-        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUmM" and not _masked(leaf):
+        elif (
+            isinstance(leaf, (np.ndarray, np.generic))
+            and leaf.dtype.kind not in "OSUmM"
+            and not isinstance(leaf, np.ma.MaskedArray)
+        ):
             about |= {"kind": "numpy" if isinstance(leaf, np.ndarray) else "scalar", "shape": list(leaf.shape)}
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
             raise TypeError(
                 f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
-                f"convert it: np.asarray(x), of bytes np.frombuffer(x, np.uint8), of text and objects str(x)."
+                f"convert it with np.asarray(x), bytes with np.frombuffer(x, np.uint8)."
             )
         leaves.append(about)
     return arrays, {"structure": row_schema.encode(jax.tree.structure(extra)), "leaves": leaves}
 
 
-def _masked(leaf: Any) -> bool:
-    """Whether it has a mask, which would be lost."""
-    return isinstance(leaf, np.ma.MaskedArray)
-
-
 def _kind(leaf: Any) -> str:
-    kind = type(leaf).__name__
-    return f"{kind} of {leaf.dtype}" if isinstance(leaf, np.ndarray) and not _masked(leaf) else kind
+    return f"ndarray of {leaf.dtype}" if type(leaf) is np.ndarray else type(leaf).__name__
 
 
 def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
-    """The pytree: in the structure of `example`, or (True) as it was saved.
+    """Return the pytree: in the structure of `example`, or (True) as it was saved.
 
     Raises:
-      SchemaError: there is none; `example` is of another structure, or a leaf of another shape or dtype; an array of JAX's has
-        64 bits, and x64 is off.
+      SchemaError: nothing was saved; `example` has another structure, or a leaf another shape or dtype; a JAX array has 64
+        bits, and x64 is off.
     """
     if meta is None:
         raise checkpoint.SchemaError(
-            f"{call}: {path} was saved without extra; expected some, since extra is asked for. Leave extra out, or save it: "
-            f"fbuf.save(path, buffer, state, extra=...)."
+            f"{call}: {path} was saved without extra. Leave extra out, or save it: fbuf.save(path, buffer, state, extra=...)."
         )
     values = [_leaf(call, path, saved, i, about) for i, about in enumerate(meta["leaves"])]
     if example is True:
-        own = row_schema.own_node(meta["structure"])
+        own = row_schema.custom_node(meta["structure"])
         if own is not None:
             raise checkpoint.SchemaError(
-                f"{call}: the extra of {path} has a {own} in it, which nothing is imported for; expected an example. Write "
-                f"extra=example, of the structure that was saved."
+                f"{call}: the extra of {path} contains a {own}, which load() cannot construct. Pass extra=<example>."
             )
         return row_schema.decode(meta["structure"]).unflatten(values)
     wanted = named_leaves(example)
@@ -92,7 +88,7 @@ def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
     if difference or row_schema.encode(structure) != meta["structure"]:
         raise checkpoint.SchemaError(
             f"{call}: the extra of {path} is not like the example:\n{difference or '  other nodes'}\n"
-            f"Give an example like what was saved, or extra=True for what is there."
+            f"Pass an example of the same structure, or extra=True."
         )
     return structure.unflatten(values)
 
@@ -114,7 +110,7 @@ def _leaf(call: str, path: str, saved: Any, i: int, about: Any) -> Any:
         return jax.random.wrap_key_data(jnp.array(array), impl=about["impl"])
     if kind == "jax" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise checkpoint.SchemaError(
-            f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off; expected it on, as when saved. "
-            f"Write jax.config.update('jax_enable_x64', True), or save numpy's: np.asarray(x)."
+            f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off. Write "
+            f"jax.config.update('jax_enable_x64', True), or save a numpy array."
         )
     return jnp.array(array) if kind == "jax" else array[()] if kind == "scalar" else np.array(array)

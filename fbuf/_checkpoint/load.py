@@ -1,7 +1,7 @@
-"""`load`: a generation of a checkpoint folder becomes a buffer and its state.
+"""`load`: read a generation of a checkpoint folder as a buffer and its state.
 
-Arrays of the device are made there and filled block by block; what lies on the host is handed to the storage as it is in the
-files, to read as it likes. Nothing is imported, evaluated or cast.
+Device arrays are created on the device and filled block by block; storages read their host arrays from the files as they
+like. Nothing is imported, evaluated or cast.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fbuf._host.io.directory import undone
 from fbuf._mixture import Mixture
 from fbuf.storages import _array_rows
 
-_KNOWN = "state/transforms/read/"
-"""What stages of `on_read` know, by their names."""
+_STAGES = "state/transforms/read/"
+"""Prefix of the state of `on_read`'s stages."""
 
 
 def load(
@@ -49,42 +49,40 @@ def load(
     extra: Any = None,
     progress: Progress | bool | None = None,
 ) -> Any:
-    """Loads what `save` saved: `(buffer, state)`, or with `extra` `(buffer, state, extra)`.
+    """Load what `save` saved: `(buffer, state)`, or with `extra` `(buffer, state, extra)`.
 
-    The newest generation that is whole; where that is not the newest, a RuntimeWarning says why. Arrays come to the default
-    device, whatever devices they were spread over when they were saved (`jax.device_put(state, ...)` spreads them again); a
-    host store is a new one, of this process. Batches go on bit for bit, given the same keys.
+    The newest complete generation is loaded; a RuntimeWarning says if a newer one is damaged. Arrays are placed on the default
+    device, whatever their sharding was (`jax.device_put(state, ...)` distributes them); host stores are new and of this
+    process. Batches continue bit for bit, given the same keys.
 
     Args:
-      path: The folder. Of a `Mixture` that was saved `buffer` is a mixture of the same names; `example` and `resize` are dicts
-        by name, and what follows holds of each of its buffers.
-      buffer: None: the one that was saved. Else one that the state must be of; it may differ in what the state does not depend
-        on: what a view makes of the rows it draws (`gamma`, ...), `prefetch` and `batch_size` (what was drawn ahead is then
-        dropped), settings of draws (`stratified`, `replace`, `drop_last`, ...), where priorities lie (`on`), the path of its
-        files. Numbers that can be annealed (`alpha`, `beta`, ...) are those of the state: `buffer.set` gives others. Of
-        another storage the rows are written anew, in order, which costs what adding them costs.
-        Needed where functions or parts of yours were saved: they are noted by name, and nothing is imported.
-      example: One row, as for `Buffer.init`; only needed where rows are made of nodes of yours (a NamedTuple, a registered
-        dataclass). If given, rows must be like it.
-      verify: "full": every byte is checked before anything is built. "lazy": each block as it is read; one that is damaged
-        raises StoreCorrupted then.
-      resize: Another capacity, larger or smaller; with a buffer True for its own. The newest rows stay, with their
-        priorities, episodes and numbers. They come to lie in other slots: indices of before are stale, what was drawn ahead
-        is dropped, and samplers without replacement go on where they were, but that an epoch begins anew that has more
-        anchors than the new capacity.
-      extra: Hand out what was saved with `extra=`: True as it was saved, or an example of it, whose structure it gets.
-      progress: True for a bar, or a callable that is given bytes done and bytes in all.
+      path: The folder. For a saved `Mixture`, `buffer` is a mixture with the same names, `example` and `resize` are dicts by
+        name, and the following holds for each of its buffers.
+      buffer: None: the saved one. Otherwise the buffer to load into; it may differ in settings that the state does not depend
+        on: the view's output (`gamma`, ...), `prefetch` and `batch_size` (the prefetched batch is then dropped), settings of
+        draws (`stratified`, `replace`, `drop_last`, ...), where priorities are (`on`), and the path of its files. Annealed
+        numbers (`alpha`, `beta`, ...) are those of the state; `buffer.set` changes them. With another storage the rows are
+        rewritten in order, at the cost of adding them. Required if custom functions or parts were saved: they are saved by
+        name, and nothing is imported.
+      example: One row, as for `Buffer.init`; only required for rows with custom nodes (a NamedTuple, a registered dataclass).
+        If given, rows must be like it.
+      verify: "full": check every byte first. "lazy": check each block when it is read; a damaged one then raises
+        StoreCorrupted.
+      resize: Another capacity, larger or smaller; True for the given buffer's. The newest rows stay, with their priorities,
+        episodes and numbers, in other slots: old indices are stale and the prefetched batch is dropped. Samplers without
+        replacement continue, but an epoch with more anchors than the new capacity restarts.
+      extra: Also return what was saved with `extra=`: True as it was saved, or an example with the structure to return.
+      progress: True for a bar, or a callable of (bytes done, bytes in all).
     Raises:
       CheckpointNotFound (a FileNotFoundError): there is none.
-      StoreCorrupted (a RuntimeError): there is one, and no generation of it is whole.
-      SchemaError (a ValueError): it is not what was asked for; with the path, what is there, what was expected, what to write.
-      VersionError (a ValueError): a later release has saved it, or an earlier one with a setting that was removed.
+      StoreCorrupted (a RuntimeError): no generation is complete.
+      SchemaError (a ValueError): it is incompatible; the message has the path, what was found and expected, and the fix.
+      VersionError (a ValueError): a later release saved it, or an earlier one with a setting that was removed.
       TypeError: the call is traced.
-      MemoryError: the state takes more than is free (on a CPU; not looked at where buffer and example are given).
-      FileExistsError, BlockingIOError: its rows are to lie in files at a path that is taken: load it into a buffer with
-        another.
-    Cost: each byte is read once; twice with "full" where rows come to lie in files. Memory: the state, and a few blocks; twice
-      the state where it is moved.
+      MemoryError: the state needs more memory than is free (on a CPU; not checked if buffer and example are given).
+      FileExistsError, BlockingIOError: the path of the buffer's files is in use: use another path.
+    Cost: each byte is read once; twice with "full" if rows are stored in files. Memory: the state, and a few blocks; twice the
+      state if it is resized.
 
     Example:
       >>> import fbuf, tempfile, jax, jax.numpy as jnp
@@ -103,59 +101,57 @@ def load(
         if "mixture" in saved.meta:
 
             def one(part: Any, buffer: Buffer | None, example: Any, size: Any) -> tuple[Buffer, BufferState]:
-                return restored(call, part, buffer, example, size, verify)
+                return restore_buffer(call, part, buffer, example, size, verify)
 
-            return *mixture.restored(call, saved, buffer, example, resize, one), *beside
-        return *restored(call, saved, buffer, example, resize, verify), *beside
+            return *mixture.restore(call, saved, buffer, example, resize, one), *beside
+        return *restore_buffer(call, saved, buffer, example, resize, verify), *beside
 
-    return from_newest(call, path, verify, progress, build)
+    return load_newest(call, path, verify, progress, build)
 
 
-def from_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[checkpoint.Saved], Any]) -> Any:
-    """What `build` makes of the newest generation that is whole.
+def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[checkpoint.Saved], Any]) -> Any:
+    """Return what `build` makes of the newest complete generation.
 
     Raises:
-      SchemaError: it is a checkpoint of something else.
+      SchemaError: the checkpoint holds something else.
       TypeError: the call is traced.
     """
     if lifetime.traced():
         raise TypeError(
-            f"{call}: the call is traced, and would read once what a program is to read each time; expected an eager call. "
-            f"Call it outside jit, scan and vmap, and pass the state in."
+            f"{call}: the call is traced; expected an eager call. Call it outside jit, scan and vmap, and pass the state in."
         )
 
     def checked(saved: checkpoint.Saved) -> Any:
         one = saved.meta.keys() >= {"buffer", "rows", "rule", "placed", "extra", "replay"}
         if not one and not saved.meta.keys() >= mixture.KEYS:
-            raise checkpoint.SchemaError(
-                f"{call}: {saved.path} holds arrays, but no buffer; expected what fbuf.save wrote. Give its path."
-            )
+            raise checkpoint.SchemaError(f"{call}: {saved.path} holds no buffer. Give a path that fbuf.save wrote.")
         try:
             return build(saved)
         except (KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             raise checkpoint.SchemaError(
-                f"{call}: what {saved.path} says of its buffer makes no sense ({error!r}); expected what fbuf.save wrote. Load "
-                f"another checkpoint."
+                f"{call}: the description of the buffer in {saved.path} is invalid ({error!r}). Load another checkpoint."
             ) from error
 
     return checkpoint.restore(checked_path(call, path), checked, verify=verify, progress=progress)
 
 
-def restored(call: str, saved: Any, buffer: Any, example: Any, resize: Any, verify: Any) -> tuple[Buffer, BufferState]:
-    """The buffer and its state."""
+def restore_buffer(
+    call: str, saved: Any, buffer: Any, example: Any, resize: Any, verify: Any
+) -> tuple[Buffer, BufferState]:
+    """Return the buffer and its state."""
     path, meta = saved.path, saved.meta
     reader, target, keeps_ahead = compatibility.match(call, path, meta, buffer, resize)
     spec, structure, was = compatibility.rows_of(call, path, meta, reader, example)
     checks.check_fields(call, target, spec)
     target.storage.host_keys(spec)
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
-        saved.verify()  # before files are made there, which a second try would find in its way
+        saved.verify()  # before files are created, which would block a second try
     given = buffer is not None and example is not None
     with undone(getattr(target.storage, "path", None)):
         if (reader.storage, reader.capacity) == (target.storage, target.capacity):
             state = _read(call, saved, reader, spec, structure, was, given)
         else:
-            with _apart(reader, target) as reader:
+            with _temporary_reader(reader, target) as reader:
                 state = _read(call, saved, reader, spec, structure, was, given)
                 state = _resize.resize_state(f"{call}: {path}", reader, target, state)
         if reader.on_read != target.on_read:
@@ -169,8 +165,8 @@ def restored(call: str, saved: Any, buffer: Any, example: Any, resize: Any, veri
 
 
 @contextlib.contextmanager
-def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
-    """The reader, whose rows lie for a while in a folder of their own, if in any."""
+def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
+    """Yield the reader, with rows in a temporary folder if it stores them in files."""
     storage: Any = reader.storage
     if not isinstance(getattr(storage, "path", None), str):
         yield reader
@@ -186,63 +182,56 @@ def _read(
 ) -> BufferState:
     placed, stages = saved.meta["placed"], () if reader.on_read is None else reader.on_read.names
     abstract = state_arrays.template(reader, spec, structure, was)
-    wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.packed(reader, abstract).items()}
+    wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
-    there = {n for n in there if not n.startswith(_KNOWN) or n.removeprefix(_KNOWN).split("/")[0] in stages}
-    found = {n: _Found(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
+    there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
+    found = {n: jax.ShapeDtypeStruct(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     compatibility.check_leaves(call, saved.path, found, wanted)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
     rows = {
-        name.removeprefix("rows/"): _array_rows.Owned(_placed(saved, name)) if name in placed else array
+        name.removeprefix("rows/"): _array_rows.OwnedArray(_device_array(saved, name)) if name in placed else array
         for name, array in saved.arrays.items()
         if name.startswith("rows/")
     }
     made = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
-    leaves = {n: _placed(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
-    return state_arrays.unpacked(reader, abstract, leaves, made)
+    leaves = {n: _device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
+    return state_arrays.from_saved_arrays(reader, abstract, leaves, made)
 
 
 def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:
-    """Refuses arrays of rows larger than this buffer has, and a state that nobody asked for and has no room."""
+    """Raise if arrays are larger than this buffer's, or do not fit into memory."""
     there = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
     claimed = nbytes((_whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
     expected = nbytes((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows))
     if claimed > expected and type(reader.storage).__module__.split(".")[0] == "fbuf":
         raise checkpoint.SchemaError(
-            f"{call}: {saved.path}: rows are said to take {claimed:,} bytes; expected {expected:,}, as of {reader!r}. Load "
-            f"another checkpoint."
+            f"{call}: {saved.path}: rows take {claimed:,} bytes; expected {expected:,}, as of {reader!r}. Load another "
+            f"checkpoint."
         )
     if not given:
         needed = nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values())
-        check(call, saved.path, needed + max(claimed, expected), saved.nbytes)
-
-
-class _Found:
-    """Shape and dtype of a leaf that was saved."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self.shape, self.dtype = shape, dtype
+        check_memory(call, saved.path, needed + max(claimed, expected), saved.nbytes)
 
 
 def _shape_of(leaf: Any) -> Any:
-    return _Found((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
+    return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
 
 
 def _whole_shape(saved: Any, name: str) -> tuple[int, ...]:
-    """Of a leaf as it is in the state."""
+    """Return the shape of a leaf in the state."""
     placed: Mapping[str, Any] = saved.meta["placed"]
     return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
 
 
-def _placed(saved: Any, name: str) -> Any:
+def _device_array(saved: Any, name: str) -> Any:
     source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
     shape = _whole_shape(saved, name)
     if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
         raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: '{name}' is said to be {list(shape)}, but {list(source.shape)} are there; expected "
-            f"rows of one shape. Load another checkpoint."
+            f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored. Load another "
+            f"checkpoint."
         )
     return to_device(source, shape, source.dtype, fill)
 
@@ -251,23 +240,22 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def nbytes(arrays: Iterable[tuple[Iterable[int], Any]]) -> int:
-    """Bytes of arrays of some shapes and dtypes, however large these say that they are."""
+    """Return the bytes of arrays of given shapes and dtypes."""
     return sum(math.prod(shape) * jax.numpy.dtype(dtype).itemsize for shape, dtype in arrays)
 
 
-def check(call: str, path: str, needed: int, stored: int) -> None:
-    """Raises MemoryError if a state takes more than is free; of other devices than the CPU nothing: they say so themselves."""
-    free = _free() if jax.default_backend() == "cpu" else None
+def check_memory(call: str, path: str, needed: int, stored: int) -> None:
+    """Raise MemoryError if a state needs more than is free on the CPU; other devices report it themselves."""
+    free = _free_memory() if jax.default_backend() == "cpu" else None
     if free is not None and needed > free:
         raise MemoryError(
-            f"{call}: the state in {path} takes {needed:,} bytes, of which {stored:,} are stored; expected at most {free:,}, "
-            f"which are free. Load it where there is more memory, or say what you know to be there: {call}(path, buffer, "
-            f"example=row). If it is larger than what was saved, do not trust it."
+            f"{call}: the state in {path} takes {needed:,} bytes, of which {stored:,} are stored; {free:,} are free. Free "
+            f"memory, or write {call}(path, buffer, example=row) if that size is right."
         )
 
 
-def _free() -> int | None:
-    """Bytes that the system can still give, swap included; None where it does not say."""
+def _free_memory() -> int | None:
+    """Return the bytes that the system can provide, swap included; None if unknown."""
     try:
         lines = [line.split() for line in _MEMORY.read_text().splitlines()]
         sizes = {words[0]: int(words[1]) * 1024 for words in lines}

@@ -1,6 +1,6 @@
-"""A mixture in a checkpoint: each buffer as if it were saved alone, under names of its own, and the mixture's numbers.
+"""A mixture in a checkpoint: each buffer as if saved alone, under prefixed names, and the mixture's numbers.
 
-So whatever holds of a checkpoint of one buffer (another storage or capacity, what may differ, what is refused) holds of each.
+Each member supports what a checkpoint of one buffer does: another storage or capacity, differing settings, the same errors.
 """
 
 from __future__ import annotations
@@ -18,54 +18,55 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import config_json
 from fbuf._checkpoint.device_arrays import DeviceLeaf
+from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import undone
 from fbuf._mixture import Mixture, MixtureState
 from fbuf._mixture.state import COUNTERS
 
 KEYS = frozenset(("names", "mixture", "buffers", "extra", "replay"))
-"""Of the `meta` of such a checkpoint."""
-_OF_A_BUFFER = ("buffer", "rows", "given", "rule", "placed")
-Made = tuple[dict[str, Any], dict[str, Any]]
+"""The keys of such a checkpoint's `meta`."""
+_BUFFER_KEYS = ("buffer", "rows", "given", "rule", "placed")
+Gathered = tuple[dict[str, Any], dict[str, Any]]
 
 
 def prefix(number: int) -> str:
-    """What names of a buffer's arrays begin with."""
+    """Return the prefix of a buffer's array names."""
     return f"buffers/{number}/"
 
 
-def by_prefix(mixture: Mixture) -> dict[str, Buffer]:
-    """Buffers, by what names of their arrays begin with."""
+def buffers_by_prefix(mixture: Mixture) -> dict[str, Buffer]:
+    """Return the buffers by the prefix of their array names."""
     return {prefix(number): buffer for number, (_, buffer) in enumerate(mixture.members)}
 
 
-def check_state(call: str, mixture: Mixture, state: Any, one: Callable[[str, Any, Any], None]) -> None:
-    """Refuses what cannot be saved; `one` is that of a buffer."""
+def check_state(call: str, mixture: Mixture, state: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
+    """Raise if the state cannot be saved; `of_buffer` checks a member."""
     if not isinstance(state, MixtureState):
         usage = f"{call}(mixture, state)" if call.endswith("SaveArgs") else f"{call}(path, mixture, state)"
         raise TypeError(f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {usage}.")
     if set(state.buffers) != set(mixture.names):
         raise ValueError(
-            f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}, the mixture's. Use the "
-            f"mixture that made it."
+            f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}. Use the mixture that "
+            f"made it."
         )
     for name, buffer in mixture.members:
-        one(call, buffer, state[name])
+        of_buffer(call, buffer, state[name])
 
 
-def gathered(mixture: Mixture, state: MixtureState, one: Callable[[Buffer, BufferState], Made]) -> Made:
-    """Sources by name, and what the manifest says of them; `one` gives those of a buffer."""
+def gather(mixture: Mixture, state: MixtureState, of_buffer: Callable[[Buffer, BufferState], Gathered]) -> Gathered:
+    """Return sources by name, and their description for the manifest; `of_buffer` returns those of a member."""
     arrays: dict[str, Any] = {}
     parts = []
     common: dict[str, Any] = {}
     for number, (name, buffer) in enumerate(mixture.members):
-        own, about = one(buffer, state[name])
+        own, about = of_buffer(buffer, state[name])
         arrays |= {prefix(number) + key: value for key, value in own.items()}
-        parts.append({key: about.pop(key) for key in _OF_A_BUFFER})
+        parts.append({key: about.pop(key) for key in _BUFFER_KEYS})
         common = about
     for name, leaf in _numbers(state).items():
         arrays[f"mixture/{name}"] = DeviceLeaf(jnp.asarray(leaf), whole=True)
-    settings = {f.name: config_json.describe(getattr(mixture, f.name)) for f in dataclasses.fields(mixture)}
+    settings = {f.name: config_json.to_json(getattr(mixture, f.name)) for f in dataclasses.fields(mixture)}
     del settings["buffers"]
     return arrays, common | {"names": list(mixture.names), "mixture": settings, "buffers": parts}
 
@@ -75,8 +76,8 @@ def _numbers(state: MixtureState) -> dict[str, jax.Array]:
     return found if state.fractions is None else found | {"fractions": state.fractions}
 
 
-class Part:
-    """What of a checkpoint belongs to one buffer; to who loads it, a checkpoint of its own."""
+class SavedMember:
+    """The part of a checkpoint that belongs to one buffer, with the interface of `Saved`."""
 
     def __init__(self, saved: checkpoint.Saved, number: int):
         begin = prefix(number)
@@ -86,19 +87,24 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Return the bytes of its arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def restored(
-    call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, one: Callable[..., tuple[Any, Any]]
+def restore(
+    call: str,
+    saved: checkpoint.Saved,
+    mixture: Any,
+    examples: Any,
+    resize: Any,
+    of_buffer: Callable[..., tuple[Any, Any]],
 ) -> tuple[Mixture, MixtureState]:
-    """The mixture and its state; `one(part, buffer, example, resize)` loads a buffer."""
+    """Return the mixture and its state; `of_buffer(part, buffer, example, resize)` loads a member."""
     path, names = saved.path, list(saved.meta["names"])
     if mixture is not None and not isinstance(mixture, Mixture):
         raise checkpoint.SchemaError(
-            f"{call}: {path} holds a mixture of {', '.join(names)}, but a {type(mixture).__name__} is given; expected a "
-            f"Mixture. Write {call}(path), or give the mixture."
+            f"{call}: {path} holds a mixture of {', '.join(names)}; buffer is {type(mixture).__name__}. Pass a Mixture, or "
+            f"write {call}(path)."
         )
     if mixture is not None and list(mixture.names) != names:
         raise checkpoint.SchemaError(
@@ -120,50 +126,47 @@ def restored(
     states: dict[str, BufferState] = {}
     with contextlib.ExitStack() as stack:
         for number, name in enumerate(names):
-            part, buffer = Part(saved, number), None if mixture is None else mixture[name]
-            storage = part.meta["buffer"]["storage"].get("path") if buffer is None else _path_of(buffer)
+            part, buffer = SavedMember(saved, number), None if mixture is None else mixture[name]
+            saved_path = part.meta["buffer"]["storage"].get("path")
+            storage = saved_path if buffer is None else getattr(buffer.storage, "path", None)
             stack.enter_context(undone(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
-            buffers[name], states[name] = one(part, buffer, example, size)
+            buffers[name], states[name] = of_buffer(part, buffer, example, size)
         if mixture is None:
-            made = _made(call, saved, buffers)
+            made = _build_mixture(call, saved, buffers)
         else:
             made = dataclasses.replace(mixture, buffers=buffers)
         fractions = made.first_fractions()
         if fractions is not None and "mixture/fractions" in saved.arrays:
-            fractions = _number(saved, "fractions", (len(names),), np.float32)
+            fractions = _load_number(saved, "fractions", (len(names),), np.float32)
         state = MixtureState(
             buffers=states,
             fractions=fractions,
-            beta=_number(saved, "beta", (), np.float32),
-            counters=_number(saved, "counters", (len(COUNTERS),), np.uint32),
+            beta=_load_number(saved, "beta", (), np.float32),
+            counters=_load_number(saved, "counters", (len(COUNTERS),), np.uint32),
         )
-        if mixture is not None:  # what is loaded into may hand out something else than what was saved
+        if mixture is not None:  # the given mixture's views may differ from the saved ones
             made.check_same_batches(call, states)
     return made, state
 
 
-def _made(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer]) -> Mixture:
+def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer]) -> Mixture:
     settings = saved.meta["mixture"]
     try:
-        return Mixture(buffers, **{key: config_json.build(value) for key, value in settings.items()})
+        return Mixture(buffers, **{key: from_config(value) for key, value in settings.items()})
     except (TypeError, ValueError) as error:
         raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved by a mixture with {settings}, which this release of fbuf does not know: {error}. "
-            f"Use a later one."
+            f"{call}: {saved.path} was saved by a mixture with {settings}, unknown to this release of fbuf ({error}). Use a "
+            f"later one."
         ) from None
 
 
-def _path_of(buffer: Buffer) -> Any:
-    return getattr(buffer.storage, "path", None)
-
-
-def _number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     found = saved.arrays[f"mixture/{name}"]
     if found.dtype != dtype or found.shape != (shape or (1,)):
         raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: 'mixture/{name}' is {found.dtype}{list(found.shape)}; expected {np.dtype(dtype)}"
-            f"{list(shape)}. Load another checkpoint."
+            f"fbuf.load: {saved.path}: 'mixture/{name}' is {found.dtype}{list(found.shape)}; expected "
+            f"{np.dtype(dtype)}{list(shape)}. Load another checkpoint."
         )
     return jnp.array(np.asarray(found).reshape(shape))

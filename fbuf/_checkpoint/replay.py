@@ -1,4 +1,4 @@
-"""What `Replay` has beside a buffer's state: its key, the counts it has seen, and how it behaves."""
+"""What `Replay` saves besides a buffer's state: its key, counters and limit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import load as _load
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf
-from fbuf._checkpoint.save import saved
+from fbuf._checkpoint.save import start_save
 from fbuf._formats import checkpoint
 from fbuf.limits import Limit, LimitState
 
 
-class Shell(NamedTuple):
-    """All of a `Replay`."""
+class ReplayMetadata(NamedTuple):
+    """The contents of a `Replay`."""
 
     buffer: Buffer
     state: BufferState
@@ -33,56 +33,57 @@ class Shell(NamedTuple):
     pace: LimitState | None  # in Python ints
 
 
-def save(path: Any, shell: Shell, keep: int, extra: Any, wait: bool, sync: bool, progress: Any) -> Saving:
-    """`fbuf.save` of all of it."""
+def save(path: Any, replay: ReplayMetadata, keep: int, extra: Any, wait: bool, sync: bool, progress: Any) -> Saving:
+    """Save it as `fbuf.save` does."""
     arrays = {
-        "replay/key": DeviceLeaf(jax.random.key_data(shell.key), whole=True),
-        "replay/counters": shell.counters.copy(),
+        "replay/key": DeviceLeaf(jax.random.key_data(replay.key), whole=True),
+        "replay/counters": replay.counters.copy(),
     }
     note = {
-        "impl": str(jax.random.key_impl(shell.key)),
-        "strict": shell.strict,
-        "unlimited": shell.unlimited,
-        "limit": _note(shell.limit, shell.pace),
+        "impl": str(jax.random.key_impl(replay.key)),
+        "strict": replay.strict,
+        "unlimited": replay.unlimited,
+        "limit": _limit_json(replay.limit, replay.pace),
     }
-    return saved("Replay.save", path, shell.buffer, shell.state, (arrays, note), keep, extra, wait, sync, progress)
+    return start_save(
+        "Replay.save", path, replay.buffer, replay.state, (arrays, note), keep, extra, wait, sync, progress
+    )
 
 
 def load(
     path: Any, buffer: Buffer | None, example: Any, verify: Any, resize: Any, extra: Any, progress: Any
-) -> tuple[Shell, Any]:
-    """All of it, and what was saved beside it.
+) -> tuple[ReplayMetadata, Any]:
+    """Return the contents, and the `extra` saved with them.
 
     Raises:
-      SchemaError: there is a buffer, but no `Replay`.
+      SchemaError: the checkpoint holds a buffer, but no `Replay`.
     """
     call = "Replay.load"
 
-    def build(file: checkpoint.Saved) -> tuple[Shell, Any]:
+    def build(file: checkpoint.Saved) -> tuple[ReplayMetadata, Any]:
         note = file.meta["replay"]
         if note is None:
             raise checkpoint.SchemaError(
-                f"{call}: {file.path} was saved by fbuf.save, without a key; expected what Replay.save wrote. Load it with "
-                f"fbuf.load(path)."
+                f"{call}: {file.path} was saved by fbuf.save, without a key. Load it with fbuf.load(path)."
             )
         limit, pace = _limit(call, file.path, note.get("limit"))
         beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
-        loaded, state = _load.restored(call, file, buffer, example, resize, verify)
+        loaded, state = _load.restore_buffer(call, file, buffer, example, resize, verify)
         data = np.asarray(file.arrays["replay/key"])
         key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
         counters = np.array(file.arrays["replay/counters"])
-        shell = Shell(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
-        return shell, beside
+        replay = ReplayMetadata(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
+        return replay, beside
 
-    made: tuple[Shell, Any] = _load.from_newest(call, path, verify, progress, build)
+    made: tuple[ReplayMetadata, Any] = _load.load_newest(call, path, verify, progress, build)
     return made
 
 
 _NUMBERS = ("samples_per_insert", "min_diff", "max_diff")
 
 
-def _note(limit: Limit | None, pace: LimitState | None) -> dict[str, Any] | None:
-    """A limit and its counts as JSON: numbers as they are, fractions as text."""
+def _limit_json(limit: Limit | None, pace: LimitState | None) -> dict[str, Any] | None:
+    """Return a limit and its counts as JSON: numbers as they are, fractions as text."""
     if limit is None or pace is None:
         return None
     numbers = {name: getattr(limit, name) for name in _NUMBERS}
@@ -99,6 +100,5 @@ def _limit(call: str, path: Any, note: Any) -> tuple[Limit | None, LimitState | 
         return limit, limit.init(added=note["added"], drawn=note["drawn"], host=True)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise checkpoint.SchemaError(
-            f"{call}: what {path} says of the limit makes no sense ({error}); expected what Replay.save wrote. Load another "
-            f"checkpoint."
+            f"{call}: the limit saved in {path} is invalid ({error}). Load another checkpoint."
         ) from error

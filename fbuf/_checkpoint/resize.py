@@ -41,25 +41,25 @@ from fbuf.samplers import (
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages import Ragged
 
-_KNOWN = ("Uniform", "Epoch", "Consume", "Prioritized", "Ranked", "Staleness")
+_RESIZABLE = ("Uniform", "Epoch", "Consume", "Prioritized", "Ranked", "Staleness")
 
 
 class SlotRemap(NamedTuple):
-    """Slots of the rows held, oldest first."""
+    """Old and new slots of the rows held, oldest first."""
 
     before: Geometry
     after: Geometry
     old: np.ndarray  # int32[N, E]; C where a lane has fewer rows
-    new: np.ndarray  # int32[N, E]; out of range and all different there
-    ring: Any  # the rings afterwards; None where they stay
+    new: np.ndarray  # int32[N, E]; distinct and out of range there
+    ring: Any  # the new rings; None if they stay
 
     @property
     def number(self) -> int:
-        """N, rows of the longest lane."""
+        """Return N, the rows of the longest lane."""
         return int(self.old.shape[0])
 
     def chunk(self, start: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Some of them, always `size`: old and new slots, and which there are."""
+        """Return old slots, new slots and validity of `size` rows from `start` on."""
         lanes, nowhere = self.after.lanes, self.after.capacity
         old = np.full((size, lanes), self.before.capacity, np.int32)
         new = (nowhere + np.arange(size * lanes, dtype=np.int32)).reshape(size, lanes)
@@ -69,15 +69,15 @@ class SlotRemap(NamedTuple):
         new[there] = self.new[start:stop][there[: stop - start]]
         return old, new, there
 
-    def at(self) -> np.ndarray:
-        """int32[C + 1], the new slot of each old one; the new C for none."""
+    def slot_table(self) -> np.ndarray:
+        """Return int32[C + 1], the new slot of each old one; the new C for none."""
         out = np.full(self.before.capacity + 1, self.after.capacity, np.int32)
         there = self.old < self.before.capacity
         out[self.old[there]] = self.new[there]
         return out
 
     def by_slot(self, array: Any, fill: Any) -> np.ndarray:
-        """An array [C, ...] by slot, in its new order."""
+        """Return an array [C, ...] by slot in its new order."""
         array = np.asarray(array)
         out = np.full((self.after.capacity, *array.shape[1:]), fill, array.dtype)
         there = self.old < self.before.capacity
@@ -85,7 +85,7 @@ class SlotRemap(NamedTuple):
         return out
 
 
-def _ages(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     size, cursor = np.asarray(ring.size), np.asarray(ring.cursor)
     age = np.arange(int(size.max(initial=0)), dtype=np.int32)[:, None]
     there = age < size[None, :]
@@ -95,9 +95,9 @@ def _ages(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def identity_remap(ring: Ring, geometry: Geometry) -> SlotRemap:
-    """All rows stay where they are."""
-    old = _ages(ring, geometry)[0]
-    if not geometry.streams:  # the rings say how many there are, not which came first
+    """Return the remap in which all rows keep their slots."""
+    old = _slots_by_age(ring, geometry)[0]
+    if not geometry.streams:  # the rings hold the number of rows, not their order
         held = int(np.asarray(ring.size).sum())
         number = -(-held // geometry.lanes)
         old = np.arange(number * geometry.lanes, dtype=np.int32).reshape(number, geometry.lanes)
@@ -106,9 +106,11 @@ def identity_remap(ring: Ring, geometry: Geometry) -> SlotRemap:
 
 
 def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarray) -> SlotRemap:
-    """The rows of each lane from its first position on; from its second where there were rows before them (`lost`) and the lane
-    is not full, so that the first held is not taken for the first there ever was."""
-    old, there, size = _ages(ring, before)
+    """Return the remap to the first positions of each lane.
+
+    A lane that lost rows and is not full starts at its second position, so that its first row does not count as the first ever.
+    """
+    old, there, size = _slots_by_age(ring, before)
     first = (lost & (size < after.length)).astype(np.int32)
     age = np.arange(old.shape[0], dtype=np.int32)[:, None]
     lane = np.arange(after.lanes, dtype=np.int32)
@@ -116,86 +118,86 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
     rings = Ring(
         cursor=jnp.asarray((first + size) % after.length, jnp.int32),
         size=jnp.asarray(size, jnp.int32),
-        lap=next_lap(ring.lap, jnp.uint32(2)),  # beyond all generations there were
+        lap=next_lap(ring.lap, jnp.uint32(2)),  # beyond all old generations
     )
     return SlotRemap(before, after, old, np.where(there, new, after.capacity).astype(np.int32), rings)
 
 
 def can_remap(buffer: Buffer) -> bool:
-    """Whether the sampler's state is of a kind that can be moved."""
-    return type(buffer.sampler).__name__ in _KNOWN and type(buffer.sampler).__module__.startswith("fbuf.")
+    """Return whether the sampler's state can be remapped."""
+    return type(buffer.sampler).__name__ in _RESIZABLE and type(buffer.sampler).__module__.startswith("fbuf.")
 
 
 def remap_state(target: Buffer, state: BufferState, remap: SlotRemap, rows: Any) -> BufferState:
-    """The state over its new rows."""
+    """Return the state over its new rows."""
     anchors = state.anchors
     if anchors is not None:
-        starts = None if anchors.starts is None else _starts(anchors.starts, state.ring, remap)
+        starts = None if anchors.starts is None else _remap_starts(anchors.starts, state.ring, remap)
         anchors = dataclasses.replace(anchors, flags=jnp.asarray(remap.by_slot(anchors.flags, 0)), starts=starts)
-    sampler = _sampler(target, state.sampler, remap)
+    sampler = _remap_sampler(target, state.sampler, remap)
     return dataclasses.replace(state, rows=rows, ring=remap.ring, anchors=anchors, sampler=sampler)
 
 
-def _queue(entries: Any, head: Any, count: Any, remap: SlotRemap) -> list[np.ndarray]:
-    """Of each lane, the entries of a queue [C] that begins at `head`, oldest first."""
+def _read_queue(entries: Any, head: Any, count: Any, remap: SlotRemap) -> list[np.ndarray]:
+    """Return of each lane the entries of a queue [C] that begins at `head`, oldest first."""
     entries, lanes, length = np.asarray(entries), remap.before.lanes, remap.before.length
     heads, counts = np.asarray(head), np.asarray(count)
     return [entries[(heads[e] + np.arange(counts[e])) % length * lanes + e] for e in range(lanes)]
 
 
-def _queued(queues: list[np.ndarray], remap: SlotRemap, dtype: Any) -> Any:
-    """Such queues side by side, all from their first place on."""
+def _pack_queues(queues: list[np.ndarray], remap: SlotRemap, dtype: Any) -> Any:
+    """Return the lanes' queues as one array, each from its first position on."""
     out = np.zeros((remap.after.length, remap.after.lanes), dtype)
     for lane, queue in enumerate(queues):
         out[: len(queue), lane] = queue
     return jnp.asarray(out.reshape(-1))
 
 
-def _starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> EpisodeStarts:
+def _remap_starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> EpisodeStarts:
     length = remap.before.length
     oldest = np.asarray(ring.cursor) - np.asarray(ring.size)
     first = np.asarray(remap.ring.cursor) - np.asarray(remap.ring.size)
     queues = [
         (first[e] + (queue - oldest[e]) % length) % remap.after.length
-        for e, queue in enumerate(_queue(starts.position, starts.head, starts.count, remap))
+        for e, queue in enumerate(_read_queue(starts.position, starts.head, starts.count, remap))
     ]
-    return EpisodeStarts(_queued(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
+    return EpisodeStarts(_pack_queues(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
-def _log(log: AnchorQueue, remap: SlotRemap) -> AnchorQueue:
+def _remap_log(log: AnchorQueue, remap: SlotRemap) -> AnchorQueue:
     if log.dense:
         return log
-    at = remap.at()
-    queues = [at[queue] for queue in _queue(log.slot, log.head, log.count, remap)]
-    return AnchorQueue(_queued(queues, remap, np.int32), jnp.zeros_like(log.head), log.count)
+    at = remap.slot_table()
+    queues = [at[queue] for queue in _read_queue(log.slot, log.head, log.count, remap)]
+    return AnchorQueue(_pack_queues(queues, remap, np.int32), jnp.zeros_like(log.head), log.count)
 
 
-def _episodes(episodes: EpisodeQueue, remap: SlotRemap) -> EpisodeQueue:
-    """Numbered anew, from the oldest that has anchors on."""
+def _remap_episodes(episodes: EpisodeQueue, remap: SlotRemap) -> EpisodeQueue:
+    """Renumber episodes from the oldest with anchors on."""
     numbers, begins, last = [], [], []
-    for queue in _queue(episodes.number, episodes.log.head, episodes.log.count, remap):
+    for queue in _read_queue(episodes.number, episodes.log.head, episodes.log.count, remap):
         number = (queue - queue[:1]) % remap.before.length
         numbers.append(number)
         begins.append(np.searchsorted(number, np.arange(int(number.max(initial=-1)) + 1)))
         last.append(int(number.max(initial=0)))
     return dataclasses.replace(
         episodes,
-        log=_log(episodes.log, remap),
-        number=_queued(numbers, remap, np.int32),
-        begin=_queued(begins, remap, np.int32),
+        log=_remap_log(episodes.log, remap),
+        number=_pack_queues(numbers, remap, np.int32),
+        begin=_pack_queues(begins, remap, np.int32),
         last=jnp.asarray(last, jnp.int32),
     )
 
 
-def _roster(roster: SlotPool, remap: SlotRemap) -> SlotPool:
-    number, at = int(roster.number), remap.at()
+def _remap_slot_pool(roster: SlotPool, remap: SlotRemap) -> SlotPool:
+    number, at = int(roster.number), remap.slot_table()
     slot = np.zeros(remap.after.capacity, np.int32)
     slot[:number] = at[np.asarray(roster.slot)[:number]]
     return SlotPool(jnp.asarray(slot), jnp.asarray(remap.by_slot(roster.place, -1)), roster.number)
 
 
-def _epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
-    """An epoch of more anchors than there is room for now has ended."""
+def _remap_epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
+    """An epoch with more anchors than the capacity ends."""
     turn, capacity = epoch.turn, remap.after.capacity
     if turn.order.shape[0]:
         order = np.zeros(min(capacity, 1024), np.int32)
@@ -205,12 +207,12 @@ def _epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
     if int(np.asarray(turn.start).sum()) > capacity:
         none = jnp.zeros_like(turn.start)
         turn = dataclasses.replace(turn, start=none, closed=none, taken=jnp.zeros_like(turn.taken))
-    return dataclasses.replace(epoch, log=_log(epoch.log, remap), turn=turn)
+    return dataclasses.replace(epoch, log=_remap_log(epoch.log, remap), turn=turn)
 
 
-def _prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRemap) -> PrioritizedState:
+def _remap_prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRemap) -> PrioritizedState:
     capacity = remap.before.capacity
-    log = None if sampler.log is None else _log(sampler.log, remap)
+    log = None if sampler.log is None else _remap_log(sampler.log, remap)
     if isinstance(sampler.tree, HostTree):
         assert isinstance(target.sampler, Prioritized)
         leaves = remap.by_slot(_host_priorities.leaves(sampler.tree), 0)
@@ -231,35 +233,35 @@ def _prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRemap) ->
     )
 
 
-def _sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
+def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
     if isinstance(sampler, AnchorQueue):
-        return _log(sampler, remap)
+        return _remap_log(sampler, remap)
     if isinstance(sampler, EpisodeQueue):
-        return _episodes(sampler, remap)
+        return _remap_episodes(sampler, remap)
     if isinstance(sampler, EpochState):
-        return _epoch(sampler, remap)
+        return _remap_epoch(sampler, remap)
     if isinstance(sampler, StalenessState):
-        return dataclasses.replace(sampler, log=_log(sampler.log, remap))
+        return dataclasses.replace(sampler, log=_remap_log(sampler.log, remap))
     if isinstance(sampler, ConsumeState):
         left = jnp.asarray(remap.by_slot(sampler.left, 0)) if sampler.left.shape[0] else sampler.left
-        return ConsumeState(_roster(sampler.roster, remap), left)
+        return ConsumeState(_remap_slot_pool(sampler.roster, remap), left)
     if isinstance(sampler, RankedState):
         capacity = remap.before.capacity
         bucket = remap.by_slot(np.asarray(sampler.ranks.bucket)[:capacity], 0)
-        log = None if sampler.log is None else _log(sampler.log, remap)
+        log = None if sampler.log is None else _remap_log(sampler.log, remap)
         return dataclasses.replace(sampler, ranks=rank_buckets.of_buckets(jnp.asarray(bucket)), log=log)
     assert isinstance(sampler, PrioritizedState)
-    return _prioritized(target, sampler, remap)
+    return _remap_prioritized(target, sampler, remap)
 
 
 _CHUNK_BYTES = 8 * 1024 * 1024  # of rows moved at once
 
 
 def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) -> BufferState:
-    """The state of `reader` as one of `target`, of another capacity or storage, with nothing drawn ahead.
+    """Return the state of `reader` as one of `target`, with another capacity or storage, without a prefetched batch.
 
     Raises:
-      SchemaError: the writer or sampler is of a kind that nothing is known of; or a table of blocks has no room for the rows.
+      SchemaError: the writer or sampler is custom; or a table of blocks has no room for the rows.
     """
     _check_movable(call, reader, target)
     state = dataclasses.replace(state, ahead=None)
@@ -281,32 +283,32 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
 def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
     if isinstance(reader.storage, Ragged) != isinstance(target.storage, Ragged):
         raise checkpoint.SchemaError(
-            f"{call}: rows of {reader.storage!r} cannot come to lie in {target.storage!r}; expected Ragged for ragged rows, "
-            f"and for them alone. Use the storage that was saved."
+            f"{call}: rows of {reader.storage!r} cannot be stored in {target.storage!r}; ragged rows need Ragged, and only "
+            f"they. Use the storage that was saved."
         )
     if reader.geometry == target.geometry:
         return
     if not reader.writer.streams:
         raise checkpoint.SchemaError(
-            f"{call}: {reader.writer!r} says itself where rows go, so that nobody else can move them; expected capacity "
-            f"{reader.capacity}. Leave resize out, or add the rows anew: other.extend(other.init(example), rows)."
+            f"{call}: {reader.writer!r} chooses slots itself, so rows cannot move; expected capacity {reader.capacity}. "
+            f"Leave resize out, or add the rows again: other.extend(other.init(example), rows)."
         )
     if not can_remap(reader):
         raise checkpoint.SchemaError(
-            f"{call}: what {reader.sampler!r} keeps by slot only it knows; expected one of fbuf's samplers. Leave resize out."
+            f"{call}: the state of {reader.sampler!r} cannot be resized; expected one of fbuf's samplers. Leave resize out."
         )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Array) -> Any:
-    """Anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
+    """Return anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
     _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
     return anchors, sampler, _ring.evict(state.ring, count)
 
 
 def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, remap: SlotRemap) -> Any:
-    """The rows in the target's storage: those of each lane in order of age."""
+    """Write the rows to the target's storage, those of each lane in order of age."""
     spec, structure = reader.storage.spec(state.rows)
     geometry = target.geometry
     if isinstance(target.storage, Ragged):
@@ -323,8 +325,8 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
         rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more)
         if int(wrong):
             raise checkpoint.SchemaError(
-                f"{call}: {int(wrong)} rows found no place in {target.storage!r}, or had expired; expected room for all. Give "
-                f"it more: Deduplicated(blocks=...), or load into another storage."
+                f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired. Use a larger "
+                f"Deduplicated(blocks=...), or another storage."
             )
     return rows
 
@@ -333,7 +335,7 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
 def _copy_rows(
     reader: Buffer, target: Buffer, rows: Any, source: Any, old: Any, new: Any, keep: Any, more: dict[str, Any]
 ) -> tuple[Any, jax.Array]:
-    """The rows with some more, from slots int32[N, E] `old` to `new`; and how many were not there or found no room."""
+    """Copy rows from slots int32[N, E] `old` to `new`; also return how many were missing or did not fit."""
     names = [name for name in reader.storage.spec(source)[0] if name not in more]
     if isinstance(target.storage, Ragged):
         names = [name for name in names if name in source.device]
@@ -349,7 +351,7 @@ def _copy_rows(
 def _move_ragged(
     reader: Buffer, target: Buffer, state: BufferState, rows: Any, old: np.ndarray, keep: np.ndarray
 ) -> Any:
-    """Tickets of ragged leaves, stored anew."""
+    """Store ragged leaves in the target; return their tickets."""
     assert isinstance(target.storage, Ragged)
     read = reader.storage.read(state.rows, [Read(TICKET, jnp.asarray(old.reshape(-1)))])[0][0]
     lazy = reader.storage.split(state.rows, {TICKET: read})[1].open({})  # type: ignore[attr-defined]

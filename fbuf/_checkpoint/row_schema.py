@@ -1,7 +1,7 @@
-"""What rows are, as JSON: names, shapes, dtypes, and how dicts, lists and tuples hold them.
+"""The schema of rows as JSON: names, shapes and dtypes of leaves, and the structure of dicts, lists and tuples.
 
-Nodes of other kinds (a NamedTuple, a registered dataclass) are a user's own code, which no file may name to be imported:
-they are noted by name, and `load` then asks for one row as an example.
+Other nodes (a NamedTuple, a registered dataclass) are custom code, which no file may import. They are stored by name, and
+`load` then needs one row as an example.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _KINDS: tuple[tuple[str, type[Any]], ...] = (("dict", dict), ("ordered", collect
 
 
 def name_of_type(kind: type[Any]) -> str:
-    """`"module:qualname"`, by which files speak of what they never import."""
+    """Return `"module:qualname"`, the name of a type in files."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def encode(structure: Any) -> Any:
-    """The JSON form of a treedef: leaves are their numbers."""
+    """Return the JSON form of a treedef, whose leaves are their numbers."""
     return _encoded(structure.unflatten(range(structure.num_leaves)))
 
 
@@ -38,8 +38,8 @@ def _encoded(tree: Any) -> Any:
     return {"own": name_of_type(type(tree))}
 
 
-def own_node(encoded: Any) -> str | None:
-    """The first node that is a user's own, if any is."""
+def custom_node(encoded: Any) -> str | None:
+    """Return the name of the first custom node, if any."""
     return next((part["own"] for part in _parts(encoded) if "own" in part), None)
 
 
@@ -52,7 +52,7 @@ def _parts(encoded: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def decode(encoded: Any) -> Any:
-    """The treedef, of structures without nodes of the user's own."""
+    """Return the treedef of a structure without custom nodes."""
     return jax.tree.structure(_decoded(encoded))
 
 
@@ -68,22 +68,22 @@ def _decoded(encoded: Any) -> Any:
 
 
 def leaves(spec: Spec) -> list[list[Any]]:
-    """Name, shape and dtype of each leaf."""
+    """Return name, shape and dtype of each leaf."""
     return [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in spec.items()]
 
 
 def spec_of(listed: list[list[Any]]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The inverse; dtypes from the table of those that JAX has."""
+    """Return the spec of such a list."""
     return {name: jax.ShapeDtypeStruct(tuple(shape), jax.numpy.dtype(dtype)) for name, shape, dtype in listed}
 
 
 def texts(spec: Mapping[str, Any]) -> dict[str, str]:
-    """`"uint8[84, 84]"` by name."""
+    """Return `"uint8[84, 84]"` by name."""
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in spec.items()}
 
 
 def difference(found: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """One line for each name whose text is not the same in both; empty where all are."""
+    """Return one line for each name whose text differs; empty if none does."""
     lines = []
     for name in dict.fromkeys((*found, *expected)):
         here, there = found.get(name), expected.get(name)

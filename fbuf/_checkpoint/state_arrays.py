@@ -1,8 +1,7 @@
-"""A state without what can be worked out again: trees as their leaves, ranks as buckets, priorities on the host as an array.
+"""The arrays of a state, without what can be recomputed: trees as leaves, ranks as buckets, host priorities as an array.
 
-Parents of a sum tree equal what their children give, bit for bit, whatever the history (`fbuf._algorithms.sum_tree`), and
-counts of buckets are whole numbers, so that nothing is lost. Whatever else is in a state is stored as it is, a user's own
-parts too.
+Parents of a sum tree equal the sums of their children bit for bit (`fbuf._algorithms.sum_tree`), and bucket counts are
+integers, so nothing is lost. Everything else, custom parts included, is stored as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _REDUCE: dict[str, sum_tree.Reduce] = {"tree": "sum", "low": "min", "top": "max"
 
 
 class Prefix:
-    """The first `rows` of an array; to JAX one leaf."""
+    """The first `rows` of an array; a single leaf to JAX."""
 
     __slots__ = ("array", "rows")
 
@@ -41,45 +40,45 @@ class Prefix:
 
 
 def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
-    """What a state of `buffer` is, as `jax.ShapeDtypeStruct`s."""
+    """Return the shapes of a state of `buffer`, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
         partial(prefetch.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)
     )
 
 
-def packed(buffer: Buffer, state: BufferState) -> dict[str, Any]:
-    """What of a state is stored, but the rows, by name: arrays, or the beginnings of some. Of shapes too."""
+def to_saved_arrays(buffer: Buffer, state: BufferState) -> dict[str, Any]:
+    """Return the stored part of a state except the rows, by name: arrays or prefixes. Also of shapes."""
     capacity = buffer.geometry.capacity
     without = jax.tree.map(partial(_without_parents, capacity), state.sampler, is_leaf=_is_known)
     pairs = jax.tree_util.tree_flatten_with_path(dataclasses.replace(state, rows=None, sampler=without))[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
 
 
-def unpacked(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:
-    """The state of leaves by name, those that `packed` names for `abstract`, over `rows`."""
+def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:
+    """Return the state of leaves by name, in the order of `to_saved_arrays(abstract)`, over `rows`."""
     capacity = buffer.geometry.capacity
     without = jax.tree.map(partial(_without_parents, capacity), abstract.sampler, is_leaf=_is_known)
     structure: Any = jax.tree.structure(dataclasses.replace(abstract, rows=None, sampler=without))
     state = structure.unflatten(leaves.values())
     sampler = jax.tree.map(partial(_with_parents, buffer), abstract.sampler, state.sampler, is_leaf=_is_known)
     state = dataclasses.replace(state, rows=rows, sampler=sampler)
-    return dataclasses.replace(state, ahead=_awake(buffer, state))
+    return dataclasses.replace(state, ahead=restart_prefetch(buffer, state))
 
 
-def keeps_elsewhere(buffer: Buffer) -> bool:
-    """Whether the sampler has something on the host of which only it knows what it is."""
+def has_custom_host_state(buffer: Buffer) -> bool:
+    """Return whether a custom sampler keeps state on the host."""
     return host_sampler(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
 
 
-def asks_elsewhere(buffer: Buffer) -> bool:
-    """Whether what is drawn ahead may name something that is not in the state."""
+def has_custom_reads(buffer: Buffer) -> bool:
+    """Return whether prefetched batches may refer to a custom storage's reads."""
     return isinstance(buffer.storage, Prefetchable) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
 
 
-def _awake(buffer: Buffer, state: BufferState) -> Any:
-    """What was drawn ahead: its rows are read when they are handed out, since nobody is reading them now."""
+def restart_prefetch(buffer: Buffer, state: BufferState) -> Any:
+    """Return the prefetched batch, whose rows are read when it is returned, since no read is running."""
     ahead = state.ahead
-    if ahead is None or asks_elsewhere(buffer):
+    if ahead is None or has_custom_reads(buffer):
         return None if ahead is None else ahead.dropped()
     if isinstance(ahead.held, SideHeld):
         held = dataclasses.replace(ahead.held, number=jnp.zeros((), jnp.uint32))
@@ -102,7 +101,7 @@ def _without_parents(capacity: int, node: Any) -> Any:
         kept: Any = jax.ShapeDtypeStruct((capacity,), jnp.float32) if shapes else _host_priorities.leaves(tree)
     else:
         kept = Prefix(tree, capacity)
-    low: Any = Prefix(node.low, capacity) if _some(node.low) else ()
+    low: Any = Prefix(node.low, capacity) if _has_tree(node.low) else ()
     top: Any = None if node.top is None else Prefix(node.top, capacity)
     return dataclasses.replace(node, tree=kept, low=low, top=top)
 
@@ -116,14 +115,16 @@ def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
         least = getattr(buffer.sampler, "normalize", None) == "buffer"
         tree = _host_priorities.open("fbuf.load", buffer.geometry.capacity, least, np.asarray(node.tree))
         return dataclasses.replace(node, tree=tree)
-    whole: dict[str, Any] = {
+    trees: dict[str, Any] = {
         name: sum_tree.rebuild(getattr(node, name), reduce=reduce)
         for name, reduce in _REDUCE.items()
-        if _some(getattr(abstract, name))
+        if _has_tree(getattr(abstract, name))
     }
-    return dataclasses.replace(node, **({} if _some(abstract.low) else {"low": jnp.zeros((0,), jnp.float32)}), **whole)
+    return dataclasses.replace(
+        node, **({} if _has_tree(abstract.low) else {"low": jnp.zeros((0,), jnp.float32)}), **trees
+    )
 
 
-def _some(tree: Any) -> bool:
-    """Whether there is a tree, and not a mark that nobody asked for it."""
+def _has_tree(tree: Any) -> bool:
+    """Return whether there is a tree, and not a placeholder."""
     return isinstance(tree, (jax.Array, jax.ShapeDtypeStruct)) and tree.shape != (0,)

@@ -29,7 +29,7 @@ from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
-from fbuf._checkpoint.replay import Shell
+from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, Stop
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
@@ -174,9 +174,9 @@ class Replay:
             state = buffer.resume(example) if resume else buffer.init(example)
         pace = None if limit is None else start(limit, int(np.asarray(state.ring.size).sum()))
         counters = np.array(state.counters)
-        self._begin(Shell(buffer, state, jax.random.key(seed), counters, strict, unlimited, limit, pace))
+        self._begin(ReplayMetadata(buffer, state, jax.random.key(seed), counters, strict, unlimited, limit, pace))
 
-    def _begin(self, shell: Shell) -> None:
+    def _begin(self, shell: ReplayMetadata) -> None:
         self.buffer, self.strict, self.unlimited = shell.buffer, shell.strict, shell.unlimited
         self._state, self._key, self._counters = shell.state, shell.key, cast(Any, shell.counters)
         self._turns, self._closed = Turns(), False
@@ -677,7 +677,7 @@ class Replay:
           (5, 7)
         """
         limit, pace, counters = self.limit, self.pace, np.asarray(self._counters)
-        shell = Shell(self.buffer, self._state, self._key, counters, self.strict, self.unlimited, limit, pace)
+        shell = ReplayMetadata(self.buffer, self._state, self._key, counters, self.strict, self.unlimited, limit, pace)
         return _replay.save(path, shell, keep, extra, wait, sync, progress)
 
     @classmethod

@@ -66,7 +66,7 @@ class Program:
                 raise TypeError(f"{call}: fn gives leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
         shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
         structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
-        if (own := row_schema.own_node(structure)) is not None:
+        if (own := row_schema.custom_node(structure)) is not None:
             raise TypeError(
                 f"{call}: fn gives a {own}; expected dicts, lists and tuples of arrays, as files name no code."
             )

@@ -230,7 +230,7 @@ class ArrayStorage:
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> KeptRows:
         empty = self.abstract(geometry, spec, structure)
         names = named_leaves(empty.arrays)
-        made = [_array_rows.restored(arrays[name], leaf.dtype) for name, leaf in names.items()]
+        made = [_array_rows.as_device_array(arrays[name], leaf.dtype) for name, leaf in names.items()]
         return dataclasses.replace(empty, arrays=jax.tree.unflatten(jax.tree.structure(empty.arrays), made))
 
     def _read(self, rows: KeptRows, read: Read, leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,9 +1,9 @@
-"""Where rows live: `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the host),
-`Host` (numpy on the host), `Memmap` (files), `Ragged` (rows of any shape, text and objects, on the host), `DataSet` (a
-data set on the disk, read-only). `Compressed` takes a path too, and then keeps its chunks in files.
+"""Storages: where rows are kept. `Device` (arrays), `Deduplicated` (distinct blocks, on the device), `Compressed` (zstd on the
+host, optionally in files), `Host` (numpy on the host), `Memmap` (files), `Ragged` (rows of any shape, text and objects, on
+the host), `DataSet` (a data set on the disk, read-only).
 
-Every storage holds the same rows and, for one key, gives the same batch, bit for bit; what a full table of `Deduplicated` had
-no place for is masked and counted. Leaves that a storage does not name are arrays on the device.
+For one key every storage returns the same batch, bit for bit; rows that a full `Deduplicated` dropped are masked and counted.
+Leaves that a storage does not name are arrays on the device.
 """
 
 from typing import TYPE_CHECKING

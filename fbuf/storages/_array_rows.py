@@ -1,7 +1,7 @@
-"""Rows as arrays `[C, ...]`: the gathers and scatters every storage uses for the leaves it keeps on the device.
+"""Rows as arrays `[C, ...]`: the gathers and scatters that every storage uses for leaves on the device.
 
-`promise_in_bounds` gathers are as fast as a memory copy on CPU (`fill` is twice as slow, `jnp.take` a third slower), a
-scatter of unique indices writes only the rows it is given, and the zeroing of masked rows fuses into the gather.
+Gathers use `promise_in_bounds`, which is as fast as a memory copy on CPU. Scatters of unique indices write only the given
+rows. Zeroing masked rows fuses into the gather.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ import jax.numpy as jnp
 
 from fbuf._core.pytree import Spec, item_bytes, zero_unless
 
+Leaves = Mapping[str, jax.Array]
+
 
 def allocate(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Zeros `[C, ...]` by leaf."""
+    """Return zeros `[C, ...]` by leaf."""
     return {name: jnp.zeros((capacity, *leaf.shape), leaf.dtype) for name, leaf in spec.items()}
 
 
 def write(array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array) -> jax.Array:
-    """`values` `[..., item]` into slots int32[...]; out-of-range slots are dropped, no slot may come twice."""
+    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped."""
     item = array.shape[1:]
     at = slot.reshape(-1) + token
     return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
 
 
 def read(array: jax.Array, slot: jax.Array) -> jax.Array:
-    """`[..., item]` from slots int32[...]; zeros at slot C (any slot out of range)."""
+    """Return `[..., item]` of slots int32[...]; zeros for slots out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
     return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
 
 
-class Owned:
-    """An array of JAX's for `from_arrays` to take as it is, because nobody else has it."""
+class OwnedArray:
+    """An array with no other owner, which `from_arrays` need not copy."""
 
     __slots__ = ("array",)
 
@@ -44,24 +46,24 @@ class Owned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Return the array's shape."""
         return self.array.shape
 
     @property
     def dtype(self) -> Any:
-        """Of the array."""
+        """Return the array's dtype."""
         return self.array.dtype
 
 
-def restored(array: Any, dtype: Any) -> jax.Array:
-    """An array given to `from_arrays`: a copy, unless it is `Owned`."""
-    if isinstance(array, Owned) and array.dtype == dtype:
+def as_device_array(array: Any, dtype: Any) -> jax.Array:
+    """Return an array given to `from_arrays`: a copy, unless it is `OwnedArray`."""
+    if isinstance(array, OwnedArray) and array.dtype == dtype:
         return array.array
-    return jnp.array(array.array if isinstance(array, Owned) else array, dtype)
+    return jnp.array(array.array if isinstance(array, OwnedArray) else array, dtype)
 
 
-def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:
-    """The leaves of `spec` a storage treats apart: `keys` (a key names a subtree too), or all of `least` bytes a row.
+def select_leaves(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> tuple[str, ...]:
+    """Return the leaves that a storage treats apart: `keys` (or their subtrees), or all of `least` bytes a row.
 
     Raises:
       ValueError: a key names nothing, or no leaf is large enough.
@@ -70,8 +72,8 @@ def choose(call: str, keys: tuple[str, ...] | None, spec: Spec, least: int) -> t
         chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
         if not chosen:
             raise ValueError(
-                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). "
-                f"Name leaves with keys=(...), or use storages.Device()."
+                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). Name leaves with keys=(...), "
+                f"or use storages.Device()."
             )
         return chosen
     if not keys:

@@ -1,7 +1,6 @@
-"""Block and table size from real rows, by leaf: what `Deduplicated.fit` and `Deduplicated.forecast` do.
+"""Choose block and table sizes from real rows, by leaf: `Deduplicated.fit` and `Deduplicated.forecast`.
 
-Leaves whose frames have the same shape and type get the same block, so that their blocks lie in one table and what one
-leaf shows another finds there; they are counted together.
+Leaves whose frames have the same shape and dtype get the same block, so that they share a table and each other's blocks.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, leaf_spec, named_leaves
 from fbuf._interfaces.storage import Forecast
 
-Block = tuple[int, int]
+BlockSize = tuple[int, int]
 
 
-class Choice(NamedTuple):
-    """What was chosen, by leaf."""
+class FittedSizes(NamedTuple):
+    """The chosen sizes, by leaf."""
 
-    block: dict[str, Block]
-    places: dict[str, int]  # the leaf's share of its table
+    block: dict[str, BlockSize]
+    places: dict[str, int]  # the leaf's share of its table's entries
 
 
 def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[str, Any]]:
-    """The spec of one row, and leaves `[R, *shape]` in order of time, R <= N * E.
+    """Return the spec of one row, and leaves `[R, *shape]` in order of time, R <= N * E.
 
     Raises:
-      TypeError: rows are traced, or capacity or lanes are no numbers.
-      ValueError: leading axes differ, there are fewer than 64 rows, or capacity is no multiple of lanes.
+      TypeError: rows are traced, or capacity or lanes are not numbers.
+      ValueError: leading axes differ, there are fewer than 64 rows, or capacity is not a multiple of lanes.
     """
     call = "Deduplicated.fit"
     for what, number in (("capacity", capacity), ("lanes", 1 if lanes is None else lanes)):
@@ -49,7 +48,7 @@ def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[s
     spec, head = {}, None
     for name, leaf in leaves.items():
         if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"{call}: leaf '{name}' is traced; expected arrays, since fit counts. Call it outside jit.")
+            raise TypeError(f"{call}: leaf '{name}' is traced; expected an array. Call it outside jit.")
         got = leaf_spec(leaf)
         if len(got.shape) < lead or (lanes is not None and got.shape[1] != lanes):
             raise ValueError(
@@ -57,8 +56,8 @@ def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[s
             )
         if head is not None and got.shape[:lead] != head:
             raise ValueError(
-                f"{call}: leaf '{name}' begins with axes {list(got.shape[:lead])}, but '{next(iter(spec))}' with "
-                f"{list(head)}. All leaves need the same [{axes}]."
+                f"{call}: leaf '{name}' has leading axes {list(got.shape[:lead])}; expected {list(head)}, those of "
+                f"'{next(iter(spec))}'."
             )
         head = got.shape[:lead]
         spec[name] = jax.ShapeDtypeStruct(got.shape[lead:], got.dtype)
@@ -66,13 +65,13 @@ def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[s
     return spec, {name: leaf if lead == 1 else leaf.reshape(-1, *spec[name].shape) for name, leaf in leaves.items()}
 
 
-def _looked_at(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> dict[str, Any]:
-    """The first rows of the leaves named, as numpy arrays."""
+def _sample_arrays(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> dict[str, Any]:
+    """Return the first rows of the named leaves, as numpy arrays."""
     number = len(leaves[names[0]])
     if number < block_stats.LEAST_ROWS:
         raise ValueError(
-            f"Deduplicated.fit: {number} rows are too few to see how blocks grow in number; expected "
-            f"{block_stats.LEAST_ROWS} or more, better 2,000. Give more rows, or write block= and blocks=."
+            f"Deduplicated.fit: there are {number} rows; expected {block_stats.LEAST_ROWS} or more, better 2,000. Give more "
+            f"rows, or write block= and blocks=."
         )
     number = block_stats.rows_looked_at(number, sum(item_bytes(spec[name]) for name in names))
     return {name: np.asarray(leaves[name][:number]).astype(spec[name].dtype, copy=False) for name in names}
@@ -81,27 +80,27 @@ def _looked_at(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> dict[
 def choose(
     leaves: Mapping[str, Any],
     spec: Spec,
-    block: Mapping[str, Block | None],
+    block: Mapping[str, BlockSize | None],
     places: Mapping[str, int | None],
     each: int | None,
     capacity: int,
     lanes: int,
-) -> Choice:
-    """Blocks for the leaves that are given None, and places for their tables.
+) -> FittedSizes:
+    """Choose blocks for leaves given None, and entries for their tables.
 
     Args:
-      leaves: `[R, *shape]` by name, more than are to be deduplicated.
-      block: Of each leaf that is, or None.
-      places: The same; None: wanted.
-      each: Places of each table, where one number is given for all.
+      leaves: `[R, *shape]` by name, at least those to deduplicate.
+      block: By leaf to deduplicate, or None.
+      places: The same for entries.
+      each: Entries of each table, if one number is given for all.
     """
     names = list(block)
-    arrays = _looked_at(leaves, spec, names)
-    chosen: dict[str, Block] = {}
+    arrays = _sample_arrays(leaves, spec, names)
+    chosen: dict[str, BlockSize] = {}
     tables: dict[
         int, list[tuple[list[str], float, int]]
     ] = {}  # by words of a block: leaves, distinct blocks, references
-    for members, wanted in _alike(spec, block):
+    for members, wanted in _group_leaves(spec, block):
         _, height, width, channels, _ = block_grid.frame_shape(spec[members[0]].shape)
         pixel = channels * block_grid.element_bytes(spec[members[0]].dtype)
         tried = [wanted] if wanted is not None else block_stats.candidates(height, width, pixel)
@@ -118,28 +117,28 @@ def choose(
     shares: dict[str, int] = {}
     for groups in tables.values():
         total = block_stats.places_for(sum(group[1] for group in groups), sum(group[2] for group in groups))
-        shares |= _shared([name for group in groups for name in group[0]], places, total)
-    return Choice(chosen, {name: shares[name] for name in names})
+        shares |= _split_entries([name for group in groups for name in group[0]], places, total)
+    return FittedSizes(chosen, {name: shares[name] for name in names})
 
 
-def _alike(spec: Spec, block: Mapping[str, Block | None]) -> list[tuple[list[str], Block | None]]:
-    """Leaves that are to have the same block, and that block where one is given."""
-    frames: dict[Any, dict[Block | None, list[str]]] = {}
+def _group_leaves(spec: Spec, block: Mapping[str, BlockSize | None]) -> list[tuple[list[str], BlockSize | None]]:
+    """Return groups of leaves that get the same block, and that block if given."""
+    frames: dict[Any, dict[BlockSize | None, list[str]]] = {}
     for name, given in block.items():
         leaf = spec[name]
         kind = (*block_grid.frame_shape(leaf.shape)[1:4], block_grid.element_bytes(leaf.dtype))
         frames.setdefault(kind, {}).setdefault(given, []).append(name)
-    groups: list[tuple[list[str], Block | None]] = []
+    groups: list[tuple[list[str], BlockSize | None]] = []
     for by_block in frames.values():
         known = [given for given in by_block if given is not None]
-        if known and None in by_block:  # what nobody chose follows what somebody did
+        if known and None in by_block:  # leaves without a block get that of the others
             by_block[known[0]] += by_block.pop(None)
         groups += [(members, given) for given, members in by_block.items()]
     return groups
 
 
-def _shared(names: list[str], places: Mapping[str, int | None], total: int) -> dict[str, int]:
-    """Shares of a table's places: those given, and the rest divided among the others."""
+def _split_entries(names: list[str], places: Mapping[str, int | None], total: int) -> dict[str, int]:
+    """Return shares of a table's entries: given ones, and the rest divided among the others."""
     given = {name: number for name in names if (number := places[name]) is not None}
     free = [name for name in names if name not in given]
     if not free:
@@ -159,18 +158,18 @@ def forecast(
     full: float,
     on_full: str,
 ) -> Forecast:
-    """How tables of so many `places` will fill, given each leaf's grid and the number of its table.
+    """Predict how full tables with `places` entries will get, given each leaf's grid and table number.
 
     Args:
       trial: Rows `[N, E, ...]`, or None.
-      full: Load from which rows give way.
+      full: Load at which rows are evicted or dropped.
     """
     number = 0 if trial is None else next(iter(trial.values())).shape[0] * geometry.lanes
     if trial is None or number < block_stats.LEAST_ROWS:
         known = f"{number} rows are too few to tell" if number else "give rows to see how many are taken"
         return Forecast(None, sum(places), None, None, geometry.capacity, "", known)
     leaves = {name: trial[name].reshape(-1, *spec[name].shape) for name in cuts}
-    curves = _curves(leaves, spec, cuts, geometry.lanes)
+    curves = _table_curves(leaves, spec, cuts, geometry.lanes)
     blocks = [curve.at(geometry.capacity) for curve in curves]
     loads = [distinct / room for distinct, room in zip(blocks, places, strict=True)]
     references = [0] * len(places)
@@ -186,9 +185,11 @@ def forecast(
     return Forecast(round(sum(blocks)), sum(places), sum(wanted), max(loads), held, gives_way, known)
 
 
-def _curves(leaves: Mapping[str, Any], spec: Spec, cuts: Mapping[str, tuple[Grid, int]], lanes: int) -> list[Curve]:
-    """A curve for each table."""
-    arrays = _looked_at(leaves, spec, list(cuts))
+def _table_curves(
+    leaves: Mapping[str, Any], spec: Spec, cuts: Mapping[str, tuple[Grid, int]], lanes: int
+) -> list[Curve]:
+    """Return a curve for each table."""
+    arrays = _sample_arrays(leaves, spec, list(cuts))
     parts: dict[int, dict[tuple[int, int], list[str]]] = {}
     for name, (grid, table) in cuts.items():
         parts.setdefault(table, {}).setdefault((grid.rows, grid.words), []).append(name)

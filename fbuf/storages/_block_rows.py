@@ -1,8 +1,8 @@
-"""Rows as ids of blocks: what `Deduplicated` keeps in the state, and how rows become ids and ids rows.
+"""Rows as ids of blocks: the state of `Deduplicated`, and the conversion between rows and ids.
 
-A write goes by chunks: the rows it overwrites give back their blocks, the new rows are cut, each block is compared with the
-one in the same place of the row before, those that changed are looked up or added (`fbuf._algorithms.block_table`), then
-references are settled and ids stored. A row of which some block found no place is refused: its ids are 0.
+A write handles chunks of rows. The rows it overwrites release their blocks, the new rows are cut, and each block is compared
+with the one at the same position of the row before. Changed blocks are looked up or added (`fbuf._algorithms.block_table`);
+then references are counted and ids stored. A row with a block that finds no entry is dropped: its ids are 0.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows
+from fbuf.storages._array_rows import Leaves
 
-_CHUNK = block_table.CHUNK_ITEMS  # blocks encoded at once, at most
-PER_ROWS = 256
-"""`DeduplicatedRows.growth` is for so many rows."""
+_CHUNK_BLOCKS = block_table.CHUNK_ITEMS  # at most, encoded at once
+GROWTH_ROWS = 256
+"""The number of rows that `DeduplicatedRows.growth` refers to."""
 
 
 @component
 class Cut:
-    """A deduplicated leaf: its rows, how they are cut, and which table holds the blocks."""
+    """A deduplicated leaf: its rows, its grid of blocks, and the number of its table."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,14 +50,14 @@ class Cut:
 class DeduplicatedRows:
     """The rows of `Deduplicated`: the user's pytree with ids in place of the deduplicated leaves, and the blocks."""
 
-    tree: PyTree  # leaves [C, ...]; where deduplicated uint[C, blocks]: place of each block; 0: no row lies here
+    tree: PyTree  # leaves [C, ...]; deduplicated ones uint[C, blocks]: ids of blocks, 0 without a row
     last: dict[str, jax.Array]  # uint[E, blocks]: ids of each lane's newest row
     tables: tuple[Table, ...]
-    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, not counting what went
+    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, without removals
     cuts: tuple[Cut, ...]  # static
 
     def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
-        """Rows there is room for, and what a row of each leaf is and how it is kept, for people."""
+        """Return the capacity, and shape and storage of each leaf, for display."""
         arrays, cuts = named_leaves(self.tree), {cut.name: cut for cut in self.cuts}
         shown = {
             n or WHOLE: (spec_text(cuts[n].shape, cuts[n].dtype), "device, blocks")
@@ -68,13 +69,13 @@ class DeduplicatedRows:
 
     @property
     def live(self) -> jax.Array:
-        """uint32[T], distinct blocks of each table that rows refer to."""
+        """Return uint32[T], the distinct blocks of each table that rows refer to."""
         return jnp.stack([table.live for table in self.tables])
 
 
 def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
-    """Forgets rows in slots int32[...]; their blocks may be overwritten from now on."""
-    number, limit = slot.size, _rows_at_once(rows, block_table.CHUNK_ITEMS)
+    """Drop the rows in slots int32[...]; their blocks may be overwritten."""
+    number, limit = slot.size, _rows_per_chunk(rows, block_table.CHUNK_ITEMS)
     slot = slot.reshape(-1)
     slots = jnp.int32(capacity(rows))
     slot = jnp.where(slot < slots, slot, slots + jnp.arange(number, dtype=jnp.int32))
@@ -82,26 +83,22 @@ def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[Ded
     def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
         rows, token = carry
         at = lax.dynamic_slice(slot, (begin,), (min(limit, number),))
-        rows, token = _forget(rows, at, token)
+        rows, token = _release(rows, at, token)
         leaves = named_leaves(rows.tree)
         for cut in rows.cuts:
             nothing = jnp.zeros((at.size, cut.grid.blocks), leaves[cut.name].dtype)
             leaves[cut.name] = _array_rows.write(leaves[cut.name], at, nothing, token)
         return (with_leaves(rows, leaves), token), None
 
-    # Chunks may overlap at the end: what was dropped once has nothing left to drop.
-    (rows, token), _ = _over(some, (rows, token), number, limit)
+    # Chunks may overlap at the end: dropping a row twice is harmless.
+    (rows, token), _ = _scan_chunks(some, (rows, token), number, limit)
     return rows, token
 
 
 def write(
-    rows: DeduplicatedRows,
-    slot: jax.Array,
-    leaves: Mapping[str, jax.Array],
-    keep: jax.Array | None,
-    token: jax.Array,
+    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
 ) -> tuple[DeduplicatedRows, jax.Array]:
-    """See `Storage.write`: chunks of at most `_CHUNK` blocks, one after another."""
+    """See `Storage.write`; at most `_CHUNK_BLOCKS` blocks at a time."""
     num, lanes = slot.shape
     flat = {n: x.reshape(num * lanes, *x.shape[2:]) for n, x in leaves.items()}
     slots = slot.reshape(-1)
@@ -112,14 +109,14 @@ def write(
         if name not in side:
             arrays[name] = _array_rows.write(arrays[name], slots, values, token)
     rows = with_leaves(rows, arrays)
-    limit = _rows_at_once(rows, _CHUNK)
+    limit = _rows_per_chunk(rows, _CHUNK_BLOCKS)
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
 
     def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
         rows, token = carry
         first = jnp.minimum(begin, jnp.int32(num * lanes - size))
-        new = first + jnp.arange(size, dtype=jnp.int32) >= begin  # the last chunk goes back to be a whole one
+        new = first + jnp.arange(size, dtype=jnp.int32) >= begin  # the last chunk starts earlier, to have the same size
         part = {name: lax.dynamic_slice_in_dim(flat[name], first, size) for name in side}
         at = lax.dynamic_slice_in_dim(slots, first, size)
         fresh = lax.dynamic_slice_in_dim(kept, first, size) & new
@@ -127,24 +124,24 @@ def write(
         *carry_out, no_room, added = _write_chunk(rows, at, part, fresh, lane, token)
         return tuple(carry_out), (no_room, added)
 
-    (rows, _), (no_room, added) = _over(some, (rows, token), num * lanes, size)
+    (rows, _), (no_room, added) = _scan_chunks(some, (rows, token), num * lanes, size)
     growth = jnp.sum(added, axis=0, dtype=jnp.uint32).astype(jnp.float32)
     number = jnp.sum(kept, dtype=jnp.int32)
-    each = jnp.float32(PER_ROWS) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
+    each = jnp.float32(GROWTH_ROWS) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
     growth = jnp.where(number > jnp.int32(0), jnp.ceil(growth * each).astype(jnp.uint32), rows.growth)
     return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
 
 
 def update(
-    rows: DeduplicatedRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
+    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, token: jax.Array
 ) -> tuple[DeduplicatedRows, jax.Array | None]:
-    """See `Storage.update`; a row whose new blocks find no place stays as it was."""
+    """See `Storage.update`; a row whose new blocks find no entry is unchanged."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity(rows)))
     number = slot.shape[0]
     cuts = tuple(cut for cut in rows.cuts if cut.name in leaves and number)
     accepted = inside
     if cuts:
-        size = min(_rows_at_once(rows, _CHUNK), number)
+        size = min(_rows_per_chunk(rows, _CHUNK_BLOCKS), number)
 
         def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
             rows, token = carry
@@ -156,7 +153,7 @@ def update(
             *carry_out, fine = _update_chunk(rows, at, part, fresh, cuts, token)
             return tuple(carry_out), fine
 
-        (rows, token), fine = _over(some, (rows, token), number, size)
+        (rows, token), fine = _scan_chunks(some, (rows, token), number, size)
         order = _starts(number, size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
         order = jnp.minimum(order, jnp.int32(number - size) + jnp.arange(size, dtype=jnp.int32)[None, :])
         accepted = jnp.zeros((number,), bool).at[order.reshape(-1)].max(fine.reshape(-1))
@@ -169,9 +166,9 @@ def update(
 
 
 def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-    """See `Storage.read`: ids, then blocks. A row that was refused is not there, and reads as zeros.
+    """See `Storage.read`: ids, then blocks. Dropped rows are masked and read as zeros.
 
-    Looking up blocks is what takes time, so reads that overlap (the stacks of a transition) look up theirs together.
+    Looking up blocks takes the time, so overlapping reads (the stacks of a transition) share their look-ups.
     """
     arrays = named_leaves(rows.tree)
     cuts = {cut.name: cut for cut in rows.cuts}
@@ -207,7 +204,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array]
 
 
 def _window(read: Read, pooled: jax.Array) -> jax.Array:
-    """What belongs to a read out of what belongs to its pool: a choice among few shifts, which fuses with what follows."""
+    """Select a read's part of its pool: a choice among few shifts, which fuses with what follows."""
     if read.pool is None or read.start is None:
         return pooled
     length = read.slot.shape[1]
@@ -219,7 +216,7 @@ def _window(read: Read, pooled: jax.Array) -> jax.Array:
 
 
 def clear(rows: DeduplicatedRows) -> DeduplicatedRows:
-    """No rows; the blocks stay where they are, free to be found again or overwritten."""
+    """Remove all rows; the blocks stay, to be found again or overwritten."""
     arrays = named_leaves(rows.tree)
     for cut in rows.cuts:
         arrays[cut.name] = jnp.zeros_like(arrays[cut.name])
@@ -230,19 +227,19 @@ def clear(rows: DeduplicatedRows) -> DeduplicatedRows:
 
 
 def capacity(rows: DeduplicatedRows) -> int:
-    """C."""
+    """Return C."""
     leaves = jax.tree.leaves(rows.tree)
     return int(leaves[0].shape[0])
 
 
-def with_leaves(rows: DeduplicatedRows, leaves: Mapping[str, jax.Array]) -> DeduplicatedRows:
-    """The same with other leaves of the tree, in its order."""
+def with_leaves(rows: DeduplicatedRows, leaves: Leaves) -> DeduplicatedRows:
+    """Return the rows with other leaves, in the tree's order."""
     structure: Any = jax.tree.structure(rows.tree)
     return dataclasses.replace(rows, tree=structure.unflatten(leaves.values()))
 
 
-def _rows_at_once(rows: DeduplicatedRows, items: int) -> int:
-    """Rows of a chunk of at most `items` blocks (one row at least)."""
+def _rows_per_chunk(rows: DeduplicatedRows, items: int) -> int:
+    """Return the rows of a chunk of at most `items` blocks, at least one."""
     return max(1, items // sum(cut.grid.blocks for cut in rows.cuts))
 
 
@@ -250,8 +247,8 @@ def _starts(number: int, size: int) -> jax.Array:
     return jnp.arange(0, number, size, dtype=jnp.int32)
 
 
-def _over(body: Any, carry: Any, number: int, size: int) -> Any:
-    """`scan` of `body` over the starts of chunks; without a loop where there is one chunk."""
+def _scan_chunks(body: Any, carry: Any, number: int, size: int) -> Any:
+    """Scan `body` over the starts of chunks; without a loop for one chunk."""
     starts = _starts(number, size)
     if starts.shape[0] == 1:
         carry, out = body(carry, starts[0])
@@ -260,14 +257,14 @@ def _over(body: Any, carry: Any, number: int, size: int) -> Any:
 
 
 def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> DeduplicatedRows:
-    """With a table replaced."""
+    """Replace a table."""
     return dataclasses.replace(rows, tables=rows.tables[:number] + (table,) + rows.tables[number + 1 :])
 
 
-def _forget(
+def _release(
     rows: DeduplicatedRows, slot: jax.Array, token: jax.Array, only: jax.Array | None = None, names: Any = None
 ) -> tuple[DeduplicatedRows, jax.Array]:
-    """Takes back the references of rows int32[R] (those in `only`), before their ids are overwritten."""
+    """Release the references of rows int32[R] (those in `only`), before their ids are overwritten."""
     arrays = named_leaves(rows.tree)
     for cut in rows.cuts:
         if names is not None and cut.name not in names:
@@ -281,21 +278,21 @@ def _forget(
     return rows, token
 
 
-class _Coded(NamedTuple):
-    """One leaf of a chunk, looked up."""
+class _EncodedLeaf(NamedTuple):
+    """One encoded leaf of a chunk."""
 
-    ids: jax.Array  # int32[R, blocks]; 0 where a block found no place
+    ids: jax.Array  # int32[R, blocks]; 0 where a block found no entry
     won: jax.Array  # bool[R, blocks], see `_blocktable.Placed`
 
 
 def _encode(
     table: Table, cut: Cut, values: jax.Array, guess: jax.Array, keep: jax.Array, token: jax.Array
-) -> tuple[Table, _Coded, jax.Array]:
-    """Ids of rows `[R, *shape]`.
+) -> tuple[Table, _EncodedLeaf, jax.Array]:
+    """Return the ids of rows `[R, *shape]`.
 
     Args:
-      guess: int32[G, blocks], ids that are probably those of the first G rows; row r >= G is like row r - G.
-      keep: bool[R]; rows that are False are left alone.
+      guess: int32[G, blocks], probable ids of the first G rows; row r >= G resembles row r - G.
+      keep: bool[R]; other rows are ignored.
     """
     grid, number = cut.grid, values.shape[0]
     lanes, items = guess.shape[0], number * cut.grid.blocks
@@ -317,22 +314,26 @@ def _encode(
     table, placed, token = block_table.insert(
         table, lambda item: block_grid.take(words, grid, item), heads, place[-1] + jnp.int32(1), lot, token
     )
-    # A block that did not change is the last one in its place that did.
+    # An unchanged block has the id of the last changed one at its position.
     place = jnp.where(flat, place, jnp.int32(-1)).reshape(-1, lanes, grid.blocks)
     latest = lax.cummax(place, axis=0).reshape(number, grid.blocks)
     known = jnp.broadcast_to(guess[None], (number // lanes, lanes, grid.blocks)).reshape(number, grid.blocks)
     at = jnp.maximum(latest, jnp.int32(0))
     ids = jnp.where(latest < jnp.int32(0), known, placed.place.at[at].get(mode="promise_in_bounds"))
     won = changed & placed.won.at[at].get(mode="promise_in_bounds")
-    return table, _Coded(ids, won), token
+    return table, _EncodedLeaf(ids, won), token
 
 
-def _settle(
-    rows: DeduplicatedRows, cuts: tuple[Cut, ...], coded: Mapping[str, _Coded], accept: jax.Array, token: jax.Array
+def _count_references(
+    rows: DeduplicatedRows,
+    cuts: tuple[Cut, ...],
+    coded: Mapping[str, _EncodedLeaf],
+    accept: jax.Array,
+    token: jax.Array,
 ) -> tuple[DeduplicatedRows, jax.Array]:
-    """Counts the references of the rows that are accepted, and lets go of what the others had taken."""
+    """Count the references of accepted rows, and release those of the others."""
     for number in sorted({cut.table for cut in cuts}):
-        # All leaves of a table at once: what one leaf brought may be kept by another alone.
+        # All leaves of a table at once: a block added by one leaf may be referenced by another only.
         mine = [coded[cut.name] for cut in cuts if cut.table == number]
         ids = jnp.concatenate([one.ids.reshape(-1) for one in mine])
         won = jnp.concatenate([one.won.reshape(-1) for one in mine])
@@ -343,19 +344,14 @@ def _settle(
 
 
 def _write_chunk(
-    rows: DeduplicatedRows,
-    slot: jax.Array,
-    leaves: Mapping[str, jax.Array],
-    keep: jax.Array,
-    lane: jax.Array,
-    token: jax.Array,
+    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array, lane: jax.Array, token: jax.Array
 ) -> tuple[DeduplicatedRows, jax.Array, jax.Array, jax.Array]:
-    """Rows `[R, ...]` in order of time, the lanes `lane` int32[G] side by side.
+    """Write rows `[R, ...]` in order of time, of lanes `lane` int32[G].
 
-    Also how many found no place, and uint32[T], distinct blocks added to each table.
+    Also return the number of dropped rows, and uint32[T], distinct blocks added to each table.
     """
     number, lanes = slot.shape[0], lane.shape[0]
-    rows, token = _forget(rows, slot, token, only=keep)
+    rows, token = _release(rows, slot, token, only=keep)
     before = rows.live
     coded, accept = {}, keep
     for cut in rows.cuts:
@@ -363,7 +359,7 @@ def _write_chunk(
         table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
         rows = _set_table(rows, cut.table, table)
         accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
-    rows, token = _settle(rows, rows.cuts, coded, accept, token)
+    rows, token = _count_references(rows, rows.cuts, coded, accept, token)
     arrays, last = named_leaves(rows.tree), dict(rows.last)
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
     at = jnp.where(keep, slot, nowhere)
@@ -382,14 +378,9 @@ def _write_chunk(
 
 
 def _update_chunk(
-    rows: DeduplicatedRows,
-    slot: jax.Array,
-    leaves: Mapping[str, jax.Array],
-    keep: jax.Array,
-    cuts: tuple[Cut, ...],
-    token: jax.Array,
+    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array, cuts: tuple[Cut, ...], token: jax.Array
 ) -> tuple[DeduplicatedRows, jax.Array, jax.Array]:
-    """Replaces leaves of rows; a row whose new blocks find no place stays as it was."""
+    """Replace leaves of rows; a row whose new blocks find no entry is unchanged."""
     arrays = named_leaves(rows.tree)
     coded, accept = {}, keep
     for cut in cuts:
@@ -398,8 +389,8 @@ def _update_chunk(
         table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
         rows = _set_table(rows, cut.table, table)
         accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
-    rows, token = _settle(rows, cuts, coded, accept, token)
-    rows, token = _forget(rows, slot, token, only=accept, names={cut.name for cut in cuts})
+    rows, token = _count_references(rows, cuts, coded, accept, token)
+    rows, token = _release(rows, slot, token, only=accept, names={cut.name for cut in cuts})
     arrays = named_leaves(rows.tree)
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(slot.shape[0], dtype=jnp.int32)
     at = jnp.where(accept, slot, nowhere)

@@ -18,7 +18,7 @@ from fbuf._core.pytree import Spec, item_bytes, name_of
 from fbuf._host.codecs.base import Codec, Raw, Zstd
 from fbuf._host.codecs.bitpack import BitPack
 from fbuf._host.columns.spec import Column
-from fbuf.storages._host_storage import Hosted
+from fbuf.storages._host_storage import HostStorage
 
 __all__ = ["BitPack", "Codec", "Raw", "Zstd"]
 
@@ -26,37 +26,36 @@ for _codec in (BitPack, Raw, Zstd):
     allow(_codec, f"fbuf.storages.{_codec.__name__}")
 
 
-_LARGE = 1024  # bytes a row
+_MIN_BYTES = 1024  # bytes a row
 
 
 @component
-class Compressed(Hosted):
+class Compressed(HostStorage):
     """Rows whose large leaves are compressed on the host.
 
     Attributes:
-      keys: Leaves (or subtrees) that go to the host; None: every leaf of 1 KiB a row or more. With a `path` None puts all
-        into files, those of 1 KiB or more compressed and the others as they are, so that `Buffer.resume` finds whole rows.
-      codec: How rows become bytes: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for what
-        does not compress; or any value with `chunk`, `encode`, `decode` (`Codec`). Or one for each leaf that is to have another
-        than `Zstd()`: `{"obs": Zstd(chunk=16), "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one
-        by one (some 35 bytes a row beside what they compress to), and a codec of your own must have `chunk` 1.
-      slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
+      keys: Leaves (or subtrees) on the host; None: every leaf of 1 KiB a row or more. With a `path` None stores all leaves in
+        files, those of 1 KiB or more compressed, so that `Buffer.resume` finds complete rows.
+      codec: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for incompressible leaves; or any value
+        with `chunk`, `encode`, `decode` (`Codec`). Or a codec by leaf, `Zstd()` for the others: `{"obs": Zstd(chunk=16),
+        "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one by one (some 35 bytes a row more), and
+        a custom codec must have `chunk` 1.
+      slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
-      cache: Bytes of decoded chunks kept for each leaf, for draws that come back to the same rows: priorities that a few rows
-        dominate, windows that overlap. 0: none, the best for uniform draws over many rows.
-      on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
-      stacks: Whether a leaf whose rows are stacks of 2 to 16 frames of their lane, on the first or the last axis and the newest
-        last, is recognised by its first rows and stored as single frames, each once. Reads give what was written, whatever
-        comes. With `Zstd` and without a `path` only. Next stacks beside stacks are recognised as well, as frames of their
-        own: single frames and `Transition(stack=4)` store each frame once for both.
-      path: A folder that the chunks are kept in, for data sets larger than memory; see `Memmap` for what holds of it.
-        Memory then holds 18 bytes a chunk. Chunks in files are not compressed again. None: everything is in memory.
+      cache: Bytes of decoded chunks kept per leaf, for draws that repeat rows: skewed priorities, overlapping windows. 0:
+        none, best for uniform draws over many rows.
+      on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").
+      stacks: Whether leaves that are stacks of 2 to 16 frames of their lane, on the first or last axis with the newest last,
+        are recognised by their first rows and stored as single frames. Reads return what was written. With `Zstd` and without
+        a `path` only. Next stacks are recognised too: single frames and `Transition(stack=4)` store each frame once for both.
+      path: A folder for the chunks, for buffers larger than memory; see `Memmap`. Memory then holds 18 bytes a chunk, and
+        chunks are not recompressed. None: everything is in memory.
       sync: With a path: seconds after which a write waits for the disk; see `Memmap`.
     Raises:
       ValueError: a setting is out of range.
 
-    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, and for a stack of four some 5 us to compare it); a
-    read is one callback and one decompression for each distinct chunk.
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, some 5 us to compare a stack of four); a read is one
+      callback and one decompression per distinct chunk.
 
     Example:
       >>> import fbuf
@@ -84,7 +83,7 @@ class Compressed(Hosted):
         if isinstance(self.codec, (Mapping, tuple)):  # a mapping does not hash; its items do
             items = self.codec.items() if isinstance(self.codec, Mapping) else self.codec
             object.__setattr__(self, "codec", tuple(sorted((name_of(name), codec) for name, codec in items)))
-        for codec in self._by_leaf().values() if isinstance(self.codec, tuple) else (self.codec,):
+        for codec in self._codecs_by_leaf().values() if isinstance(self.codec, tuple) else (self.codec,):
             if isinstance(codec, type):
                 name = codec.__name__
                 raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
@@ -92,7 +91,7 @@ class Compressed(Hosted):
     def _cache(self) -> int:
         return self.cache
 
-    def _by_leaf(self) -> dict[str, Codec]:
+    def _codecs_by_leaf(self) -> dict[str, Codec]:
         return dict(self.codec) if isinstance(self.codec, tuple) else {}
 
     def _columns(self, spec: Spec) -> tuple[Column, ...]:
@@ -100,21 +99,21 @@ class Compressed(Hosted):
 
     @property
     def _least(self) -> int:
-        return 0 if self.in_files else _LARGE
+        return 0 if self.in_files else _MIN_BYTES
 
     def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
-        if isinstance(self.codec, tuple) and name in self._by_leaf():
-            return self._by_leaf()[name]
-        if self.in_files and self.keys is None and item_bytes(leaf) < _LARGE:
+        if isinstance(self.codec, tuple) and name in self._codecs_by_leaf():
+            return self._codecs_by_leaf()[name]
+        if self.in_files and self.keys is None and item_bytes(leaf) < _MIN_BYTES:
             return None
         return Zstd() if isinstance(self.codec, tuple) else cast(Codec, self.codec)
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         keys = super().host_keys(spec)
-        for name in self._by_leaf():
+        for name in self._codecs_by_leaf():
             if name not in keys:
                 raise ValueError(
-                    f"Compressed: codec names '{name}', but the leaves on the host are {', '.join(keys)}. "
-                    f"Use one of those, or name it in keys=(...) too."
+                    f"Compressed: codec names '{name}', but the leaves on the host are {', '.join(keys)}. Use one of those, or "
+                    f"add it to keys=(...)."
                 )
         return keys

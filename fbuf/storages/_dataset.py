@@ -1,6 +1,6 @@
-"""`DataSet`: the rows of a data set on the disk, read by slot; nothing of them is in the state but where to ask.
+"""`DataSet`: the rows of a data set on the disk, read by slot; the state only refers to it.
 
-Row r of the data set lies in slot r, for good: so there are no tickets to keep, and a read names rows by their slots.
+Row r of the data set is always in slot r, so there are no tickets, and reads name rows by slot.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from fbuf._bridge import lifetime
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, tree_bytes
-from fbuf._formats import dataset as _dataset
+from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
 from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _host_reads, _host_rows
+from fbuf.storages._array_rows import Leaves
 from fbuf.storages._host_reads import SideHeld
 from fbuf.storages._host_rows import Layout, SideRows
 
 
 @component
 class DataSet:
-    """The rows of a data set, for `writers.Frozen`; `fbuf.datasets.open(path)` makes the whole buffer.
+    """The rows of a data set, for `writers.Frozen`; `fbuf.datasets.open(path)` returns the whole buffer.
 
     Attributes:
       path: The data set's folder.
-      memory: Bytes of memory granted to leaves of less than 1 KiB a row, the smallest first; the others are read from the
-        files. Flags and leaves of at most 256 values are always in memory, an eighth of a byte and one byte a row.
+      memory: Bytes of memory for leaves of less than 1 KiB a row, the smallest first; the others are read from the files. Flags
+        and leaves of at most 256 values are always in memory, an eighth of a byte and one byte a row.
       cache: Bytes of decoded chunks kept for each large leaf, as for `Compressed`.
 
-    Memory beside that: 18 bytes for each chunk of 8 rows, and the dictionaries that draws have met, some 4 bytes a row. The
-    files may be larger than memory; what is read often the system keeps in its page cache.
+    Memory besides: 18 bytes for each chunk of 8 rows, and the dictionaries in use, some 4 bytes a row. The files may be larger
+    than memory; the system caches frequently read pages.
 
-    Cost: a read is one callback, one look into a file for each distinct run of chunks, and one decompression for each chunk.
+    Cost: a read is one callback, one file read per run of adjacent chunks, and one decompression per chunk.
 
     Example:
       >>> import fbuf
@@ -69,8 +70,8 @@ class DataSet:
         return False
 
     def refuse(self, call: str) -> NoReturn:
-        """Raises TypeError: rows do not change."""
-        raise TypeError(f"{call}: {self!r} is read-only; expected a verb that reads. Use writer=fbuf.writers.Frozen().")
+        """Raise TypeError: rows do not change."""
+        raise TypeError(f"{call}: {self!r} is read-only. Use writer=fbuf.writers.Frozen(), and only methods that read.")
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return tuple(spec)
@@ -79,27 +80,26 @@ class DataSet:
         _host_rows.refuse_tracing("DataSet")
         return self._rows(self._open(geometry, spec), geometry, spec, structure)
 
-    def _open(self, geometry: Geometry, spec: Spec) -> _dataset.DataSet:
-        dataset = _dataset.DataSet.open(self.path, memory=self.memory, cache=self.cache)
+    def _open(self, geometry: Geometry, spec: Spec) -> dataset_files.DataSet:
+        dataset = dataset_files.DataSet.open(self.path, memory=self.memory, cache=self.cache)
         try:
             if (geometry.lanes, geometry.length) != (1, dataset.rows):
                 raise ValueError(
-                    f"DataSet: the buffer has capacity {geometry.capacity} in {geometry.lanes} lanes, but {self.path} has "
-                    f"{dataset.rows} rows in one; expected as many. Write fbuf.Buffer({dataset.rows}, ...), without lanes, or "
-                    f"fbuf.datasets.open({self.path!r})."
+                    f"DataSet: the buffer has capacity {geometry.capacity} in {geometry.lanes} lanes; expected "
+                    f"{dataset.rows} in one, as {self.path} has. Write fbuf.datasets.open({self.path!r})."
                 )
             texts = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in spec.items()}
             if texts != dataset.schema.texts:
                 raise ValueError(
-                    f"DataSet: rows of {self.path} are {dataset.schema.texts}; expected {texts}. Give an example like them, or "
-                    f"write fbuf.datasets.open({self.path!r})."
+                    f"DataSet: rows of {self.path} are {dataset.schema.texts}; expected {texts}. Pass an example like them, "
+                    f"or write fbuf.datasets.open({self.path!r})."
                 )
         except BaseException:
             dataset.close()
             raise
         return dataset
 
-    def _rows(self, dataset: _dataset.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+    def _rows(self, dataset: dataset_files.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         owned = lifetime.open_store(dataset.store)
         rows = SideRows(
             id=jnp.asarray(lifetime.split_id(owned.id)),
@@ -117,7 +117,7 @@ class DataSet:
         return SideRows(jax.ShapeDtypeStruct((2,), jnp.uint32), None, {}, None, 0, layout)
 
     def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
     ) -> tuple[int, str, int]:
         dataset = self._open(geometry, spec)
         try:
@@ -128,29 +128,24 @@ class DataSet:
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         if not isinstance(rows, SideRows) or rows.ticket is not None:
-            raise TypeError("DataSet: this state has its rows elsewhere. Use the buffer that made it.")
+            raise TypeError("DataSet: another storage made this state. Use the buffer that made it.")
         return rows.layout.spec, rows.layout.structure
 
     def write(
-        self,
-        rows: SideRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, None]:
         self.refuse("Buffer.extend")
 
-    def update(
-        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[SideRows, None]:
+    def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
         self.refuse("Buffer.update_rows")
 
     def clear(self, rows: SideRows) -> SideRows:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False))
+        return _without_presence(
+            _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)
+        )
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -170,7 +165,7 @@ class DataSet:
         return _host_reads.start_read(rows, held)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_host_reads.finish_read(rows, held, strict=True))
+        return _without_presence(_host_reads.finish_read(rows, held, strict=True))
 
     def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
         return _host_reads.host_bytes(rows, held)
@@ -183,15 +178,15 @@ class DataSet:
         return _host_rows.bytes_per_leaf(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
-        """Where the rows lie and which they are, as JSON: they stay where they are."""
+        """Return path and identity of the data set as JSON: the rows stay in their files."""
         store: Any = _host_rows.store_of(rows)
         text = json.dumps({"path": store.path, "identity": store.identity, "rows": store.rows})
         return {"dataset": np.frombuffer(text.encode(), np.uint8)}
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        about = _reference(arrays)
+        about = _saved_reference(arrays)
         fix = (
-            "Put the data set back, or say where it is: fbuf.load(path, dataclasses.replace(buffer, "
+            "Restore the data set, or pass its path: fbuf.load(path, dataclasses.replace(buffer, "
             "storage=fbuf.storages.DataSet('/its/path')))."
         )
         try:
@@ -199,17 +194,15 @@ class DataSet:
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 error.errno,
-                f"fbuf.load: the rows that were saved are those of the data set at {self.path}. {error.strerror} {fix}",
+                f"fbuf.load: the saved rows are those of the data set at {self.path}. {error.strerror} {fix}",
             ) from error
         except ValueError as error:
-            raise SchemaError(
-                f"fbuf.load: another data set than that of the save lies at {self.path}: {error} {fix}"
-            ) from error
+            raise SchemaError(f"fbuf.load: the data set at {self.path} is not the saved one: {error} {fix}") from error
         if about["identity"] != dataset.identity:
             dataset.close()
             raise SchemaError(
-                f"fbuf.load: the data set at {self.path} has identity {dataset.identity}; expected {about['identity']}, of "
-                f"the one that was saved: its pieces were made anew, or others were added. {fix}"
+                f"fbuf.load: the data set at {self.path} has identity {dataset.identity}; expected {about['identity']}: its "
+                f"segments were rewritten, or added. {fix}"
             )
         return self._rows(dataset, geometry, spec, structure)
 
@@ -218,13 +211,13 @@ def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, 
     return _host_rows.layout_of(geometry, spec, structure, columns)._replace(rows=geometry.capacity)
 
 
-def _there(read: tuple[list[jax.Array], jax.Array | None]) -> tuple[list[jax.Array], None]:
-    """No row ever expires: whether each was there need not be asked."""
+def _without_presence(read: tuple[list[jax.Array], jax.Array | None]) -> tuple[list[jax.Array], None]:
+    """Drop the presence of rows: none ever expires."""
     return read[0], None
 
 
-def _reference(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What `to_arrays` said. Raises SchemaError."""
+def _saved_reference(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `to_arrays` wrote. Raises SchemaError."""
     try:
         text = bytes(np.asarray(arrays["dataset"]))
         about = json.loads(text.decode()) if len(text) < 1 << 20 else None
@@ -232,4 +225,4 @@ def _reference(arrays: Mapping[str, Any]) -> dict[str, Any]:
             return about
     except (KeyError, ValueError, RecursionError):
         pass
-    raise SchemaError("fbuf.load: what was saved does not name a data set; expected one. Load another checkpoint.")
+    raise SchemaError("fbuf.load: the checkpoint does not name a data set. Load another checkpoint.")

@@ -1,14 +1,9 @@
 """`Deduplicated`: frames on the device as ids of distinct blocks, written and read inside XLA, without loss.
 
-A frame is cut into blocks; each distinct block lies once in a table, and a row keeps their ids. Most of a game's picture
-was there before, so a row of 7,056 bytes becomes some hundreds. Reading is two gathers. There is no callback: it works under
-scan, vmap, grad, shard_map and `jax.export`, and its checkpoints are plain arrays.
-
-A block of a row is first compared with the block in the same place of the row before (of the lane), which settles most of
-them without looking anything up; the others go to the table (`fbuf._algorithms.block_table`).
-
-The table has a fixed number of places. When it fills, `on_full` says what gives way. `stats` shows the load, `fit` chooses
-block and places from real rows, `Buffer.grow` makes the table larger.
+A frame is cut into blocks; each distinct block is stored once in a table, and a row keeps their ids. Reading is two gathers.
+Without callbacks it works under scan, vmap, grad, shard_map and `jax.export`, and checkpoints as plain arrays. A block is
+first compared with the same block of the previous row of its lane; changed blocks are looked up in the table
+(`fbuf._algorithms.block_table`), whose size is fixed. `on_full` says what happens when it fills up.
 """
 
 from __future__ import annotations
@@ -28,36 +23,37 @@ from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, to_config
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
-from fbuf._interfaces.storage import Forecast, LeafBytes, Read
+from fbuf._interfaces.storage import Forecast, LeafBytes
 from fbuf.storages import _array_rows, _block_fit, _block_rows
+from fbuf.storages._array_rows import Leaves
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
-LEAST_BYTES = 1024
-"""Leaves of this many bytes a row or more are deduplicated when no keys are given."""
-DEFAULT_SHARE = 4
-"""Places when nobody says: one for every 4 blocks of a full buffer, which held all ten Atari games tried."""
-FULL = 0.95
-"""Load from which the oldest rows are retired: when it would be passed by a write like the latest. What is left is for writes
-that bring more than that, and lets the search for a free place end soon."""
+MIN_BYTES = 1024
+"""Without keys, leaves of this many bytes a row or more are deduplicated."""
+BLOCKS_PER_ENTRY = 4
+"""By default a table has one entry for every 4 blocks of a full buffer."""
+MAX_LOAD = 0.95
+"""The oldest rows are evicted if a write like the latest would exceed this load. The rest absorbs larger writes, and keeps
+the search for a free entry short."""
 
 
 @component
 class Deduplicated:
-    """Rows whose large leaves are kept as ids of distinct blocks, on the device.
+    """Rows whose large leaves are stored as ids of distinct blocks, on the device.
 
     Attributes:
       keys: Leaves (or subtrees) to deduplicate; None: every leaf of 1 KiB a row or more. Any dtype but complex numbers.
-      block: Rows and pixels of a block, `(h, w)`, or such a pair for each leaf as `{"obs": (12, 12)}`; None: about 7
-        lines of 12 bytes. `fit` finds the best for given rows.
-      blocks: Places for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.
-        Leaves whose blocks have the same number of bytes share one table, with the places of all of them.
-      on_full: What gives way when the table is full: "retire" (the default: a write that would pass 95 % of load first
-        drops twice as many of the oldest rows as it brings) or "refuse" (nothing: new rows that do not fit are refused).
-        A row that finds no place all the same (one write brought more than was free: write some hundred rows at a time)
-        is refused: it is counted, and draws that would read it come back with `mask` False.
+      block: Rows and pixels of a block, `(h, w)`, or such a pair by leaf as `{"obs": (12, 12)}`; None: about 7 lines of 12
+        bytes. `fit` finds the best for given rows.
+      blocks: Table entries for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.
+        Leaves whose blocks have the same number of bytes share one table, with the sum of their entries.
+      on_full: What happens when the table is full. "retire" (the default): a write that would exceed 95 % load first evicts
+        twice as many of the oldest rows as it adds. "refuse": new rows that do not fit are dropped. A row that still finds no
+        entry (one write added more than was free: write some hundred rows at a time) is dropped and counted, and samples of
+        it have `mask` False.
 
-    Cost: a write touches its rows and the blocks that changed; a read is two gathers. Device bytes are those of the ids
-    (1, 2 or 4 bytes a block) and of all places of the table, used or not.
+    Cost: a write touches its rows and the changed blocks; a read is two gathers. Device bytes are those of the ids (1, 2 or
+      4 bytes a block) and of all table entries, used or not.
 
     Example:
       >>> import fbuf
@@ -91,21 +87,21 @@ class Deduplicated:
         return ()
 
     def _cuts(self, spec: Spec) -> tuple[Cut, ...]:
-        """How rows of `spec` are cut."""
+        """Return how the leaves of `spec` are cut into blocks."""
         cuts: list[Cut] = []
         sizes: list[int] = []
-        for name in _array_rows.choose("Deduplicated", self.keys, spec, LEAST_BYTES):
+        for name in _array_rows.select_leaves("Deduplicated", self.keys, spec, MIN_BYTES):
             leaf = spec[name]
             if jnp.issubdtype(leaf.dtype, jnp.complexfloating) or not leaf.size:
                 raise TypeError(
-                    f"Deduplicated: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected integers, booleans or "
-                    f"floats, and at least one. Name the leaves to deduplicate with keys=(...)."
+                    f"Deduplicated: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected one or more integers, booleans "
+                    f"or floats. Name the leaves to deduplicate with keys=(...)."
                 )
             grid = block_grid.grid(leaf, _of_leaf(self.block, name))
             if grid.blocks > block_table.CHUNK_ITEMS:
                 raise ValueError(
-                    f"Deduplicated: leaf '{name}' of {leaf.dtype}{list(leaf.shape)} has {grid.blocks} blocks a row; expected "
-                    f"{block_table.CHUNK_ITEMS} at most. Use larger blocks: block=(h, w)."
+                    f"Deduplicated: leaf '{name}' has {grid.blocks} blocks a row; expected at most "
+                    f"{block_table.CHUNK_ITEMS}. Use larger blocks: block=(h, w)."
                 )
             if grid.block_words not in sizes:
                 sizes.append(grid.block_words)
@@ -113,8 +109,6 @@ class Deduplicated:
         _check_names("block", self.block, cuts)
         _check_names("blocks", self.blocks, cuts)
         return tuple(cuts)
-
-    # ------------------------------------------------------------------------------------------------ making
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> DeduplicatedRows:
         cuts = self._cuts(spec)
@@ -137,7 +131,7 @@ class Deduplicated:
         return jax.eval_shape(lambda: self.init(geometry, spec, structure))
 
     def _places(self, cuts: tuple[Cut, ...], capacity: int) -> list[int]:
-        """Places of each table."""
+        """Return the entries of each table."""
         places = []
         for table in range(1 + max(cut.table for cut in cuts)):
             members = [cut for cut in cuts if cut.table == table]
@@ -155,27 +149,24 @@ class Deduplicated:
                 places.append(given[0] or default_places(references))
         return places
 
-    # ---------------------------------------------------------------------------------------------- fitting
-
     def fit(self, rows: PyTree, capacity: int, lanes: int | None = None) -> Deduplicated:
-        """The same storage with `block` and `blocks` chosen for rows like these, where they are None.
+        """Return the same storage with `block` and `blocks` chosen for rows like these, where they are None.
 
-        Four blocks that XLA reads fast are tried, made to divide the frame. For each, distinct blocks are counted in the rows
-        and their number at `capacity` is foretold by a power law, with caution; the fewest bytes win, and of nearly equal
-        ones those that read fastest. The table gets a
-        fifth more places than that, but never more than blocks that are all distinct need. `Buffer.plan` shows what
-        comes of it, `Buffer.grow` helps where the future was not like the past.
+        Four block sizes that XLA reads fast and that divide the frame are tried. For each, distinct blocks are counted, and
+        their number at `capacity` is predicted by a cautious power law. The fewest bytes win; of nearly equal sizes, the
+        fastest to read. The table gets a fifth more entries, at most as many as there are blocks. `Buffer.plan` shows the
+        outcome; `Buffer.grow` helps if the prediction was too low.
 
         Args:
-          rows: Rows as `extend` takes them, in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. 2,000 or more
-            make a good guess, 64 are the least; the first 64 MiB are looked at.
+          rows: Rows as `extend` takes them, in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. At least 64, better
+            2,000 or more; the first 64 MiB are used.
           capacity: C of the buffer.
           lanes: E of the buffer.
         Returns:
-          The storage: `block` and `blocks` for its one leaf, or by leaf where there are several.
+          The storage: `block` and `blocks` for its one leaf, or by leaf.
         Raises:
           TypeError: rows are traced, or a leaf cannot be deduplicated.
-          ValueError: there are fewer than 64 rows, or their shapes do not agree.
+          ValueError: there are fewer than 64 rows, or their shapes differ.
         Cost: eager, on the host; less than a second for 2,000 frames of 84 by 84, about five for 64 MiB of rows.
 
         Example:
@@ -200,64 +191,42 @@ class Deduplicated:
             blocks=whole or (choice.places[names[0]] if one else choice.places),
         )
 
-    def forecast(self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None) -> Forecast:
+    def forecast(self, geometry: Geometry, spec: Spec, trial: Leaves | None) -> Forecast:
         cuts = self._cuts(spec)
         places = self._places(cuts, geometry.capacity)
         members = {cut.name: (cut.grid, cut.table) for cut in cuts}
-        return _block_fit.forecast(trial, spec, members, places, geometry, FULL, self.on_full)
+        return _block_fit.forecast(trial, spec, members, places, geometry, MAX_LOAD, self.on_full)
 
     def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
     ) -> tuple[int, str, int]:
         return 0, "none", 0
 
     def spec(self, rows: DeduplicatedRows) -> tuple[Spec, Any]:
         if not isinstance(rows, DeduplicatedRows):
-            raise TypeError("Deduplicated: this state was made by another storage. Use the buffer that made it.")
+            raise TypeError("Deduplicated: another storage made this state. Use the buffer that made it.")
         leaves = named_leaves(rows.tree)
         spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
         spec |= {cut.name: cut.spec for cut in rows.cuts}
         return spec, jax.tree.structure(rows.tree)
 
-    # ----------------------------------------------------------------------------------------------- writing
-
     def needs_eviction(self, rows: DeduplicatedRows, more: jax.Array) -> jax.Array | None:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
-        growth = rows.growth.astype(jnp.float32) * (more.astype(jnp.float32) / jnp.float32(_block_rows.PER_ROWS))
-        return jnp.any(rows.live.astype(jnp.float32) + growth > jnp.float32(FULL) * places)
+        growth = rows.growth.astype(jnp.float32) * (more.astype(jnp.float32) / jnp.float32(_block_rows.GROWTH_ROWS))
+        return jnp.any(rows.live.astype(jnp.float32) + growth > jnp.float32(MAX_LOAD) * places)
 
-    def drop(self, rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
-        return _block_rows.drop(rows, slot, token)
-
-    def write(
-        self,
-        rows: DeduplicatedRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
-    ) -> tuple[DeduplicatedRows, jax.Array]:
-        return _block_rows.write(rows, slot, leaves, keep, token)
-
-    def update(
-        self, rows: DeduplicatedRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[DeduplicatedRows, jax.Array | None]:
-        return _block_rows.update(rows, slot, leaves, token)
-
-    # ----------------------------------------------------------------------------------------------- reading
-
-    def read(self, rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _block_rows.read(rows, reads)
-
-    def clear(self, rows: DeduplicatedRows) -> DeduplicatedRows:
-        return _block_rows.clear(rows)
+    drop = staticmethod(_block_rows.drop)
+    write = staticmethod(_block_rows.write)
+    update = staticmethod(_block_rows.update)
+    read = staticmethod(_block_rows.read)
+    clear = staticmethod(_block_rows.clear)
 
     def grow(self, rows: DeduplicatedRows, blocks: Any = None) -> tuple[Deduplicated, DeduplicatedRows]:
-        """The same rows in larger tables, and the storage that says so; see `Buffer.grow`."""
+        """Return a storage with larger tables, and the same rows in them; see `Buffer.grow`."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rows)):
-            raise TypeError("Deduplicated.grow: the state is traced, but growing changes shapes. Call it outside jit.")
+            raise TypeError("Deduplicated.grow: the state is traced; growing changes shapes. Call it outside jit.")
         members = {i: [cut for cut in rows.cuts if cut.table == i] for i in range(len(rows.tables))}
         asked = dataclasses.replace(self, blocks=blocks).blocks
         _check_names("blocks", asked, rows.cuts)
@@ -276,17 +245,14 @@ class Deduplicated:
             else:
                 wanted = sum(given) if _is_by_leaf(asked) else given[0]
             if wanted < places:
-                raise ValueError(
-                    f"Deduplicated.grow: blocks is {wanted}; expected at least the {places} places there are. "
-                    f"Write blocks={places}."
-                )
+                raise ValueError(f"Deduplicated.grow: blocks is {wanted}; expected at least the present {places}.")
             if wanted == places:
                 made, moved, lost = table, jnp.arange(places, dtype=jnp.int32), 0
             else:
                 made, moved, lost = block_table.rebuild(table, wanted)
             if int(lost):
                 raise ValueError(
-                    f"Deduplicated.grow: {int(lost)} blocks found no place among {wanted}. Write blocks={2 * wanted}."
+                    f"Deduplicated.grow: {int(lost)} blocks do not fit in {wanted} entries. Write blocks={2 * wanted}."
                 )
             tables.append(made)
             share = [wanted // len(members[i]) // UNIT * UNIT for _ in members[i]]
@@ -300,10 +266,8 @@ class Deduplicated:
         grown = dataclasses.replace(_block_rows.with_leaves(rows, arrays), last=last, tables=tuple(tables))
         return storage, grown
 
-    # ------------------------------------------------------------------------------------------------- about
-
     def stats(self, rows: DeduplicatedRows, held: jax.Array) -> dict[str, jax.Array]:
-        """Distinct blocks of all tables, load of the fullest, and raw bytes over bytes."""
+        """Return the distinct blocks of all tables, the load of the fullest, and raw bytes over bytes."""
         places = jnp.asarray([table.count.shape[0] - 1 for table in rows.tables], jnp.float32)
         raw = sum(item_bytes(cut.spec) for cut in rows.cuts)
         arrays = named_leaves(rows.tree)
@@ -318,7 +282,7 @@ class Deduplicated:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
     def bytes_per_leaf(self, rows: DeduplicatedRows) -> dict[str, LeafBytes]:
-        """Ids, and of a table that several leaves share a part by how many blocks a row has of each."""
+        """Ids, and a share of each table by the blocks a row has of each leaf."""
         size = {name: tree_bytes(array) for name, array in named_leaves(rows.tree).items()}
         for number, table in enumerate(rows.tables):
             members = [cut for cut in rows.cuts if cut.table == number]
@@ -338,16 +302,15 @@ class Deduplicated:
         made = self.abstract(geometry, spec, structure)
         if not np.array_equal(arrays["cuts"], _as_bytes(made.cuts)):
             raise ValueError(
-                "Deduplicated: these arrays were saved with other blocks or leaves: "
-                f"{bytes(np.asarray(arrays['cuts'])).decode()}; expected {bytes(_as_bytes(made.cuts)).decode()}. "
-                f"Load them with the buffer that they were saved with."
+                f"Deduplicated: the arrays have blocks {bytes(np.asarray(arrays['cuts'])).decode()}; expected "
+                f"{bytes(_as_bytes(made.cuts)).decode()}. Load them with the buffer that saved them."
             )
         for name, leaf in {**_by_name(made), "growth": made.growth}.items():
             came = arrays[name]
             if came.shape != leaf.shape or came.dtype != leaf.dtype:
                 raise ValueError(
                     f"Deduplicated: '{name}' is {came.dtype}{list(came.shape)}; expected {leaf.dtype}{list(leaf.shape)}. "
-                    f"Load it with the buffer that it was saved with (after `grow`, the one that gave back)."
+                    f"Load it with the buffer that saved it (after `grow`, the one it returned)."
                 )
         leaves = {n: _restored(arrays, f"rows:{n}") for n in named_leaves(made.tree)}
         last = {n: _restored(arrays, f"last:{n}") for n in made.last}
@@ -360,16 +323,16 @@ class Deduplicated:
 
 
 def _restored(arrays: Mapping[str, Any], name: str) -> jax.Array:
-    return _array_rows.restored(arrays[name], arrays[name].dtype)
+    return _array_rows.as_device_array(arrays[name], arrays[name].dtype)
 
 
 def _as_bytes(cuts: tuple[Cut, ...]) -> np.ndarray:
-    """uint8[...], what the ids of a checkpoint mean."""
+    """Return uint8[...], the meaning of a checkpoint's ids."""
     return np.frombuffer(json.dumps(to_config(cuts), sort_keys=True).encode(), np.uint8)
 
 
 def _by_name(rows: DeduplicatedRows) -> dict[str, Any]:
-    """Every array of the rows but `growth`."""
+    """Return every array of the rows but `growth`."""
     arrays = {f"rows:{n}": a for n, a in named_leaves(rows.tree).items()} | {
         f"last:{n}": a for n, a in rows.last.items()
     }
@@ -379,21 +342,18 @@ def _by_name(rows: DeduplicatedRows) -> dict[str, Any]:
 
 
 def default_places(references: int) -> int:
-    """Places of a table nobody sized, for a full buffer of this many blocks."""
-    return max(2 * UNIT, -(-references // (DEFAULT_SHARE * UNIT)) * UNIT)
+    """Return the default entries of a table, for a full buffer of this many blocks."""
+    return max(2 * UNIT, -(-references // (BLOCKS_PER_ENTRY * UNIT)) * UNIT)
 
 
 def _id_dtype(places: int) -> Any:
-    """The narrowest type that names every place."""
+    """Return the narrowest type for ids below `places`."""
     return jnp.uint8 if places <= 2**8 else jnp.uint16 if places <= 2**16 else jnp.uint32
 
 
 def _checked_block(block: Any) -> tuple[int, int]:
-    if (
-        not isinstance(block, (tuple, list))
-        or len(block) != 2
-        or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block)
-    ):
+    is_pair = isinstance(block, (tuple, list)) and len(block) == 2
+    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block):
         raise ValueError(
             f"Deduplicated: block is {block!r}; expected (rows, pixels), two ints >= 1. Write block=(12, 12)."
         )
@@ -417,7 +377,7 @@ def _is_by_leaf(value: Any) -> bool:
 
 
 def _by_leaf(value: Any, check: Any) -> Any:
-    """A setting for all leaves, or for each by name, as sorted pairs (a mapping does not hash)."""
+    """Return a setting for all leaves, or by leaf as sorted pairs (a mapping does not hash)."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -428,13 +388,12 @@ def _by_leaf(value: Any, check: Any) -> Any:
 
 
 def _check_names(field: str, value: Any, cuts: Sequence[Cut]) -> None:
-    """Refuses a setting by leaf for a leaf that is not deduplicated."""
+    """Raise ValueError if a setting by leaf names a leaf that is not deduplicated."""
     names = [cut.name for cut in cuts]
     for name, _ in value if _is_by_leaf(value) else ():
         if name not in names:
             raise ValueError(
-                f"Deduplicated: {field} is given for '{name}', but the leaves deduplicated are {', '.join(names)}. "
-                f"Use one of those."
+                f"Deduplicated: {field} names '{name}', but the deduplicated leaves are {', '.join(names)}. Use one of those."
             )
 
 

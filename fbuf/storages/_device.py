@@ -1,7 +1,7 @@
-"""`Device`: rows are plain arrays beside the rest of the state.
+"""`Device`: rows are arrays in the state.
 
-No callback, so it vmaps, differentiates, exports, caches and runs on any backend. The state of the rows is the user's own
-pytree with a leading axis C, which is also how a checkpoint or a debugger sees it.
+The state of the rows is the user's pytree with a leading axis C. Without callbacks it works under vmap, grad, export and on
+any backend.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._host import OnHost
 from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
+from fbuf.storages._array_rows import Leaves
 
 
 @component
 class Device:
     """Rows as device arrays `[C, ...]`.
 
-    Cost: exactly C times the bytes of a row; a write or read touches only its rows.
+    Cost: C times the bytes of a row; a write or read touches only its rows.
 
     Example:
       >>> import fbuf
@@ -46,7 +47,7 @@ class Device:
         return structure.unflatten(leaves)
 
     def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
     ) -> tuple[int, str, int]:
         return 0, "none", 0
 
@@ -58,22 +59,15 @@ class Device:
         return spec, jax.tree.structure(rows)
 
     def write(
-        self,
-        rows: PyTree,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: PyTree, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[PyTree, None]:
-        del keep  # a row that is not kept has a slot out of range
-        return self._map(rows, slot, leaves, token), None
+        del keep  # slots of dropped rows are out of range
+        return self._write_leaves(rows, slot, leaves, token), None
 
-    def update(
-        self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[PyTree, None]:
-        return self._map(rows, slot, leaves, token), None
+    def update(self, rows: PyTree, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[PyTree, None]:
+        return self._write_leaves(rows, slot, leaves, token), None
 
-    def _map(self, rows: PyTree, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> PyTree:
+    def _write_leaves(self, rows: PyTree, slot: jax.Array, leaves: Leaves, token: jax.Array) -> PyTree:
         arrays = named_leaves(rows)
         new = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
         structure: Any = jax.tree.structure(rows)
@@ -84,7 +78,7 @@ class Device:
         return [_array_rows.read(arrays[read.name], read.slot) for read in reads], None
 
     def clear(self, rows: PyTree) -> PyTree:
-        return rows  # what no ring holds is never read
+        return rows  # slots outside the ring are never read
 
     def nbytes(self, rows: PyTree) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
@@ -97,4 +91,4 @@ class Device:
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         del geometry
-        return structure.unflatten([_array_rows.restored(arrays[name], spec[name].dtype) for name in spec])
+        return structure.unflatten([_array_rows.as_device_array(arrays[name], spec[name].dtype) for name in spec])

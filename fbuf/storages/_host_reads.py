@@ -1,7 +1,7 @@
-"""How rows are read out of a host store: what a read depends on is held first, and collected then or later.
+"""Read rows from a host store in two steps: prepare on the device, fetch now or later.
 
-Device leaves and tickets are gathered at once, since later writes change the leaves and the table. What a ticket names
-does not change, so the host leaves can be fetched when they are wanted, or asked for ahead (`fbuf._host.store.read_ahead`).
+Device leaves and tickets are gathered at once, since later writes change them. A ticket's row never changes, so host leaves
+can be fetched on demand, or prefetched (`fbuf._host.store.read_ahead`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fbuf.storages import _array_rows
 from fbuf.storages._host_rows import SideRows
 
 COPIES = 2
-"""Of the rows asked for ahead, in the store: the next to be collected and the last."""
+"""Copies of prefetched rows in the store: the next to be collected, and the last."""
 
 
 @jax.tree_util.register_dataclass
@@ -29,20 +29,20 @@ COPIES = 2
 class SideHeld:
     """Some reads, as far as they can be done on the device."""
 
-    number: jax.Array  # uint32[], of the request for the rest; 0: there is none
+    number: jax.Array  # uint32[], the number of the store's request; 0: none
     tickets: tuple[jax.Array, ...]  # uint32[B, ..., 2]
-    device: tuple[jax.Array, ...]  # leaves that lie on the device, [B, ..., item]
+    device: tuple[jax.Array, ...]  # device leaves, [B, ..., item]
     sources: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
-    """Of each read, the leaf and which of `device`, or of `tickets`, is its own."""
+    """Of each read, its leaf and its index in `device` or `tickets`."""
 
 
 def _from_store(rows: SideRows, name: str) -> bool:
-    """Whether a read asks the store for something; the tickets of ragged leaves can be read as well."""
+    """Return whether a read needs the store; tickets of ragged leaves do not."""
     return name in rows.layout.columns and name != TICKET
 
 
 def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
-    """What reads depend on that writes may change."""
+    """Gather what later writes may change."""
     device: list[jax.Array] = []
     tickets: list[jax.Array] = []
     known: dict[int, int] = {}
@@ -60,7 +60,7 @@ def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
 
 
 def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
-    """The same, asked for ahead."""
+    """Start prefetching the host leaves."""
     columns = rows.layout.columns
     wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if _from_store(rows, name)]
     if not wanted:
@@ -71,7 +71,10 @@ def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
 def finish_read(
     rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """All host leaves in one callback, and the rest; see `Storage.read`. `ahead`: they may have been asked for."""
+    """Fetch all host leaves in one callback, and return them with the others; see `Storage.read`.
+
+    `ahead`: they may have been prefetched.
+    """
     columns, spec = rows.layout.columns, rows.layout.spec
     out: list[jax.Array | None] = [None if _from_store(rows, name) else held.device[at] for name, at in held.sources]
     side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if _from_store(rows, name)]
@@ -91,7 +94,7 @@ def finish_read(
 
 
 def host_bytes(rows: SideRows, held: SideHeld) -> int:
-    """Bytes that a store keeps for what is asked for ahead."""
+    """Return the bytes that a store keeps for prefetched rows."""
     spec = rows.layout.spec
     host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if _from_store(rows, name)]
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)

@@ -1,11 +1,8 @@
-"""Rows partly behind tickets in a host store: the state of `Compressed`, `Host` and their like, and what is done to it.
+"""Rows in a host store, named by tickets: the state of `Compressed`, `Host` and similar storages, and its operations.
 
-The state holds, for every slot, the ticket of the row that lies there (uint64 as a pair, 0 for none), the store's id, and
-the leaves that stay on the device. Rows are never overwritten in the store under their ticket, so an old state reads its
-own rows or hears that they have expired; two futures of one state draw different tickets and cannot read each other's
-rows.
-
-Ownership, copying and the refusal to be pickled or traced at `init` are here too; see `fbuf._bridge.lifetime`.
+The state holds the ticket of the row in each slot (uint64 as a pair, 0 for none), the store's id, and the leaves on the
+device. The store never overwrites a ticket's row, so an old state reads its own rows or learns that they have expired, and
+two successors of one state cannot read each other's rows. The state is not pickled, and `init` is not traced.
 """
 
 from __future__ import annotations
@@ -34,19 +31,20 @@ from fbuf._host.ragged.column import Leaf
 from fbuf._host.store.store import Column, Store
 from fbuf._interfaces.storage import LeafBytes
 from fbuf.storages import _array_rows
+from fbuf.storages._array_rows import Leaves
 
 
 class Layout(NamedTuple):
-    """What the state of a host storage must know at trace time."""
+    """The static part of a host storage's state."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
-    streams: bool = True  # the store's: whether writes name no slots
-    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
-    rows: int = 0  # of `DataSet`, where there are no tickets to tell
+    streams: bool = True  # whether writes replace the oldest row and name no slots
+    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, leaves that are not arrays
+    rows: int = 0  # of `DataSet`, which has no tickets
 
     @property
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -69,7 +67,7 @@ class SideRows(OnHost):
         self.owner = lifetime.owner_of(slot, id)
 
     def replace(self, ticket: Any, device: Any, last: Any = None) -> SideRows:
-        """The same store with other tickets and device leaves."""
+        """Return rows of the same store with other tickets and device leaves."""
         return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
@@ -79,13 +77,12 @@ class SideRows(OnHost):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "fbuf: the state of a host storage cannot be pickled, because its rows live in this process's store. "
-            "Save it, fbuf.save(path, buffer, state), and load it there, fbuf.load(path); or hand over the rows: "
-            "jax.device_get(buffer.rows(state))."
+            "fbuf: the state of a host storage cannot be pickled, because its rows are in this process's store. Save it with "
+            "fbuf.save(path, buffer, state), or pass the rows: jax.device_get(buffer.rows(state))."
         )
 
     def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
-        """Rows there is room for, and what a row of each leaf is and where it lies, for people."""
+        """Return the capacity, and shape and storage of each leaf, for display."""
         layout = self.layout
         capacity = layout.rows if self.ticket is None else self.ticket.shape[0]
         shown = {n: s for n, s in layout.spec.items() if n not in (TICKET, *map(length_name, layout.columns))}
@@ -119,12 +116,11 @@ jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten
 
 
 def refuse_tracing(call: str, verb: str = "init") -> None:
-    """Raises under a trace: a store's id would become a constant and its owner die with the tracer."""
+    """Raise TypeError under a trace: a store's id would become a constant."""
     if lifetime.traced():
         raise TypeError(
-            f"{call}: `{verb}` of a host storage cannot be traced: it opens a store, which is no array. Call "
-            f"buffer.{verb}(example) outside jit, vmap and scan and pass the state in; for shapes alone use "
-            f"buffer.plan(example)."
+            f"{call}: `{verb}` of a host storage cannot be traced, since it opens a store. Call buffer.{verb}(example) "
+            f"outside jit, vmap and scan and pass the state in; for shapes alone use buffer.plan(example)."
         )
 
 
@@ -136,7 +132,7 @@ def adopt(
     columns: tuple[str, ...],
     leaves: tuple[Leaf, ...] = (),
 ) -> SideRows:
-    """Empty rows over a store."""
+    """Return empty rows over a store."""
     owned = lifetime.open_store(store)
     rest = {n: leaf for n, leaf in spec.items() if n not in columns}
     rows = SideRows(
@@ -154,9 +150,9 @@ def adopt(
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
 ) -> tuple[SideRows, np.ndarray]:
-    """The rows of a store that was there before, and how many each lane ever had, int64[E].
+    """Return the rows of an existing store, and how many each lane ever had, int64[E].
 
-    Warns of what was wrong with its files.
+    Warns of damage in its files.
     """
     if store.warning:
         warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
@@ -167,7 +163,7 @@ def resume(
 
 
 def layout_of(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
-    """What a state says of its rows."""
+    """Return the static part of the rows' state."""
     return Layout(
         names=tuple(spec),
         shapes=tuple(tuple(leaf.shape) for leaf in spec.values()),
@@ -179,7 +175,7 @@ def layout_of(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str
 
 
 def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
-    """The rows' shapes, with no store."""
+    """Return the rows' shapes, without a store."""
     capacity = geometry.capacity
     rest = {n: s for n, s in spec.items() if n not in columns}
     return SideRows(
@@ -193,13 +189,9 @@ def abstract(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str,
 
 
 def plan_host(
-    geometry: Geometry,
-    columns: tuple[Column, ...],
-    slack: int,
-    trial: Mapping[str, jax.Array] | None,
-    ratio: float | None,
+    geometry: Geometry, columns: tuple[Column, ...], slack: int, trial: Leaves | None, ratio: float | None
 ) -> tuple[int, str, int]:
-    """Host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
+    """Return host bytes of a full store: exact without a codec, else by trial, by ratio, or the raw upper bound."""
     columns = columns if geometry.streams else tuple(one_by_one(c) for c in columns)
     number = geometry.lanes * (geometry.length + slack)
     raw = number * sum(c.nbytes for c in columns)
@@ -215,51 +207,45 @@ def plan_host(
 
 
 def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> int:
-    """Bytes of one leaf in a full store, from a store that holds `rows` `[N, E, item]` of it."""
+    """Return bytes of one leaf in a full store, measured with rows `[N, E, item]`."""
     number = geometry.lanes * (geometry.length + slack)
     if column.codec is None:
         return number * column.nbytes
     store = Store((column,), lanes=geometry.lanes, length=geometry.length, slack=slack)
     try:
         half, first = len(rows) // 2, None
-        for start in range(0, len(rows), 64):  # as they would come; dictionaries settle in the first half
+        for start in range(0, len(rows), 64):  # in small writes; dictionaries are trained in the first half
             if first is None and start >= half:
                 first = store.stats()
             store.write([rows[start : start + 64]], None)
         last = store.stats()
     finally:
         store.close()
-    if first is None or last["chunks"] == first["chunks"]:  # incompressible, or too few rows to tell
+    if first is None or last["chunks"] == first["chunks"]:  # incompressible, or too few rows
         return number * column.nbytes
     a_chunk = (last["payload_bytes"] - first["payload_bytes"]) / (last["chunks"] - first["chunks"])
     return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
-def write(
-    rows: SideRows,
-    slot: jax.Array,
-    leaves: Mapping[str, jax.Array],
-    keep: jax.Array | None,
-    token: jax.Array,
-) -> SideRows:
-    """Host leaves to the store, their tickets and the other leaves to the device."""
+def write(rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array) -> SideRows:
+    """Write host leaves to the store, and their tickets and the other leaves to the device."""
     columns = rows.layout.columns
     side, last = [leaves[n] for n in columns], None
     if rows.layout.streams:
         tickets = callbacks.write(rows.id, token, _after(rows), side, keep)
-    else:  # a row that is not kept has a slot out of range
+    else:  # slots of dropped rows are out of range
         tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
     device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
     return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device, last)
 
 
 def _after(rows: SideRows) -> jax.Array:
-    """uint32[1, 2] of the ticket table: known only when the write before is done."""
+    """Return uint32[1, 2] of the ticket table, which depends on the previous write."""
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
-def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array) -> SideRows:
-    """Device leaves in place; host leaves as new rows under new tickets, so that old states keep theirs."""
+def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> SideRows:
+    """Write device leaves in place, and host leaves as new rows under new tickets, so that old states keep theirs."""
     device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     if not side:
@@ -271,30 +257,30 @@ def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], tok
 
 
 def clear(rows: SideRows) -> SideRows:
-    """Nothing to do: what no ring holds is never read, and the tickets still order later writes after earlier ones."""
+    """Return the rows: slots outside the ring are never read, and the tickets still order later writes."""
     return rows
 
 
 def store_of(rows: SideRows) -> Served:
-    """The store itself. Eager."""
+    """Return the store. Eager."""
     return lifetime.find(lifetime.join_id(np.asarray(rows.id)))
 
 
 def nbytes(rows: SideRows) -> dict[str, int]:
-    """Device bytes of tickets and leaves; bytes of everything the store allocated in memory, and on the disk."""
+    """Return the bytes on the device, of the store in memory, and on the disk."""
     store = store_of(rows)
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
 def bytes_per_leaf(rows: SideRows) -> dict[str, LeafBytes]:
-    """Bytes of leaves on the device, of columns, and of what rows of `Ragged` hold beside; without tickets and changes."""
+    """Return the bytes by leaf: on the device, and in the store's columns; without tickets and row updates."""
     store: Any = store_of(rows)
     size = {name: LeafBytes(device=tree_bytes(array)) for name, array in rows.device.items()}
     return size | {name: LeafBytes(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
 
 
 def to_arrays(rows: SideRows) -> dict[str, Any]:
-    """Tickets, device leaves and the store's own arrays, under names of their own."""
+    """Return tickets, device leaves and the store's own arrays, with prefixes."""
     arrays: dict[str, Any] = {"ticket": rows.ticket}
     if rows.last is not None:
         arrays["last"] = rows.last
@@ -313,7 +299,7 @@ def from_arrays(
     cache: int = 0,
     folder: Folder | None = None,
 ) -> SideRows:
-    """The inverse, over a new store with an id of its own."""
+    """Return the rows of such arrays, over a new store."""
     store = Store.from_arrays(
         columns,
         {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")},
@@ -325,20 +311,20 @@ def from_arrays(
         folder=folder,
     )
     rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
-    device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    last = None if rows.last is None else _array_rows.restored(arrays["last"], jnp.uint32)
-    return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device, last)
+    device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+    last = None if rows.last is None else _array_rows.as_device_array(arrays["last"], jnp.uint32)
+    return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
 def default_slack(geometry: Geometry, slack: int | None) -> int:
-    """Rows a lane keeps beyond its length, so that a state a little old still reads its own."""
+    """Return the rows a lane keeps beyond its length, so that a slightly old state still reads its own."""
     if slack is None:
         return max(16, min(geometry.length // 16, 4096))
     return -(-slack // geometry.lanes)
 
 
-def check(call: str, slack: int | None, on_expired: str) -> None:
-    """Settings common to host storages."""
+def check_settings(call: str, slack: int | None, on_expired: str) -> None:
+    """Check the settings common to host storages."""
     if on_expired not in ("raise", "mask"):
         raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
     if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):

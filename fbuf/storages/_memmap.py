@@ -1,43 +1,41 @@
-"""`Memmap`: leaves live in files as they are, and are read inside jit through the page cache.
+"""`Memmap`: leaves in files as they are, read inside jit through the page cache.
 
-For more rows than memory holds, and for rows that are to outlive the process. Files are written with `pwrite`, not through a
-mapping, so that a full disk is an error with words and not a signal that ends the process.
+For more rows than memory holds, and for rows that outlive the process. Files are written with `pwrite`, so that a full disk
+raises OSError; a mapping would end the process with SIGBUS.
 """
 
 from __future__ import annotations
 
 from fbuf._core.component import component
-from fbuf.storages._host_storage import Hosted
+from fbuf.storages._host_storage import HostStorage
 
 
 @component
-class Memmap(Hosted):
-    """Rows whose leaves lie in files.
+class Memmap(HostStorage):
+    """Rows whose leaves are in files.
 
-    A write that fails (no room, a broken disk) raises and leaves the rows as they were. A process that is killed, at any
-    moment, loses no row whose write had returned: `Buffer.resume` finds them. After a failure of power those are safe that
-    `Buffer.flush`, or a write every `sync` seconds, has waited for (as long as no more rows came since than the slack holds;
-    of encoded leaves without the newest `chunk - 1` a lane); of later ones `resume` finds out which are whole. Every row
-    has a checksum that knows which row of which store it is, so damaged, missing, older and foreign bytes are never taken
-    for it: `resume` looks at all of them. Files are sparse and take room as rows come. A folder serves one store at a time, and
-    holds nothing else.
+    A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write
+    returned: `Buffer.resume` finds them. After a power failure the rows synced by `Buffer.flush`, or by a write every `sync`
+    seconds, are safe, as long as fewer rows than the slack came later (of encoded leaves without the newest `chunk - 1` a
+    lane). `resume` checks which later rows are complete: each has a checksum of its contents and identity, so damaged,
+    missing, older and foreign bytes are detected. Files are sparse and grow with the rows. A folder serves one store at a time,
+    and holds nothing else.
 
     Attributes:
-      path: The folder, made if it is not there; it must hold no store yet (`Buffer.resume` goes on with one). None: a
-        temporary one (in `tempfile.gettempdir()`), which is removed with the last state, and at exit.
-      keys: Leaves (or subtrees) that go to files; None: all of them. Where some stay on the device there is no resuming.
-      slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
+      path: The folder, created if missing; it must not hold a store yet (`Buffer.resume` continues one). None: a temporary
+        folder (in `tempfile.gettempdir()`), removed with the last state, and at exit.
+      keys: Leaves (or subtrees) in files; None: all. With leaves on the device the rows cannot be resumed.
+      slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
-      on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
-      sync: Seconds after which a write waits until everything is on the disk; 0: each does; None: none does, only
-        `Buffer.flush`. A failure of power then costs at most the rows of so many seconds.
+      on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").
+      sync: Seconds after which a write waits until everything is on the disk; 0: each write; None: only `Buffer.flush`.
     Raises:
-      TypeError, ValueError: a setting is of another kind or out of range. What `init` raises: FileExistsError (the folder is
-        not empty), BlockingIOError (another store holds it), OSError (it cannot be made).
+      TypeError, ValueError: a setting is invalid. `init` raises FileExistsError (the folder is not empty), BlockingIOError
+        (another store holds it), OSError (it cannot be created).
 
-    Cost: a write or read is one callback and one copy of its rows, where the pages are in memory; a write adds a checksum, at
+    Cost: a write or read is one callback and one copy of its rows, if the pages are in memory; a write adds a checksum, at
       some 8 GB/s and a few microseconds a leaf. On disk a sixteenth more rows than capacity and slack (16 to 1024 a lane), so
-      that writes never touch rows that can be read, and 8 bytes a row and leaf.
+      that writes never touch readable rows, and 8 bytes a row and leaf.
 
     Example:
       >>> import fbuf
@@ -56,5 +54,5 @@ class Memmap(Hosted):
 
     @property
     def in_files(self) -> bool:
-        """Always."""
+        """Return True."""
         return True

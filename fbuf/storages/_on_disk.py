@@ -1,4 +1,4 @@
-"""Storages whose rows lie in files: the folder they open, what it says of them, and how much room they take."""
+"""The folder of a storage with rows in files: opening it, its identity, and the room it takes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import contextlib
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import jax
 
 from fbuf._bridge import lifetime
 from fbuf._core.component import to_config
@@ -19,12 +17,13 @@ from fbuf._host.columns.spec import Column
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.file_arena import HEADER
 from fbuf.storages import _host_rows
+from fbuf.storages._array_rows import Leaves
 
 _INDEX_BYTES = 18  # a chunk
 
 
-def checked(call: str, path: Any) -> str:
-    """A path as text."""
+def checked_path(call: str, path: Any) -> str:
+    """Return a path as text."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(f"{call}: path is {path!r}; expected the path of a folder, or None. Write path='/data/replay'.")
     return os.path.expanduser(os.fspath(path))
@@ -40,23 +39,23 @@ def folder(
     sync: float | None = None,
     resume: str = "",
 ) -> Iterator[Folder]:
-    """A folder to open a store in, which is there for others to see once that is done; given up if it fails.
+    """Open a folder for a store; publish it afterwards, or release it on failure.
 
-    `resume`: "", for a new store; "full" or "lazy", to go on with the one that lies there.
+    `resume`: "" for a new store; "full" or "lazy" to continue the store in the folder.
     """
     identity = {
         "lanes": geometry.lanes,
         "length": geometry.length,
         "slack": slack,
         "columns": [
-            {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": _codec(c)} for c in columns
+            {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": _codec_json(c)} for c in columns
         ],
     }
     settings: dict[str, Any] = {"resume": bool(resume), "verify": resume != "lazy", "sync": sync}
     lifetime.sweep()
     try:
         held = Folder(call, path, identity, **settings)
-    except BlockingIOError:  # perhaps by states that nobody can reach any more
+    except BlockingIOError:  # perhaps held by unreachable states
         gc.collect()
         lifetime.sweep()
         held = Folder(call, path, identity, **settings)
@@ -70,15 +69,15 @@ def folder(
 
 
 def check_sync(call: str, sync: Any) -> None:
-    """Raises unless it is a number of seconds >= 0, or None."""
+    """Raise ValueError unless it is a number of seconds >= 0, or None."""
     if sync is not None and (isinstance(sync, bool) or not isinstance(sync, (int, float)) or not 0 <= sync < math.inf):
         raise ValueError(
-            f"{call}: sync is {sync!r}; expected seconds >= 0 after which a write waits for the disk, or None. Write sync=60."
+            f"{call}: sync is {sync!r}; expected seconds >= 0 until a write waits for the disk, or None. Write sync=60."
         )
 
 
-def _codec(column: Column) -> Any:
-    """A codec as JSON, to be compared; one of the user's own by what it prints."""
+def _codec_json(column: Column) -> Any:
+    """Return a codec as JSON, to be compared; a custom codec by its repr."""
     try:
         return to_config(column.codec)
     except TypeError:
@@ -87,7 +86,7 @@ def _codec(column: Column) -> Any:
 
 
 def plan_memory(geometry: Geometry, columns: Sequence[Column], slack: int) -> tuple[int, str, int]:
-    """Bytes of memory of a full store: the index and the open chunks of encoded columns (not their dictionaries)."""
+    """Return the bytes of memory of a full store: index and open chunks of encoded columns, without dictionaries."""
     depth, total = geometry.length + slack, 0
     for column in columns:
         if column.codec is not None and column.nbytes:
@@ -97,13 +96,9 @@ def plan_memory(geometry: Geometry, columns: Sequence[Column], slack: int) -> tu
 
 
 def plan_disk(
-    geometry: Geometry,
-    columns: tuple[Column, ...],
-    slack: int,
-    trial: Mapping[str, jax.Array] | None,
-    ratio: float | None,
+    geometry: Geometry, columns: tuple[Column, ...], slack: int, trial: Leaves | None, ratio: float | None
 ) -> int:
-    """Bytes of files of a full store, as far as that can be known."""
+    """Return an estimate of the bytes of a full store's files."""
     depth = geometry.length + slack
     plain = (
         sum(c.nbytes + SUM for c in columns if c.codec is None and c.nbytes) * geometry.lanes * (depth + spare(depth))

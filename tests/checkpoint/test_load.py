@@ -44,7 +44,7 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
     refused(replace(buffer, view=fbuf.views.Row(), episode_end=()), "expected none: every row is drawn")
     refused(replace(buffer, capacity=80), r"capacity of .* is 40; expected 80.*resize=True")
     refused(replace(buffer, lanes=4), "lanes of .* is 2; expected 4")
-    refused(replace(buffer, storage=Ragged()), "cannot come to lie in Ragged")
+    refused(replace(buffer, storage=Ragged()), "cannot be stored in Ragged")
     example = {**combinations.EXAMPLE, "obs": jax.ShapeDtypeStruct((8, 8), np.float32)}
     refused(buffer, r"obs: found uint8\[8, 8\], expected float32\[8, 8\]", example=example)
     example = {n: x for n, x in combinations.EXAMPLE.items() if n != "goal"} | {"new": 0}
@@ -58,7 +58,7 @@ def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
     with pytest.raises(
-        fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which no file can hold"
+        fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which load\(\) cannot construct"
     ):
         fbuf.load(tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
@@ -69,7 +69,7 @@ def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(BlockingIOError, match="give another path"):
+    with pytest.raises(BlockingIOError, match="another path"):
         fbuf.load(tmp_path / "saved")
     other = elsewhere(buffer, tmp_path / "others")
     loaded, again = fbuf.load(tmp_path / "saved", other)
@@ -142,7 +142,7 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
         extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
         fbuf.save(tmp_path / "extra", BUFFER, plain, extra=extra)
         same(fbuf.load(tmp_path / "extra", extra=True)[2], extra)
-    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off; .*jax_enable_x64"):
+    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off.*jax_enable_x64"):
         fbuf.load(tmp_path / "rows")
     with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
         fbuf.load(tmp_path / "extra", extra=True)

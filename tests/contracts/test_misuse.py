@@ -68,9 +68,9 @@ def test_states_of_storages_do_not_mix() -> None:
     deduplicated = dataclasses.replace(BASE, storage=fbuf.storages.Deduplicated(keys=("obs",)))
     host = dataclasses.replace(BASE, storage=fbuf.storages.Host(keys=("obs",)))
     for buffer, state, error, said in (
-        (deduplicated, full(), TypeError, "Deduplicated: this state was made by another storage"),
+        (deduplicated, full(), TypeError, "Deduplicated: another storage made this state"),
         (BASE, jax.eval_shape(deduplicated.init, EXAMPLE), (TypeError, ValueError), "this state"),
-        (host, full(), TypeError, "Host: this state keeps its rows on the device"),
+        (host, full(), TypeError, "Host: another storage made this state"),
         (BASE, host.init(EXAMPLE), TypeError, "Device: this state keeps rows on the host"),
     ):
         with pytest.raises(error, match=said):

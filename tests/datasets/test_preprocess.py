@@ -142,7 +142,7 @@ def test_a_state_of_a_data_set_that_was_replaced_is_refused(tmp_path: Path) -> N
         fbuf.datasets.preprocess(opened, same, dest=tmp_path / "b")
     assert not (tmp_path / "b").exists()
     elsewhere = fbuf.Buffer(9).init({"x": 0})
-    with pytest.raises(TypeError, match="this state has its rows elsewhere"):
+    with pytest.raises(TypeError, match="DataSet: another storage made this state"):
         fbuf.datasets.preprocess((anew[0], elsewhere), same, dest=tmp_path / "b")
     fbuf.datasets.preprocess(anew, same, dest=tmp_path / "b")
     assert read(tmp_path / "b")["x"].tolist() == list(range(1, 10))

@@ -360,10 +360,10 @@ def test_resumed_rows_start_with_no_debt(tmp_path: Path) -> None:
 def test_an_invalid_saved_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = make()
     for part, value in [("samples_per_insert", "1/0"), ("samples_per_insert", "x"), ("added", -1), ("min_size", None)]:
-        note = _replay._note(LIMIT, LIMIT.init(host=True))
+        note = _replay._limit_json(LIMIT, LIMIT.init(host=True))
         assert note is not None
-        monkeypatch.setattr(_replay, "_note", lambda *_, note=note, part=part, value=value: note | {part: value})
+        monkeypatch.setattr(_replay, "_limit_json", lambda *_, note=note, part=part, value=value: note | {part: value})
         replay.save(tmp_path / "saved")
         monkeypatch.undo()
-        with pytest.raises(fbuf.SchemaError, match=r"says of the limit makes no sense .* Load another checkpoint"):
+        with pytest.raises(fbuf.SchemaError, match=r"the limit saved in .* is invalid .* Load another checkpoint"):
             fbuf.Replay.load(tmp_path / "saved")

@@ -36,12 +36,12 @@ SETTINGS = [
     (lambda: Deduplicated(blocks=0), ValueError, r"blocks is 0; expected an int >= 64"),
     (lambda: Deduplicated(blocks=2**30), ValueError, r"below 2\^30"),
     (lambda: Deduplicated(blocks="many"), ValueError, r"blocks is 'many'; expected an int"),
-    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"given for 'small', but the leaves deduplicated are obs"),
-    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"given for 'small', but the leaves deduplicated are"),
+    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"names 'small', but the deduplicated leaves are obs"),
+    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"names 'small', but the deduplicated leaves are"),
     (lambda: Deduplicated(on_full="drop"), ValueError, r'on_full is \'drop\'; expected "retire" or "refuse"'),
 ]
 ROWS = [
-    (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected integers"),
+    (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected one or more integers"),
     (np.uint8, (0, 4), ("x",), TypeError, r"leaf 'x' is uint8\[0, 4\]"),
     (np.uint8, (9,), None, ValueError, r"no leaf has 1024 bytes.*keys=\(...\)"),
 ]
@@ -60,7 +60,7 @@ def test_invalid_settings_are_refused_with_the_fix() -> None:
 
 def test_states_of_other_storages_and_settings_are_refused() -> None:
     ours, device = fbuf.Buffer(64, storage=Deduplicated()), fbuf.Buffer(64)
-    with pytest.raises(TypeError, match="Deduplicated: this state was made by another storage"):
+    with pytest.raises(TypeError, match="Deduplicated: another storage made this state"):
         ours.peek(device.init(PICTURE), KEY, 4)
     with pytest.raises((TypeError, ValueError), match="this state"):
         device.peek(ours.init(PICTURE), KEY, 4)
@@ -75,7 +75,7 @@ def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
     both = fbuf.Buffer(36, lanes=3, storage=Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96))
     example = {n: np.zeros(*x) for n, x in SMALL.items()}
     empty = both.init(example)
-    with pytest.raises(ValueError, match=r"blocks is 64; expected at least the 96 places there are. Write blocks=96"):
+    with pytest.raises(ValueError, match=r"blocks is 64; expected at least the present 96"):
         both.grow(empty, 64)
     with pytest.raises(ValueError, match="expected a multiple of 32"):
         both.grow(empty, 100)

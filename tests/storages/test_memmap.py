@@ -132,14 +132,12 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     ):
         resume(Device())
     for storage in (Host(), Compressed()):
-        with pytest.raises(ValueError, match=r"keeps its rows in memory, and they are gone .*Write \w+\(path="):
+        with pytest.raises(ValueError, match=r"keeps its rows in memory, which is freed .*Write \w+\(path="):
             resume(storage)
     with pytest.raises(ValueError, match=r"keeps its rows in a temporary folder, .*Write Memmap\(path="):
         resume(Memmap())
     for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
-        with pytest.raises(
-            ValueError, match="leaf 'action' is kept on the device, not in the files of .*Leave keys out"
-        ):
+        with pytest.raises(ValueError, match="leaf 'action' is on the device, not in the files of .*Leave keys out"):
             resume(storage)
     with pytest.raises(
         FileNotFoundError, match=r"there is no store at .*; expected one. Make one with buffer.init\(example\)"

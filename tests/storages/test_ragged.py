@@ -297,14 +297,18 @@ MISTAKES = [
     ([ROW | {"obs": np.zeros(3)}], TypeError, r"leaf 'obs' of row 0 is float64;.*astype\('float32'\)"),
     ([ROW | {"text": 3}], TypeError, r"leaf 'text' of row 0 is int; expected str"),
     ([ROW | {"reward": "x"}], TypeError, r"leaf 'reward' of row 0 is str; expected float32\[\].*keys"),
-    ([ROW | {"reward": np.zeros(2, np.float32)}], ValueError, r"'reward' of row 0 has shape \[2\].*not ragged"),
-    ([{"obs": ROW["obs"]}], ValueError, r"row 0: leaf 'reward' is missing.*Rows may lack ragged leaves"),
+    (
+        [ROW | {"reward": np.zeros(2, np.float32)}],
+        ValueError,
+        r"'reward' of row 0 has shape \[2\].*keys=\(\'reward\',\)",
+    ),
+    ([{"obs": ROW["obs"]}], ValueError, r"row 0: leaf 'reward' is missing.*Only ragged leaves"),
     ([ROW | {"oops": 1}], ValueError, r"leaf 'oops' is not in this buffer"),
     ([ROW | {"text": None}], TypeError, "Leave it out of the row"),
     ([3], TypeError, r"a row is int; storages.Ragged takes dicts"),
     ([ROW | {1: 2}], TypeError, r"a row has the key 1; expected a name"),
     ("abc", TypeError, r"rows are str; storages.Ragged takes a list of dicts or a dict of columns"),
-    ({"text": "a", "reward": ONE}, TypeError, r"leaf 'text' has type str; expected a column"),
+    ({"text": "a", "reward": ONE}, TypeError, r"leaf 'text' has type str; expected an array"),
     ({"text": ["a", "b"], "reward": ONE}, ValueError, r"'text' has leading axes \[2\]"),
     ({"text": "b", "reward": 1.0}, ValueError, "Add one row with `add`"),
 ]
@@ -366,7 +370,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         ({"keys": ("no",)}, row, "keys names 'no'"),
         ({"maximum": {"text": 3}}, row, "is str, but has a maximum"),
         ({"maximum": {"obs": 2}}, row, r"has shape \[3\]; expected at most \[2\]"),
-        ({"maximum": {"obs": 4}}, row | {"obs_length": 0}, "'obs_length', a name storages.Ragged makes itself"),
+        ({"maximum": {"obs": 4}}, row | {"obs_length": 0}, "'obs_length', a name reserved by storages.Ragged"),
         ({}, [1.0], "a row is list"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):

@@ -82,7 +82,7 @@ def check_store_in_use(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed bit changes the mark of its block alone; trailing zero rows have none."""
-    monkeypatch.setattr(device_arrays, "SMALL", 0)
+    monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     rng = np.random.default_rng(0)
     kind = jnp.dtype(getattr(jnp, "bool_" if dtype == "bool" else dtype))

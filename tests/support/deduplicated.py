@@ -364,7 +364,7 @@ def run_program(trial: Trial, program: list[tuple[str, int]]) -> dict[str, int]:
 
 def check_programs(on_full: str, chunk: int, capacity: int) -> None:
     """Calls in any order, writes in chunks of so many blocks; no other buffer has this capacity, as chunks are traced."""
-    buffer, chunk_before = small(on_full, capacity=capacity), _block_rows._CHUNK
+    buffer, chunk_before = small(on_full, capacity=capacity), _block_rows._CHUNK_BLOCKS
     met = {"refused": 0, "retired": 0, "stale": 0}
     full = [("all", seed) for seed in range(1, 9)]
 
@@ -378,11 +378,11 @@ def check_programs(on_full: str, chunk: int, capacity: int) -> None:
         for name, count in run_program(Trial(buffer, SMALL), program).items():
             met[name] += count
 
-    _block_rows._CHUNK = chunk
+    _block_rows._CHUNK_BLOCKS = chunk
     try:
         run()
     finally:
-        _block_rows._CHUNK = chunk_before
+        _block_rows._CHUNK_BLOCKS = chunk_before
     assert met["stale"] and met["refused"] and (met["retired"] or on_full == "refuse"), (
         f"the table was never full: {met}"
     )

@@ -87,11 +87,8 @@ class PendingArray:
     def _reuse(self, which: Array) -> None:
         assert self.entry is not None
         j = self.previous[which]
-        self.file[which], self.offset[which], self.crc[which] = (
-            self.entry.file[j],
-            self.entry.offset[j],
-            self.entry.crc[j],
-        )
+        self.file[which], self.offset[which] = self.entry.file[j], self.entry.offset[j]
+        self.crc[which] = self.entry.crc[j]
 
     def previous_place(self, i: int) -> tuple[OpenFile, int] | None:
         """Return the file and offset of the bytes to compare block `i` with."""

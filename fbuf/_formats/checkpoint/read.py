@@ -221,11 +221,7 @@ Verify = Literal["full", "lazy"]
 
 
 def read(
-    path: str | os.PathLike[str],
-    *,
-    verify: Verify = "full",
-    progress: Progress = None,
-    disk: Disk = DISK,
+    path: str | os.PathLike[str], *, verify: Verify = "full", progress: Progress = None, disk: Disk = DISK
 ) -> Saved:
     """Open the newest complete generation; if a newer one is damaged, a RuntimeWarning says why.
 
@@ -317,8 +313,7 @@ def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
 def _raise_none(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
     if not there:
         raise CheckpointNotFound(
-            errno.ENOENT,
-            f"fbuf.load: there is no checkpoint at {folder.path}. Give the path that fbuf.save was given.",
+            errno.ENOENT, f"fbuf.load: there is no checkpoint at {folder.path}. Give the path that fbuf.save was given."
         )
     what = "; ".join(f"generation {g}: {wrong[g]}" for g in there)
     raise StoreCorrupted(

@@ -73,12 +73,10 @@ class DataSetStore:
         weakref.finalize(self, _alive.pop, id(self), None).atexit = False
 
     def _open_columns(self) -> list[ChunkedLeaf | PlainLeaf]:
-        columns = self._columns
+        columns = self._columns  # before the check: `close` runs in any thread
         if self.closed:
             raise StoreClosed("fbuf.datasets: the data set is closed. Open it again.")
         return columns
-
-    # ---------------------------------------------------------------- reading
 
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         """Read rows by ticket, as `Store.read` does; chunks shared by requests of a column are decoded once."""
@@ -139,27 +137,18 @@ class DataSetStore:
         """Read as `read` does, from request `number` if it asked for these rows."""
         return self._ahead.collect(self.columns, number, requests, self.read)
 
-    # ---------------------------------------------------------------- what it does not do
-
-    def _refuse(self) -> NoReturn:
+    def write(self, *_: Any) -> NoReturn:
+        """Raise TypeError: rows do not change."""
         raise TypeError("fbuf.datasets: a data set is read-only.")
 
-    def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
-        """Raises TypeError."""
-        self._refuse()
-
-    def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Raises TypeError."""
-        self._refuse()
+    patch = write
 
     def to_arrays(self) -> dict[str, Any]:
         """Return nothing: the rows are in their own files."""
         return {}
 
     def repack(self) -> None:
-        """Nothing: it was done when the pieces were written."""
-
-    # ---------------------------------------------------------------- size, end
+        """Do nothing: segments were recompressed when written."""
 
     @property
     def nbytes(self) -> int:

@@ -48,15 +48,15 @@ class SegmentColumn:
         if self.values is not None:
             self.values.fill(row, out)
         else:
-            assert self.codes is not None and self.palette is not None
-            out[...] = self.palette[self.codes[row]].view(leaf.dtype)
+            out[...] = self._decode(leaf, row)
+
+    def _decode(self, leaf: Leaf, row: Any) -> Array:
+        assert self.codes is not None and self.palette is not None
+        return self.palette[self.codes[row]].view(leaf.dtype)
 
     def whole(self, leaf: Leaf) -> Array:
         """Return all used rows."""
-        if self.values is not None:
-            return self.values.whole(self.rows)
-        assert self.codes is not None and self.palette is not None
-        return self.palette[self.codes].view(leaf.dtype)
+        return self._decode(leaf, slice(None)) if self.values is None else self.values.whole(self.rows)
 
 
 class FileRows:

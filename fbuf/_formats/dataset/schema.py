@@ -61,10 +61,7 @@ class Schema:
     structure: Any
 
     def __init__(
-        self,
-        leaves: Mapping[str, tuple[Any, Any]],
-        structure: Any = None,
-        codec: Mapping[str, Codec] | None = None,
+        self, leaves: Mapping[str, tuple[Any, Any]], structure: Any = None, codec: Mapping[str, Codec] | None = None
     ) -> None:
         given = dict(codec or {})
         unknown = [name for name in given if name not in leaves]

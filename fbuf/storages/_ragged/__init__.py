@@ -1,1 +1,1 @@
-"""`Ragged`: rows of variable length, parsed eagerly or while tracing."""
+"""`Ragged`: its schema, the parsing of rows, and the storage."""

@@ -27,32 +27,31 @@ class Parsed(NamedTuple):
     """Checked rows."""
 
     leaves: dict[str, Any]  # arrays [*leading, *item]; TICKET is zeros where `values` are still to be stored
-    values: list[list[Any]] | None  # of each ragged leaf N * E values; None: nothing is left to store eagerly
+    values: list[list[Any]] | None  # N * E values of each ragged leaf; None: already stored, or stored by a callback
 
 
-def traced(
+def parse_traced(
     call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
-    """Rows inside jit: columns of dense leaves, and of those with a maximum."""
+    """Parse rows inside jit: columns of dense leaves, and of leaves with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"{call}: rows are {type(given).__name__}; inside jit expected a dict of arrays [{axes}, ...]. Call it outside "
-            f"jit, or stack the rows: {{'reward': jnp.stack(rewards)}}."
+            f"{call}: rows are {type(given).__name__}; inside jit expected a dict of arrays [{axes}, ...]. Stack the rows, "
+            f"or call it outside jit."
         )
     flat = flatten(call, given, [leaf.name for leaf in leaves])
     for leaf in leaves:
         if leaf.name in flat and leaf.maximum is None and TICKET not in flat:
             raise TypeError(
-                f"{call}: leaf '{leaf.name}' ({leaf.kind}) has no maximum, so it cannot be stored inside jit, where everything "
-                f"is an array of a known shape. Call {call.split('.')[-1]} outside jit, leave the leaf out, or (arrays) "
-                f"declare its largest shape: storages.Ragged(maximum={{'{leaf.name}': (...)}})."
+                f"{call}: leaf '{leaf.name}' ({leaf.kind}) has no maximum, so it cannot be stored inside jit. Call it outside "
+                f"jit, or declare an array's largest shape: storages.Ragged(maximum={{'{leaf.name}': (...)}})."
             )
     if TICKET not in flat and not padded:
         some = leaves[0].name if leaves else "obs"
         raise TypeError(
-            f"{call}: rows of this buffer have no leaf with a maximum, so they can be added eagerly only. Call it outside jit, "
-            f"or declare the largest shape of an array leaf: storages.Ragged(maximum={{'{some}': (...)}})."
+            f"{call}: rows have no leaf with a maximum, so they can be added eagerly only. Call it outside jit, or declare "
+            f"an array's largest shape: storages.Ragged(maximum={{'{some}': (...)}})."
         )
     lengths = {length_name(name): name for name in padded}
     if TICKET in flat:  # stored already
@@ -71,7 +70,9 @@ def traced(
         if name not in flat and length_name(name) in flat:
             raise ValueError(f"{call}: '{length_name(name)}' is given without '{name}'. Give both, or none.")
     for name in [n for n in padded if n in flat]:
-        array, length, head = _pad(call, padded[name], flat[name], flat.get(length_name(name)), spec, head, lead, axes)
+        array, length, head = _pad_leaf(
+            call, padded[name], flat[name], flat.get(length_name(name)), spec, head, lead, axes
+        )
         out |= {name: array, length_name(name): length}
     if head is None:
         raise ValueError(f"{call}: rows have no leaves; expected {', '.join(n for n in spec if n != TICKET)}.")
@@ -81,7 +82,7 @@ def traced(
     return Parsed(out, None)
 
 
-def _pad(
+def _pad_leaf(
     call: str, leaf: Leaf, value: Any, lengths: Any, spec: Spec, head: Any, lead: tuple[int | None, ...], axes: str
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     want, got, cut = spec[leaf.name], leaf_spec(value), len(lead)
@@ -97,9 +98,8 @@ def _pad(
     if not fits or len(found) != cut or any(n not in (None, m) for n, m in zip(expected, found, strict=True)):
         inner = "".join(f", <= {n}" for n in want.shape)
         raise ValueError(
-            f"{call}: leaf '{leaf.name}' has shape {list(got.shape)}; expected [{axes}{inner}] (its maximum is "
-            f"{list(want.shape)}), with the leading axes of the other leaves{'' if head is None else f', {list(head)}'}. Cut "
-            f"it, or declare a larger maximum."
+            f"{call}: leaf '{leaf.name}' has shape {list(got.shape)}; expected [{axes}{inner}], with the leading axes of the "
+            f"other leaves{'' if head is None else f', {list(head)}'}. Cut it, or declare a larger maximum."
         )
     array = jnp.asarray(value)
     array = jnp.pad(array, [(0, 0)] * cut + [(0, b - a) for a, b in zip(item, want.shape, strict=True)])
@@ -107,32 +107,32 @@ def _pad(
         length = jnp.broadcast_to(jnp.asarray(item, jnp.int32), (*found, len(item)))
     else:
         length = arguments.check_array(call, f"leaf '{length_name(leaf.name)}'", lengths, (*found, len(item)), "i")
-        # What the array does not have is beyond any maximum: the store refuses the row.
+        # A length beyond the array becomes one beyond the maximum, so that the store raises.
         length = length.astype(jnp.int32)
         have, most = (jnp.asarray(np.broadcast_to(np.array(n, np.int32), length.shape)) for n in (item, want.shape))
         length = jnp.where((length > have) & (length <= most), most + jnp.int32(1), length)
     return array, length, found
 
 
-def eager(
+def parse_eager(
     call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
-    """Rows outside jit, in any form."""
+    """Parse rows outside jit, in any form."""
     ragged = {leaf.name: leaf for leaf in leaves}
     lengths = {length_name(leaf.name) for leaf in leaves if leaf.maximum is not None}
     dense = {n: s for n, s in spec.items() if n not in ragged and n not in lengths and n != TICKET}
     if isinstance(given, Mapping):
         flat = flatten(call, given, tuple(ragged))
         if TICKET in flat:
-            return traced(call, given, spec, leaves, lead, axes)
+            return parse_traced(call, given, spec, leaves, lead, axes)
         _check_names(call, "rows", flat, dense, ragged, lengths)
         if not lead:
             for name in [n for n in ragged if n in flat and length_name(n) in flat and length_name(n) in lengths]:
                 value = as_numpy(call, f"leaf '{name}'", flat[name])
                 (value,) = shortened(call, name, [value], np.asarray(flat[length_name(name)])[None])
                 flat = {n: x for n, x in flat.items() if n != name} | ({} if value is MISSING else {name: value})
-            return _of_rows(call, [flat], (), dense, ragged)
-        return _of_columns(call, flat, lead, axes, dense, ragged)
+            return _parse_rows(call, [flat], (), dense, ragged)
+        return _parse_columns(call, flat, lead, axes, dense, ragged)
     if not isinstance(given, (list, tuple)) or not lead:
         form = f"a list of dicts or a dict of columns [{axes}, ...]" if lead else "a dict"
         raise TypeError(
@@ -145,23 +145,22 @@ def eager(
         for step, several in enumerate(rows):
             if not isinstance(several, (list, tuple)):
                 raise TypeError(
-                    f"{call}: row {step} is {type(several).__name__}; expected a list of {lead[1]} dicts, one a lane. Write "
-                    f"[[{{...}}, ...], ...]."
+                    f"{call}: row {step} is {type(several).__name__}; expected a list of {lead[1]} dicts, one per lane."
                 )
-            _check_number(call, f"row {step}", len(several), lead[1])
+            _check_count(call, f"row {step}", len(several), lead[1])
         shape = (len(rows), int(lead[1] or 0))
         rows = [row for several in rows for row in several]
     elif lead[0] is not None:
-        _check_number(call, "the list", len(rows), lead[0])
+        _check_count(call, "the list", len(rows), lead[0])
     flat_rows = [flatten(call, row, tuple(ragged)) for row in rows]
     for i, row in enumerate(flat_rows):
         _check_names(call, f"row {i}", row, dense, ragged, set())
-    return _of_rows(call, flat_rows, shape, dense, ragged)
+    return _parse_rows(call, flat_rows, shape, dense, ragged)
 
 
-def _check_number(call: str, what: str, got: int, want: int | None) -> None:
+def _check_count(call: str, what: str, got: int, want: int | None) -> None:
     if got != want:
-        raise ValueError(f"{call}: {what} has {got} rows; expected {want}, one a lane. Give a dict for each.")
+        raise ValueError(f"{call}: {what} has {got} rows; expected {want}, one dict per lane.")
 
 
 def _check_names(
@@ -177,12 +176,12 @@ def _check_names(
             + ([f"leaf '{extra[0]}' is not in this buffer"] if extra else [])
         )
         raise ValueError(
-            f"{call}: {what}: {told} (got: {', '.join(got) or 'nothing'}; expected: {', '.join((*dense, *ragged))}). Rows may "
-            f"lack ragged leaves ({', '.join(ragged) or 'none here'}), never the others: give all of them."
+            f"{call}: {what}: {told} (got: {', '.join(got) or 'nothing'}; expected: {', '.join((*dense, *ragged))}). Only "
+            f"ragged leaves ({', '.join(ragged) or 'none here'}) may be missing."
         )
 
 
-def _of_rows(
+def _parse_rows(
     call: str,
     rows: Sequence[Mapping[str, Any]],
     shape: tuple[int, ...],
@@ -205,7 +204,7 @@ def _of_rows(
     return Parsed(out, found)
 
 
-def _of_columns(
+def _parse_columns(
     call: str,
     flat: Mapping[str, Any],
     lead: tuple[int | None, ...],
@@ -216,7 +215,7 @@ def _of_columns(
     own: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
     for name, column in own.items():
         if isinstance(column, (list, tuple)):
-            items, have = _column(call, name, column, lead, None, axes)
+            items, have = _split_column(call, name, column, lead, None, axes)
             cells = [dense_value(call, name, x, dense[name], i) for i, x in enumerate(items)]
             own[name] = np.array(cells, dense[name].dtype).reshape((*have, *dense[name].shape))
     out: dict[str, Any] = {}
@@ -226,7 +225,7 @@ def _of_columns(
     found: dict[str, list[Any]] = {}
     for name in [n for n in ragged if n in flat]:
         column = as_numpy(call, f"leaf '{name}'", flat[name])
-        items, shape = _column(call, name, column, lead, shape, axes)
+        items, shape = _split_column(call, name, column, lead, shape, axes)
         lengths = flat.get(length_name(name)) if ragged[name].maximum is not None else None
         if lengths is not None:
             items = shortened(call, name, items, np.asarray(as_numpy(call, f"leaf '{length_name(name)}'", lengths)))
@@ -238,10 +237,10 @@ def _of_columns(
     return Parsed(out, [found.get(name, [MISSING] * number) for name in ragged])
 
 
-def _column(
+def _split_column(
     call: str, name: str, column: Any, lead: tuple[int | None, ...], shape: tuple[int, ...] | None, axes: str
 ) -> tuple[list[Any], tuple[int, ...]]:
-    """The values of a column, lanes side by side, and its leading axes."""
+    """Return the values of a column, lanes side by side, and its leading axes."""
     want = tuple(lead) if shape is None else shape
     if isinstance(column, np.ndarray) and column.ndim >= len(lead):
         have = column.shape[: len(lead)]
@@ -255,8 +254,8 @@ def _column(
     else:
         what = f"shape {list(column.shape)}" if isinstance(column, np.ndarray) else f"type {type(column).__name__}"
         raise TypeError(
-            f"{call}: leaf '{name}' has {what}; expected a column: an array [{axes}, ...], or a list of {axes} values where "
-            f"shapes differ. For single rows use a list of dicts."
+            f"{call}: leaf '{name}' has {what}; expected an array [{axes}, ...], or a list of {axes} values. For single rows "
+            f"use a list of dicts."
         )
     if any(n not in (None, m) for n, m in zip(want, have, strict=True)):
         raise ValueError(

@@ -1,6 +1,6 @@
-"""What an example row of `Ragged` says: which leaves are arrays of the state, and which are ragged, of what kind.
+"""The schema of an example row of `Ragged`: which leaves are arrays of the state, and which are ragged, of which kind.
 
-Rows are nested dicts with string keys; everything else is a value (a list or tuple too: as a leaf it is an object).
+Rows are nested dicts with string keys. Everything else is a value, including lists and tuples.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from fbuf.storages._ragged.parse_values import KINDS, PLAIN, as_numpy, is_array
 
 
 def flatten(call: str, row: Any, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Values by path, from nested dicts; a dict at one of `names` is a value.
+    """Return values by path, from nested dicts; a dict at one of `names` is a value.
 
     Raises:
-      TypeError: it is no dict, or has keys that are no names.
+      TypeError: the row is not a dict, or has invalid keys.
     """
     if not isinstance(row, Mapping):
         raise TypeError(
-            f"{call}: a row is {type(row).__name__}; storages.Ragged takes dicts, as in {{'obs': obs, 'text': text}}. "
-            f"Give the leaf a name: {{'x': row}}."
+            f"{call}: a row is {type(row).__name__}; storages.Ragged takes dicts. Name the leaf: {{'x': row}}."
         )
     found: dict[str, Any] = {}
 
@@ -51,17 +50,15 @@ def flatten(call: str, row: Any, names: Sequence[str] = ()) -> dict[str, Any]:
 def describe(
     call: str, example: PyTree, keys: tuple[str, ...] | None, maximum: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
-    """What an example row says: the arrays of a row in the state, nested dicts; and the ragged leaves.
+    """Return the arrays of a row in the state, as nested dicts, and the ragged leaves of an example.
 
     Raises:
-      TypeError: it is no dict, or a leaf with a maximum is no array of numbers.
-      ValueError: it has no leaves; keys or maximum name nothing; a maximum has another rank; a name is taken.
+      TypeError: it is not a dict, or a leaf with a maximum is not an array of numbers.
+      ValueError: it has no leaves; keys or maximum name nothing; a maximum has another rank; a name is reserved.
     """
     row = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flatten(call, example).items()}
     if not row:
-        raise ValueError(
-            f"{call}: the example has no leaves; expected one row, as in {{'text': text, 'action': action}}."
-        )
+        raise ValueError(f"{call}: the example has no leaves; expected one row, as in {{'text': text}}.")
     for what, names in (("keys", keys or ()), ("maximum", tuple(maximum))):
         for key in names:
             if key not in row and not (what == "keys" and any(n.startswith(f"{key}/") for n in row)):
@@ -82,9 +79,7 @@ def describe(
         leaves.append(leaf)
     for name in (TICKET, *(length_name(n) for n in maximum)):
         if name in row:
-            raise ValueError(
-                f"{call}: rows have a leaf '{name}', a name storages.Ragged makes itself. Rename the leaf."
-            )
+            raise ValueError(f"{call}: rows have a leaf '{name}', a name reserved by storages.Ragged. Rename the leaf.")
     held[TICKET] = jax.ShapeDtypeStruct((2,), jnp.uint32)
     return nested(held), tuple(sorted(leaves, key=lambda leaf: leaf.name))
 
@@ -101,7 +96,7 @@ def _is_ragged(name: str, value: Any, keys: tuple[str, ...] | None) -> bool:
 
 
 def _kind_of(value: Any) -> tuple[str, str]:
-    """The kind of leaf that an example stands for, and the dtype of its arrays."""
+    """Return the kind of an example's leaf, and the dtype of its arrays."""
     for kind, types in KINDS.items():
         if isinstance(value, types):
             return kind, ""
@@ -117,8 +112,8 @@ def _check_maximum(call: str, leaf: Leaf, value: Any) -> None:
     assert leaf.maximum is not None
     if leaf.kind != "array" or dtype_of(leaf.dtype).kind in "mM":
         raise TypeError(
-            f"{call}: leaf '{leaf.name}' is {type(value).__name__}, but has a maximum; expected an array of numbers, which "
-            f"can be padded. Leave it out of maximum."
+            f"{call}: leaf '{leaf.name}' is {type(value).__name__}, but has a maximum; expected an array of numbers. Leave it "
+            f"out of maximum."
         )
     if len(value.shape) != len(leaf.maximum) or any(a > b for a, b in zip(value.shape, leaf.maximum, strict=True)):
         raise ValueError(

@@ -1,13 +1,8 @@
-"""`Ragged`: rows whose leaves differ in shape, and text, bytes and Python objects beside them.
+"""`Ragged`: rows whose leaves differ in shape, and text, bytes and Python objects.
 
-The other storages hold arrays, so that whole steps can be compiled; a prompt, a graph or an observation of any length
-is none. Here the numbers of a row stay arrays in the state, everything else goes to the host row by row, and the state
-holds a ticket for it, which samplers, views and checkpoints treat like any leaf. Writing is eager (a str cannot enter
-jit), drawing is not, and what was drawn is read when it is asked for: `batch.lazy`. An array leaf with a declared
-largest shape can be written and read inside jit as well, padded.
-
-Rejected: padding to the largest shape in the store (memory grows with the outlier), and guessing which leaves are
-ragged from the first rows (the batch's structure would hang on the order of the data).
+Numbers are arrays in the state; everything else is stored on the host row by row, and the state holds a ticket for it. Writes
+are eager, except for array leaves with a declared largest shape, which are padded. Samples run in jit, and ragged values are
+read on access to `batch.lazy`.
 """
 
 from __future__ import annotations
@@ -29,52 +24,50 @@ from fbuf._host.ragged.column import Leaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
+from fbuf.storages._array_rows import Leaves
 from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
-from fbuf.storages._host_storage import Hosted
+from fbuf.storages._host_storage import HostStorage
 from fbuf.storages._ragged import schema
-from fbuf.storages._ragged.parse import Parsed, eager, traced
+from fbuf.storages._ragged.parse import Parsed, parse_eager, parse_traced
 
-_INDEX = 17  # bytes a ragged leaf and row, beside its value
+_INDEX_BYTES = 17  # a ragged leaf and row, besides its value
 
 
 @component
-class Ragged(Hosted):
-    """Rows as dicts whose leaves may differ in shape, or be text, bytes or objects: what torchrl calls a lazy stack.
+class Ragged(HostStorage):
+    """Rows as dicts whose leaves may differ in shape, or be text, bytes or objects (torchrl's lazy stack).
 
-    The example given to `init` says what each leaf is: a number (Python's, or a 0-d array) is an array in the state, as
-    in other storages; a str is text; bytes are bytes; an array with axes is one of that dtype and any shape; anything
-    else (None, a list, an object of yours) may hold anything. Rows are dicts with string keys, nested or not, given to
-    `extend` as a list of them (with lanes, N lists of E), or as one dict of columns: arrays `[N, ...]` or lists of N
-    values. Rows may lack ragged leaves, never the others.
+    The example given to `init` defines the leaves. A number (Python's, or a 0-d array) is an array in the state; a str is
+    text; bytes are bytes; an array with axes allows any shape with that dtype; anything else (None, a list, a custom object)
+    allows anything. Rows are dicts with string keys, nested or not. `extend` takes a list of them (with lanes, N lists of E),
+    or one dict of columns: arrays `[N, ...]` or lists of N values. Rows may lack ragged leaves, never the others.
 
-    A batch has the arrays in `batch.data`, and everything else in `batch.lazy` (`fbuf.Lazy`): lists, object
-    arrays, torch nested tensors, or a dense stack where shapes agree. So do `get`, `rows` and `last`. Views
-    (`Sequence`, `Transition`, ...) read arrays only; `batch.lazy` then has the rows of their windows (`Transition`: the
-    row at t).
+    A batch has the arrays in `batch.data`, and ragged leaves in `batch.lazy` (`fbuf.Lazy`): lists, object arrays, torch nested
+    tensors, or a dense stack if shapes agree. So do `get`, `rows` and `last`. Views (`Sequence`, `Transition`, ...) read arrays
+    only; `batch.lazy` then has the rows of their windows (`Transition`: the row at t).
 
-    Inside jit `sample` works as ever; `extend` there takes arrays only, so it needs `maximum`. A leaf with one is
-    stored as it is and read padded with zeros, `[B, *maximum]`, with `<name>_length` int32[B, rank] beside it (-1: the
-    row lacks it), inside jit and outside, and views can read it. In jit its lengths are those given as `<name>_length`,
-    or its whole shape. A leaf without a maximum is never in `batch.data`, only in `batch.lazy`.
+    Inside jit `sample` works as usual; `extend` takes arrays only, so it needs `maximum`. A leaf with one is read padded with
+    zeros, `[B, *maximum]`, with `<name>_length` int32[B, rank] (-1: the row lacks it), inside jit and outside, and views can
+    read it. In jit its lengths are those given as `<name>_length`, or its whole shape. Other ragged leaves are only in
+    `batch.lazy`.
 
     Attributes:
-      keys: Leaves (or subtrees) that are ragged beside those with a maximum; None: all but numbers. Text, bytes and objects are
-        ragged whether named or not; an array with axes that is not named has one shape in all rows and is in `batch.data`.
+      keys: Ragged leaves (or subtrees) besides those with a maximum; None: all but numbers. Text, bytes and objects are always
+        ragged; an array with axes that is not named has one shape in all rows and is in `batch.data`.
       maximum: Largest shape of leaves by name, `{"obs": (12,)}`; a larger row is an error, and nothing is stored.
-      encode: Object to bytes, for objects that are not text, bytes, numbers or arrays; None: they are kept as they are (the
-        very objects: what is changed later is changed in the buffer), and `to_arrays` refuses them.
+      encode: Object to bytes, for objects that are not text, bytes, numbers or arrays; None: the objects themselves are kept
+        (later changes to them show in the buffer), and `to_arrays` raises.
       decode: The inverse.
-      codec: What compresses each value, where that saves bytes: `Zstd(3)`; None: as they are.
-      slack: Rows kept beyond the capacity, so that an old state or batch still reads its own rows; None: a sixteenth of
-        the capacity, at least 16, at most 4096 a lane. With `prefetch=1` at least the rows written between two samples.
-      on_expired: What a read of a row dropped since does: "raise", or "mask" (None, zeros, and `mask` False).
+      codec: Compresses each value if that saves bytes: `Zstd(3)`; None: values are stored as they are.
+      slack: Rows kept beyond the capacity, so that an old state or batch still reads its own rows; None: a sixteenth of the
+        capacity, at least 16, at most 4096 a lane. With `prefetch=1` at least the rows written between two samples.
+      on_expired: A read of a row evicted since raises ("raise"), or returns None or zeros with `mask` False ("mask").
 
-    Ragged leaves cannot be changed by `update_rows`. The capacity is the buffer's; for one that grows by itself see
-    `Replay(..., unlimited=True)`.
+    `update_rows` cannot change ragged leaves. The capacity is the buffer's; `Replay(..., unlimited=True)` grows by itself.
 
-    Cost: a write some 5 us a value, and waits for the steps before it; a read some 3 us a value asked for. 17 bytes a
-    leaf and row beside the values; arrays, text and bytes are kept as bytes, with checksums, and no Python object each.
+    Cost: a write some 5 us a value, and waits for previous steps; a read some 3 us a value. 17 bytes a leaf and row besides
+      the values; arrays, text and bytes are stored as bytes with checksums, without Python objects.
 
     Example:
       >>> import fbuf, jax, numpy as np
@@ -102,44 +95,38 @@ class Ragged(Hosted):
             name = self.codec.__name__
             raise TypeError(f"Ragged: codec is the class {name}; expected a value. Write {name}().")
         if self.codec is not None and not isinstance(self.codec, Codec):
-            raise TypeError(
-                f"Ragged: codec is {self.codec!r}; expected a value with chunk, encode and decode. Use Zstd(3)."
-            )
+            raise TypeError(f"Ragged: codec is {self.codec!r}; expected chunk, encode and decode. Use Zstd(3).")
         if (self.encode is None) != (self.decode is None):
             given, other = ("encode", "decode") if self.decode is None else ("decode", "encode")
             raise TypeError(f"Ragged: {given} is given without {other}. Give both, or none.")
-        object.__setattr__(self, "maximum", _shapes(self.maximum))
+        object.__setattr__(self, "maximum", _sorted_shapes(self.maximum))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Largest shapes by name."""
+        """Return the largest shapes by name."""
         return dict(self.maximum)
 
-    # ---------------------------------------------------------------------------------- what rows hold
-
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        """Leaves padded from the host; the ragged ones besides are no arrays."""
+        """Return the leaves padded from the host; other ragged leaves are not arrays."""
         return tuple(n for n in self.shapes if n in spec)
 
     def _own_columns(self, spec: Spec) -> tuple[str, ...]:
         return tuple(x for n in sorted(self.host_keys(spec)) for x in (n, length_name(n)))
 
     def describe(self, call: str, example: PyTree) -> tuple[PyTree, tuple[Leaf, ...]]:
-        """The arrays of a row as the state and views see it, and the leaves beside them.
+        """Return the arrays of a row in the state, and the ragged leaves.
 
         Raises:
-          TypeError, ValueError: the example is no dict of names, or `keys` or `maximum` do not fit it.
+          TypeError, ValueError: the example is invalid, or `keys` or `maximum` do not fit it.
         """
         _host_rows.refuse_tracing("Ragged")
         return schema.describe(call, example, self.keys, self.shapes)
 
     def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]) -> SideRows:
-        """Empty rows over a new store."""
+        """Return empty rows over a new store."""
         _host_rows.refuse_tracing("Ragged")
         if not geometry.streams:
-            raise ValueError(
-                "Ragged: the writer replaces any row; expected one that replaces the oldest. Use writers.Ring()."
-            )
+            raise ValueError("Ragged: the writer replaces any row; expected the oldest. Use writers.Ring().")
         slack = self._slack(geometry)
         store = Records(leaves, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
         return self._adopt(store, geometry, spec, structure, leaves)
@@ -159,25 +146,22 @@ class Ragged(Hosted):
         return _host_rows.abstract(geometry, spec, structure, (*self._own_columns(spec), TICKET))
 
     def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
     ) -> tuple[int, str, int]:
         number = geometry.lanes * (geometry.length + self._slack(geometry))
-        raw = number * sum(item_bytes(spec[n]) + _INDEX for n in self.host_keys(spec))
+        raw = number * sum(item_bytes(spec[n]) + _INDEX_BYTES for n in self.host_keys(spec))
         known = "leaves with a maximum, all as large as that; the others are as large as their values"
         return raw, known, raw
 
-    # ------------------------------------------------------------------------------------------- writing
-
     def parse(self, call: str, rows: SideRows, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Parsed:
-        """Checks rows in any form, before anything is stored; inside jit they are arrays already.
+        """Check rows in any form, before anything is stored; inside jit they are arrays already.
 
         Raises:
-          TypeError, ValueError: they are not what the example was, a row is beyond its maximum, or (inside jit) has leaves
-            that are no arrays.
+          TypeError, ValueError: they do not match the example, exceed their maximum, or (inside jit) are not arrays.
         """
         layout = rows.layout
         tracing = isinstance(rows.id, jax.core.Tracer) or lifetime.traced()
-        parse = traced if tracing else eager
+        parse = parse_traced if tracing else parse_eager
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 
     def put(
@@ -189,14 +173,14 @@ class Ragged(Hosted):
         mask: Any,
         after: Any,
     ) -> np.ndarray:
-        """Stores the ragged part of rows: tickets uint32[N, E, 2].
+        """Store the ragged part of rows; return tickets uint32[N, E, 2].
 
         Args:
-          values: Of each leaf N * E values.
+          values: N * E values of each leaf.
           shape: [N, E].
-          length: Rows a lane of the buffer holds; of more the newest are stored.
-          mask: bool, of that many, or None.
-          after: Arrays that must be ready first: reads of rows that this may drop.
+          length: Capacity of a lane; only that many of the newest rows are stored.
+          mask: bool[N * E], or None.
+          after: Arrays that must be ready first: reads of rows that this may evict.
         """
         jax.block_until_ready((rows.id, rows.ticket, after))
         keep = np.ones(shape, bool) if mask is None else np.asarray(mask).reshape(shape)
@@ -207,12 +191,7 @@ class Ragged(Hosted):
         return tickets[..., None].view(np.uint32)
 
     def write(
-        self,
-        rows: SideRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, None]:
         tickets = leaves.get(TICKET)
         if tickets is None:
@@ -221,28 +200,24 @@ class Ragged(Hosted):
         device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
         return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device), None
 
-    def update(
-        self, rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[SideRows, None]:
+    def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
         device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
         return rows.replace(rows.ticket, device), None
 
     def changeable(self, call: str, rows: SideRows, names: Sequence[str]) -> Spec:
-        """Leaves that `update_rows` can change; raises where `names` has others that rows have."""
+        """Return the leaves that `update_rows` can change. Raises TypeError for ragged leaves in `names`."""
         host = (*rows.layout.columns, *(leaf.name for leaf in rows.layout.leaves))
         for name in names:
             ragged = next((n for n in host if name == n or name.startswith(f"{n}/")), None)
             if ragged is not None and name not in rows.device:
                 raise TypeError(
-                    f"{call}: leaf '{ragged}' is ragged, and cannot change once it is stored. Add the row anew, or keep what "
-                    f"changes in a leaf of its own that is a number."
+                    f"{call}: leaf '{ragged}' is ragged, and cannot change. Add the row again, or use a separate leaf for "
+                    f"the changing number."
                 )
         return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
 
-    # ------------------------------------------------------------------------------------------- reading
-
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
-        return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
+        return self.read(rows, reads)  # at once: rows are read when the batch is drawn
 
     def start_read(self, rows: SideRows, held: Any) -> Any:
         return held
@@ -255,27 +230,25 @@ class Ragged(Hosted):
         return 0
 
     def split(self, rows: SideRows, data: dict[str, Any]) -> tuple[PyTree, Tickets]:
-        """What a view made: arrays, and the tickets among them."""
+        """Split a view's leaves into arrays and tickets."""
         ticket = data[TICKET]
         dense = tuple(n for n in rows.layout.names if n != TICKET)
         rest = {n: x for n, x in data.items() if n != TICKET}
-        # Not the array of the state itself: that may be donated while the batch lives.
+        # A new array: the state's may be donated during the batch's lifetime.
         return rest, Tickets(
             jnp.broadcast_to(rows.id, ticket.shape) | jnp.uint32(0), ticket, rows.slot, not self.masks_expired, dense
         )
-
-    # ----------------------------------------------------------------------------------------------- files
 
     def resume(
         self, geometry: Geometry, spec: Spec, structure: Any, verify: str
     ) -> tuple[SideRows, np.ndarray, np.ndarray]:
         raise TypeError(
-            f"Buffer.resume: {self!r} keeps its rows in memory, and they are gone with its states; expected a storage with a "
-            f'path. For arrays of one shape use storages.Memmap(path="/data/replay").'
+            f"Buffer.resume: {self!r} keeps its rows in memory, which is freed with its states. For arrays of one shape use "
+            f'storages.Memmap(path="/data/replay").'
         )
 
     def flush(self, rows: SideRows) -> None:
-        """There are no files."""
+        """Do nothing: there are no files."""
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _host_rows.to_arrays(rows)
@@ -285,11 +258,11 @@ class Ragged(Hosted):
         slack = self._slack(geometry)
         store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
         rows = self._adopt(store, geometry, spec, structure, store.leaves)
-        device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-        return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device)
+        device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
+        return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device)
 
     def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
-        """The same rows with room for more; slots stay. Other states over the same store are not touched."""
+        """Return the rows with more room; slots stay. Other states over the same store are unchanged."""
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
         store.with_capacity(geometry.length, self._slack(geometry))
@@ -301,8 +274,8 @@ class Ragged(Hosted):
         return rows.replace(longer(rows.ticket), {n: longer(a) for n, a in rows.device.items()})
 
 
-def _shapes(maximum: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Names and shapes as a value that hashes."""
+def _sorted_shapes(maximum: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return names and shapes as a hashable value."""
     pairs = maximum.items() if isinstance(maximum, Mapping) else maximum
     example = 'maximum={"obs": (12,)}'
     try:
@@ -313,7 +286,6 @@ def _shapes(maximum: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         wrong = [n for n in shape if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1]
         if not shape or wrong:
             raise ValueError(
-                f"Ragged: maximum of '{name}' is {shape!r}; expected one or more sizes >= 1. Write {example}; a number needs "
-                f"none."
+                f"Ragged: maximum of '{name}' is {shape!r}; expected one or more sizes >= 1. Write {example}."
             )
     return tuple(sorted((n, tuple(map(int, shape))) for n, shape in found.items()))

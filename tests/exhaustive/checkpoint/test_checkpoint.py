@@ -1,14 +1,21 @@
-"""Checkpoints: every storage with every sampler, capacities, and many kills."""
+"""Checkpoints: every storage with every sampler, capacities, many kills, and resized states."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from fbuf.storages import Compressed
+import fbuf
+from fbuf.storages import Compressed, Deduplicated
 from tests.support import combinations
 from tests.support.checkpoint import (
+    at_rest,
+    check_custom_writer,
     check_every_number_of_rows,
     check_goes_on,
     check_grown,
@@ -16,8 +23,13 @@ from tests.support.checkpoint import (
     check_old_state,
     check_other_buffer,
     check_resize,
+    newest_rows,
+    resized,
+    steps,
 )
 from tests.support.checkpoint_saving import check_mangled_meta
+from tests.support.scattered import Anywhere, Largest
+from tests.support.trees import same
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
 PAIRS = [  # each storage with each sampler twice, with another view and with and without prefetch
@@ -75,3 +87,61 @@ def test_a_kill_leaves_the_old_or_the_new_save(storage: str, seed: int, tmp_path
 @pytest.mark.parametrize("name", ["device", "compressed"])
 def test_mangled_metadata_is_refused(name: str, seed: int, tmp_path: Path) -> None:
     check_mangled_meta(name, seed, tmp_path)
+
+
+def test_cleared_rows_stay_cleared(tmp_path: Path) -> None:
+    buffer = combinations.make("Device", "Ranked", "Transition")
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 12)
+    index = buffer.last(state, 1).index
+    state, _ = steps(buffer, buffer.clear(state), 20, 2)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved")
+    same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
+    assert not np.asarray(loaded.get(again, index).mask).any()
+
+
+def test_a_grown_table_of_blocks_returns(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), blocks=512))
+    rows = {"obs": np.random.default_rng(0).integers(0, 255, (30, 16, 16), np.uint8)}
+    state = buffer.extend(buffer.init({"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}), rows)
+    buffer, state = buffer.grow(state)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    loaded, again = fbuf.load(tmp_path / "saved")
+    assert loaded == buffer
+    same(again, state)
+
+
+def test_a_resized_epoch_goes_on_or_starts_again(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(20, sampler=fbuf.samplers.Epoch())
+    state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(12)})
+    state, first = buffer.sample(state, jax.random.key(0), 4)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity, epoch in ((40, 1), (12, 1), (10, 2)):
+        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+        again, rest = loaded.sample(again, jax.random.key(1), 8)
+        drawn = set(np.asarray(rest.data["t"])[np.asarray(rest.mask)].tolist())
+        assert int(loaded.stats(again)["epoch"]) == epoch
+        if epoch == 1:
+            assert drawn == set(range(12)) - set(np.asarray(first.data["t"]).tolist())
+
+
+def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
+    buffer = resized("Device", "Prioritized", "Row", 40)
+    state = at_rest(buffer, 9, tmp_path)
+    other = dataclasses.replace(buffer, capacity=24, storage=Compressed(keys=("obs",)))
+    loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
+    same(newest_rows(loaded, again, 12), newest_rows(buffer, state, 12))
+    same(again.sampler.max_priority, state.sampler.max_priority)
+    tight = dataclasses.replace(buffer, storage=Deduplicated(keys=("obs",), blocks=64, block=(1, 4), on_full="refuse"))
+    noise = np.random.default_rng(0).integers(0, 256, (20, 2, 8, 8), np.uint8)
+    full = buffer.extend(
+        buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 20) | {"obs": noise}
+    )
+    fbuf.save(tmp_path / "saved", buffer, full)
+    with pytest.raises(fbuf.SchemaError, match="rows do not fit in Deduplicated"):
+        fbuf.load(tmp_path / "saved", tight)
+
+
+def test_custom_writers_are_named(tmp_path: Path) -> None:
+    check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
+    check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")

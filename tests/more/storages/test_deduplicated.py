@@ -40,7 +40,7 @@ def test_after_retirement_the_buffer_is_one_of_only_the_newest_rows() -> None:
 
 
 def test_more_lanes_than_a_chunk_holds() -> None:
-    lanes = _block_rows._CHUNK // 4 + 3
+    lanes = _block_rows._CHUNK_BLOCKS // 4 + 3
     buffer = fbuf.Buffer(3 * lanes, lanes=lanes, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=2**13))
     trial, rng = Trial(buffer, {"obs": ((8, 8), np.uint8)}), np.random.default_rng(0)
     pool = rng.integers(0, 256, (400, 8, 8), np.uint8)

@@ -84,10 +84,10 @@ def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for taken in ("one", "two", "three"):
         there = make(storage, tmp_path / taken, **PLAIN).storage
-        with pytest.raises((FileExistsError, BlockingIOError), match=f"{taken} is taken. What lies there stays"):
+        with pytest.raises((FileExistsError, BlockingIOError), match=f"{taken} already exists and was not modified"):
             there.from_arrays(arrays, other.geometry, spec, structure)
     del rows, state
-    with pytest.raises(FileExistsError, match="one is taken"):
+    with pytest.raises(FileExistsError, match="one already exists"):
         buffer.storage.from_arrays(arrays, other.geometry, spec, structure)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
     same(other.rows(other.resume(EXAMPLE)), held)
