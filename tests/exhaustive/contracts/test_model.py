@@ -7,7 +7,8 @@ from tests.contracts.test_model import (  # noqa: F401
     test_convert_keeps_rows_and_finds_their_anchors,
     test_every_method_does_what_the_model_does,
 )
-from tests.support.model_trial import STEPS, STORAGES, Trial, make, name_of
+from tests.support.model_cases import STEPS, STORAGES, cases, make
+from tests.support.model_trial import Trial
 
 CASES = [
     ("stack, steps", "held", "device", 3, "donated"),
@@ -69,14 +70,7 @@ CONVERSIONS = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=name_of)
-def case(request: pytest.FixtureRequest) -> tuple:
-    return request.param
-
-
-@pytest.fixture(params=CONVERSIONS, ids=name_of)
-def conversion(request: pytest.FixtureRequest) -> tuple:
-    return request.param
+case, conversion = cases(CASES), cases(CONVERSIONS)
 
 
 @pytest.mark.optimized
