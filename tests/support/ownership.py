@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +15,6 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.base import Zstd
-from tests.support.paths import ROOT
 
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -75,11 +71,3 @@ def _late(x: Any, matrix: jax.Array) -> Any:
 def late(x: Any) -> Any:
     """The same values, some tenths of a second later."""
     return _late(x, _MATRIX)
-
-
-def run_script(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import zlib
 from pathlib import Path
@@ -18,6 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf.samplers import Consume, Prioritized, Uniform
 from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.processes import run_python
 from tests.support.threads import Thread, soon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,6 +252,6 @@ print("end of the script")
 
 def at_exit(how: str) -> None:
     """Let the interpreter exit while the thread waits for rows or room, an actor for a draw, or with an error not raised."""
-    done = subprocess.run([sys.executable, "-c", _AT_EXIT, how], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout == "end of the script\n", done.stderr
+    done = run_python(_AT_EXIT, how)
+    assert done.stdout == "end of the script\n", done.stderr
     assert ("no disk" in done.stderr) == (how == "error"), done.stderr

@@ -17,7 +17,8 @@ import pytest
 import fbuf
 from fbuf._bridge import lifetime
 from tests.support import ownership as _support
-from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of, run_script
+from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of
+from tests.support.processes import run_python
 
 storage = _support.storage
 
@@ -48,7 +49,7 @@ assert fbuf.stores() == [], fbuf.stores()
 state = buffer.extend(filled(buffer), late(rows_of(8, 4)))  # pending when the interpreter ends
 print("done")
 """
-    done = run_script(script)
+    done = run_python(script)
     assert done.stdout.strip() == "done" and done.stderr.strip() == ""
 
 
@@ -155,7 +156,7 @@ except (RuntimeError, ValueError) as error:
     assert "belongs to another process" in str(error) and "fbuf.save(path, buffer, state)" in str(error)
     print("refused")
 """
-    assert run_script(script).stdout.strip() == "refused"
+    assert run_python(script).stdout.strip() == "refused"
 
 
 # ----------------------------------------------------------------------------------------------- copies, pytrees
