@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 from fbuf.testing import assert_inplace
-from tests.support.inplace_orders import (
+from tests.support.inplace import (
     BATCH,
     CAPACITY,
     FORMS,

@@ -24,8 +24,8 @@ from fbuf._buffer import prefetch as _prefetch
 from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
-from fbuf.testing import assert_inplace
 from fbuf.views import Hindsight, Row, Sequence, Transition
+from tests.support.inplace import assert_order
 from tests.support.threads import PATIENCE, soon
 from tests.support.trees import same
 
@@ -303,25 +303,5 @@ def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(LARGE))
     state = jax.eval_shape(functools.partial(_prefetch.empty_state, buffer), rows)
 
-    def step(state: Any, given: Any) -> Any:
-        rows, key, error = given
-        index, out = None, []
-        for verb in order:
-            if verb == "e":
-                state = buffer.extend(state, rows)
-            elif verb == "s":
-                state, batch = buffer.sample(state, key)
-                index = batch.index
-                out.append(batch)
-            elif verb == "u":
-                state = buffer.update_priority(state, index, error)
-            else:
-                state = buffer.update_rows(state, index, {"reward": error})
-        return state, out
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, LANES, *x.shape), x.dtype), LARGE)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), np.uint32), jax.ShapeDtypeStruct((*axes, BATCH), np.float32)
-
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(3))
+    for steps in (0, 3):
+        assert_order(buffer, order, LARGE, state, steps=steps, batch=BATCH)

@@ -13,7 +13,7 @@ from jax import lax
 
 import fbuf
 from fbuf.testing import assert_inplace, measure
-from tests.support.inplace_orders import (
+from tests.support.inplace import (
     BATCH,
     CAPACITY,
     FORMS,

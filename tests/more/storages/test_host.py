@@ -26,7 +26,7 @@ from tests.storages.test_host import (  # noqa: F401
 from tests.support import ownership as _support
 from tests.support.flags import flags
 from tests.support.host import order_of_writes, overtaken, store_of
-from tests.support.inplace_orders import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
+from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
 from tests.support.ownership import agree, filled, make, rows_of
 from tests.support.processes import run_python
 from tests.support.threads import Thread
