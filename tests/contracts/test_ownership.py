@@ -328,23 +328,3 @@ def test_init_cannot_be_traced(storage: str) -> None:
             attempt()
             pytest.fail(name)
     assert fbuf.stores() == []
-
-
-def test_a_store_that_failed_goes_with_its_states() -> None:
-    class Fails:
-        chunk = 1
-
-        def encode(self, rows: np.ndarray) -> bytes:
-            raise OSError(28, "no room")
-
-        def decode(self, data: bytes | memoryview, out: np.ndarray) -> None: ...
-
-    buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Fails()))
-    state = buffer.init({"obs": np.zeros(4, np.float32)})
-    with pytest.raises(Exception, match="no room"):
-        jax.block_until_ready(buffer.add(state, {"obs": np.zeros(4, np.float32)}))
-    (store,) = fbuf.stores()
-    assert isinstance(store._store.last_error, OSError)
-    del state, store
-    gc.collect()
-    assert fbuf.stores() == []
