@@ -27,7 +27,7 @@ from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.views import Hindsight, Row, Sequence, Transition
 from tests.support.inplace import assert_order
 from tests.support.threads import PATIENCE, soon
-from tests.support.trees import same
+from tests.support.trees import example_of, same
 
 LANES, ROWS, BATCH, STEPS = 2, 5, 6, 8
 
@@ -79,14 +79,6 @@ VIEWS = {
         Transition(n_step=2), lambda a, b: (a == b).astype(jnp.float32), goal="action", achieved="t", fraction=0.5
     ),
 }
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
-    "t": jax.ShapeDtypeStruct((), np.int32),
-    "action": jax.ShapeDtypeStruct((), np.int32),
-    "reward": jax.ShapeDtypeStruct((), np.float32),
-    "terminated": jax.ShapeDtypeStruct((), np.bool_),
-    "truncated": jax.ShapeDtypeStruct((), np.bool_),
-}
 
 
 def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
@@ -101,6 +93,9 @@ def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
         "terminated": rng.random(shape) < 0.1,
         "truncated": rng.random(shape) < 0.1,
     }
+
+
+EXAMPLE = example_of(rows_at(0))
 
 
 def make(storage: str = "device", sampler: str = "uniform", view: str = "row", prefetch: int = 1) -> fbuf.Buffer:
