@@ -194,12 +194,7 @@ def test_no_ordered_effects() -> None:
 def test_only_the_host_uses_threads_and_zstd() -> None:
     # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
     threads = (
-        "_replay",
-        "_bridge.lifetime",
-        "_checkpoint.async_save",
-        "torch._loader",
-        "torch._iterator",
-        "datasets._atari.workers",
+        "_replay _bridge.lifetime _checkpoint.async_save torch._loader torch._iterator datasets._atari.workers".split()
     )
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host", "_concurrency"):

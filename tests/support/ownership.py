@@ -1,4 +1,4 @@
-"""Shared code of the tests of ownership."""
+"""Buffers on the host, rows that tell their number, and computations that end late."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.base import Zstd
+from fbuf._host.store.store import Store
 
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -50,6 +51,10 @@ def filled(buffer: fbuf.Buffer, first: int = 0, count: int | None = None) -> Any
 
 def id_of(state: Any) -> int:
     return lifetime.join_id(np.asarray(state.rows.id))
+
+
+def store_of(state: Any) -> Store:
+    return lifetime.find(id_of(state))
 
 
 @pytest.fixture

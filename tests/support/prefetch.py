@@ -19,7 +19,6 @@ import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf._bridge import lifetime
 from fbuf._buffer import prefetch as _prefetch
 from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
@@ -108,10 +107,6 @@ def make(storage: str = "device", sampler: str = "uniform", view: str = "row", p
         prefetch=prefetch,
         batch_size=BATCH,
     )
-
-
-def store_of(state: Any) -> Store:
-    return lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
 
 
 def threads() -> list[threading.Thread]:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support.prefetch import BATCH, EXAMPLE, check_batches, make, rows_at, settle, store_of
+from tests.support.ownership import store_of
+from tests.support.prefetch import BATCH, EXAMPLE, check_batches, make, rows_at, settle
 from tests.support.trees import same
 
 

@@ -25,9 +25,9 @@ from tests.storages.test_host import (  # noqa: F401
 )
 from tests.support import ownership as _support
 from tests.support.flags import flags
-from tests.support.host import order_of_writes, overtaken, store_of
+from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
-from tests.support.ownership import agree, filled, make, rows_of
+from tests.support.ownership import agree, filled, make, rows_of, store_of
 from tests.support.processes import run_python
 from tests.support.threads import Thread
 
@@ -207,7 +207,7 @@ def test_any_one_device_is_served_and_several_are_refused(storage: str) -> None:
     script = """
 import sys, jax, numpy as np, fbuf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from tests.support.ownership import agree, filled, make, rows_of
+from tests.support.ownership import agree, filled, make, rows_of, store_of
 devices, put, key = jax.devices(), jax.device_put, jax.random.key(0)
 assert len(devices) == 4
 mesh = Mesh(np.array(devices), ("d",))

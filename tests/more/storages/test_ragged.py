@@ -16,7 +16,8 @@ import pytest
 import fbuf
 from fbuf.storages import Ragged
 from fbuf.views import Episode, Sequence, Transition
-from tests.support.ragged import same, store_of
+from tests.support.ownership import store_of
+from tests.support.ragged import same
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

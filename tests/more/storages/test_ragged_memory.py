@@ -16,7 +16,8 @@ from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Sequence
-from tests.support.ragged import Thing, store_of
+from tests.support.ownership import store_of
+from tests.support.ragged import Thing
 
 
 @pytest.mark.optimized
