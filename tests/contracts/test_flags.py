@@ -32,9 +32,6 @@ def test_an_error_under_the_leak_checker_is_still_ours() -> None:
         jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows(buffer, 2, 0) | {"obs": jnp.zeros((2, 3), jnp.float32)})
 
 
-# --------------------------------------------------------------------------------------------------------- import
-
-
 OPTIONAL = ("torch", "optax", "gymnasium", "ale_py", "matplotlib", "tqdm", "chex", "flax", "orbax", "flashbax")
 OPTIONAL += ("torchrl", "tensordict", "hypothesis", "pytest", "ray", "safetensors", "PIL", "cv2", "pandas")
 

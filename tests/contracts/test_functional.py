@@ -46,14 +46,9 @@ from tests.support.functional import (
 from tests.support.paths import ROOT
 from tests.support.trees import same
 
-# ------------------------------------------------------------------------------------------------- pure functions
-
 
 def test_no_method_changes_its_arguments() -> None:
     check_arguments_unchanged("prioritized-transition")
-
-
-# --------------------------------------------------------------------------------------------------------- traces
 
 
 def test_an_eager_method_compiles_one_program() -> None:
@@ -181,9 +176,6 @@ def test_annealed_numbers_do_not_trace_again() -> None:
         assert made.take() == 0
 
 
-# --------------------------------------------------------------------------------------------------------- values
-
-
 def test_a_buffer_is_a_value() -> None:
     one, two = build(), build()
     other = dataclasses.replace(one, capacity=CAPACITY * 2)
@@ -251,9 +243,6 @@ def test_cond_around_extend(take: bool) -> None:
 
     after = jax.jit(maybe)(filled(), jnp.bool_(take))
     same(after, RICH.extend(filled(), rows(3, 40)) if take else filled())
-
-
-# ------------------------------------------------------------------------------------------------- a state as a pytree
 
 
 def test_a_state_is_a_pytree() -> None:

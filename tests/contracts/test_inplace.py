@@ -52,9 +52,6 @@ def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: st
     FORMS[form](buffer_of(sampler, view), order)
 
 
-# --------------------------------------------------------------------------------------------- negative controls
-
-
 @pytest.fixture
 def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
     """Replaces `pin` by the identity, and gives a capacity no other test uses: verbs traced so far stay cached."""

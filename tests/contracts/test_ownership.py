@@ -39,9 +39,6 @@ def nothing_left() -> Iterator[None]:
         handle.close()
 
 
-# ---------------------------------------------------------------------------------------------- life and death
-
-
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -176,9 +173,6 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     del pending
     pending = behind(KEY)
     assert fbuf.stores() == [] and not pending.is_ready()
-
-
-# --------------------------------------------------------------------------------------------- states without a store
 
 
 def test_single_leaves_do_not_own_the_store(storage: str) -> None:

@@ -203,9 +203,6 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
 
 
-# --------------------------------------------------------------------------------------------------- documentation
-
-
 def documented(*modules: str, only: str = "") -> set[str]:
     """Methods with a docstring in classes of `modules` that have a base whose name contains `only`."""
     return {

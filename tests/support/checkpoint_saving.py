@@ -105,8 +105,6 @@ def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [i for i, (a, b) in enumerate(zip(marks, plain.marks, strict=True)) if a != b] == [row // 8]
 
 
-# ----------------------------------------------------------------------------------------------- mangled metadata
-
 ERRORS = (ValueError, TypeError, fbuf.StoreCorrupted, OSError, RuntimeError)
 VALUES = (None, True, 0, -1, 3, 17, 0.5, "", "uint8", "int64", "object", "os:system", [], {}, [[]], {"tuple": [1]})
 

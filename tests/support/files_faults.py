@@ -47,9 +47,6 @@ def power_failures(each: int, seed: int) -> int:
     return tried
 
 
-# ------------------------------------------------------------------------------------------------------- damaged bytes
-
-
 def small(disk: Memory, k: int) -> None:
     """Write save `k`, of about one kilobyte."""
     arrays = {"a": Blocks(np.arange(12, dtype=np.uint8) + k // 2, 8), "b": np.array([k], np.int16)}
@@ -114,9 +111,6 @@ def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: 
                     np.asarray(found)
             os.pwrite(file.fileno(), bytes([old]), at)
     checkpoint.read(str(path)).close()
-
-
-# ------------------------------------------------------------------------------------------------------------- a model
 
 
 class Machine(RuleBasedStateMachine):

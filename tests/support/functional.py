@@ -101,9 +101,6 @@ def build() -> fbuf.Buffer:
     return fbuf.Buffer(CAPACITY, **STACKS)
 
 
-# -------------------------------------------------------------------------------------------------- counters that wrap
-
-
 def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
     state = buffer.init(EXAMPLE)
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))

@@ -119,9 +119,6 @@ def settle(store: Store) -> None:
     soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
 
 
-# ------------------------------------------------------------------------------------------------------- the oracle
-
-
 def errors_at(step: int) -> np.ndarray:
     return np.random.default_rng(1000 + step).random(BATCH).astype(np.float32)
 
@@ -178,9 +175,6 @@ def check_batches(storage: str, sampler: str, view: str, form: str) -> None:
     assert not wanted[0].mask.any() and sum(int(batch.mask.sum()) for batch in wanted) > 3 * BATCH
     for one, two in zip(wanted, drawn(storage, sampler, view, form), strict=True):
         same(one, two)
-
-
-# ------------------------------------------------------------------------------------------ checks for each storage
 
 
 def check_evicted_rows(storage: str) -> None:

@@ -75,8 +75,6 @@ def same_batches_as_the_buffer(storage: Any) -> None:
     assert np.asarray(replay.last(1).data["obs"])[0, 0, 0] == 7
 
 
-# ---------------------------------------------------------------------------------------------- actors and learners
-
 CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
 FRAMES = {
     "obs": np.zeros((24, 24), np.uint8),
@@ -216,8 +214,6 @@ def drain(replay: fbuf.Replay, actors: list[Thread]) -> dict[str, np.ndarray]:
     left = replay.pace.surplus  # type: ignore[union-attr]
     return replay.sample(left, to="numpy").data if left else {"actor": np.zeros(0, int), "id": np.zeros(0, int)}
 
-
-# ---------------------------------------------------------------------------------------------------------- at exit
 
 _AT_EXIT = """
 import sys, threading

@@ -30,8 +30,6 @@ from tests.support.functional import (
 from tests.support.processes import run_python
 from tests.support.trees import close, same
 
-# -------------------------------------------------------------------------------------------------- transformations
-
 
 def test_vmap_over_keys() -> None:
     keys = jax.random.split(KEY, 3)

@@ -135,9 +135,6 @@ def test_more_rows_than_fit_are_in_place() -> None:
     assert memory.temporary < memory.given
 
 
-# ------------------------------------------------------------------------------------------------- many at once
-
-
 @pytest.mark.parametrize("order", ["seu", "sroe"])
 def test_vmapped_states_are_in_place(order: str) -> None:
     buffer, copies = buffer_of("prioritized", "transition"), 3

@@ -64,9 +64,6 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
     assert fbuf.stores() == []
 
 
-# ------------------------------------------------------------------------------------------------ notebooks, traces
-
-
 def test_twenty_notebook_cells(storage: str) -> None:
     """A cell run again and again: at most two stores at once, two traces in all."""
     traces, most = [], 0
@@ -146,9 +143,6 @@ except (RuntimeError, ValueError) as error:
     print("refused")
 """
     assert run_python(script).stdout.strip() == "refused"
-
-
-# ----------------------------------------------------------------------------------------------- copies, pytrees
 
 
 def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
