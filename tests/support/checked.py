@@ -1,4 +1,4 @@
-"""Shared code of the tests of checked."""
+"""Conditions that `fbuf.checked` reports, on every storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared code of the tests of combinations."""
+"""Storages, samplers, views and writers by name, and the batches of their combinations."""
 
 from __future__ import annotations
 

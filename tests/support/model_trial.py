@@ -38,7 +38,6 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
             state = buffer.update_priority(state, batch.index, errors)
         return state, batch
 
-    observe = jax.jit if form != "eager" else lambda f: f
     methods: dict[str, Any] = {
         "extend": lambda state, rows, priority, mask: buffer.extend(state, rows, priority=priority, mask=mask),
         "add": lambda state, row, priority, mask: buffer.add(state, row, priority=priority, mask=mask),
@@ -46,17 +45,16 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
         "set": lambda state, numbers: buffer.set(state, **numbers),
         **{name: getattr(buffer, name) for name in ("update_priority", "update_rows", "clear", "rebuild")},
     }
+    donated = 0 if form == "donated" else ()
     if form != "eager":
-        methods = {n: jax.jit(f, donate_argnums=0 if form == "donated" else ()) for n, f in methods.items()}
+        methods = {name: jax.jit(method, donate_argnums=donated) for name, method in methods.items()}
 
     def observed(state: Any, index: Any) -> Any:
         seen = buffer.rows(state), buffer.last(state, 2), buffer.stats(state), buffer.can_sample(state)
         return *seen, buffer.get(state, index), buffer.get(state, index.slot)
 
-    scan = jax.jit(
-        lambda state, steps: jax.lax.scan(train_step, state, steps), donate_argnums=0 if form == "donated" else ()
-    )
-    return SimpleNamespace(**methods, scan=scan, observe=observe(observed))
+    scan = jax.jit(lambda state, steps: jax.lax.scan(train_step, state, steps), donate_argnums=donated)
+    return SimpleNamespace(**methods, scan=scan, observe=observed if form == "eager" else jax.jit(observed))
 
 
 def nest(fields: Fields) -> dict[str, Any]:
@@ -83,7 +81,6 @@ class Trial:
         example = {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items() if n != "info/id"}
         self.state = buffer.init(example | {"info": {"id": jax.ShapeDtypeStruct((), np.int32)}})
         self.id = itertools.count(1)
-        self.trace: list[Any] = []  # all that was sampled
 
     def rows(self, rng: np.random.Generator, count: int) -> Fields:
         """New rows `[N, E, ...]`; how often episodes end varies."""
@@ -219,7 +216,6 @@ class Trial:
         data, anchors = flat(batch.data), {row.name for row in model.chosen_from()}
         mask = np.asarray(batch.mask)
         probability, weight = np.asarray(batch.probability), np.asarray(batch.weight)
-        self.trace.append((data, mask, probability, weight, np.asarray(batch.index.slot)))
         assert mask.all() == mask.any() == bool(anchors)
         if not anchors:
             model.counters["empty_samples"] += 1

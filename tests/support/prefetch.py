@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.views import Hindsight, Row, Sequence, Transition
 from tests.support.inplace import assert_order
+from tests.support.store import Deflate
 from tests.support.threads import PATIENCE, soon
 from tests.support.trees import example_of, same
 
@@ -45,13 +45,8 @@ GATE = Gate()
 
 
 @dataclasses.dataclass(frozen=True)
-class Gated:
-    """Deflate that waits at the gate in the thread that reads ahead, and fails when told to."""
-
-    chunk: int = 4
-
-    def encode(self, rows: np.ndarray) -> bytes:
-        return zlib.compress(rows.tobytes())
+class Gated(Deflate):
+    """A codec that waits at the gate in the thread that reads ahead, and fails when told to."""
 
     def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
         if threading.current_thread().name == "fbuf-read-ahead":
@@ -59,7 +54,7 @@ class Gated:
             assert GATE.open.wait(PATIENCE)
         if GATE.fails():
             raise OSError("no such luck")
-        out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
+        super().decode(data, out)
 
 
 STORAGES = {

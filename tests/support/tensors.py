@@ -1,4 +1,4 @@
-"""Shared code of the tests of torch: memory of arrays and tensors, and programs of their own."""
+"""Dtypes that torch and JAX share, and the memory of arrays and tensors."""
 
 from __future__ import annotations
 
