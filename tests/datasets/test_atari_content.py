@@ -21,7 +21,7 @@ from fbuf.datasets._atari.plan import stretches
 from fbuf.datasets._atari.segment import convert, schema
 from fbuf.datasets._atari.volumes import BEFORE, RUNS
 from fbuf.datasets._remote import FileCorrupted
-from tests.support import atari_pieces as made
+from tests.support import atari_runs as made
 
 BLOCK = 64
 

@@ -18,7 +18,7 @@ from fbuf._checkpoint import device_arrays
 from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from tests.support.checkpoint import GOLDEN
-from tests.support.files_hostile import at_path, nodes
+from tests.support.hostile_manifests import at_path, nodes
 from tests.support.threads import PATIENCE
 from tests.support.trees import same
 

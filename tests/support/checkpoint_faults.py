@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Blocks, Faulty, Killed, Memory, load, same, save
+from tests.support.memory_disk import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a folder in memory, where there is one
 
