@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fbuf._host.codecs.base import Zstd
+from tests.support import slot_map
 from tests.support.store import fetch, frames, make
 
 STATM = Path("/proc/self/statm")
