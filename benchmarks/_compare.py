@@ -14,7 +14,7 @@ from benchmarks import peers
 from benchmarks._harness import Absent, absent_row, enough_calls, exponent, interleave, ratio, row, spread
 from benchmarks.peers import EXAMPLE, FBUF, Driver, Library, Thunk
 
-Held = dict[tuple[str, int], Driver]
+LeafBytes = dict[tuple[str, int], Driver]
 
 
 class Field:
@@ -25,7 +25,7 @@ class Field:
         if not self.sizes or not libraries:
             raise ValueError("Field: expected sizes and libraries, of each at least one.")
         self.modules = {library.name: peers.load(library) for library in (FBUF, *libraries)}
-        self.held: Held = {}
+        self.held: LeafBytes = {}
         self.missing: dict[tuple[str, int], str] = {}
         for library in (FBUF, *libraries):
             for size in self.sizes:

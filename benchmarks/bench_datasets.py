@@ -224,7 +224,7 @@ def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, ea
             "truncated": ((), "bool"),
         }
     )
-    with dataset.PieceWriter(path, 0, schema) as piece:
+    with dataset.SegmentWriter(path, 0, schema) as piece:
         while done < rows:
             for frames, start in _atari.blocks(games[turn % len(games)], min(each, rows)):
                 number = min(len(frames), rows - done)
@@ -246,7 +246,7 @@ def many(path: Path, other: Path, pieces: int) -> None:
     """A data set of so many copies of the piece at `path`, at `other`; copies on the disk, not links."""
     for number in range(pieces):
         shutil.copytree(path / "pieces" / "0", other / "pieces" / str(number))
-    dataset.finish(other, [dataset.Used(number) for number in range(pieces)])
+    dataset.finish(other, [dataset.SegmentRows(number) for number in range(pieces)])
 
 
 def opened(path: str, samples: int) -> Iterator[Any]:
@@ -286,7 +286,7 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
                 note=f"the first time in a process, which compiles: {seconds[0]:.2f} s",
             )
         )
-    dataset.finish(first, [dataset.Used(0)])
+    dataset.finish(first, [dataset.SegmentRows(0)])
     samplers = {
         name: _sampler(*datasets.open(path, view=VIEW)) for name, path in (("few", first), ("most", folders[sizes[1]]))
     }

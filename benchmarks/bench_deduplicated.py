@@ -384,10 +384,10 @@ def reader(buffer: fbuf.Buffer) -> Callable[..., Any]:
     @functools.partial(jax.jit, donate_argnums=1)
     def run(state: Any, stacks: Any, anchors: jax.Array) -> Any:
         spec, structure = buffer.storage.spec(state.rows)
-        population = state_ops.population(buffer, state)
+        eligible = state_ops.eligible_set(buffer, state)
 
         def step(_: Any, slot: jax.Array) -> Any:
-            window = buffer.view.window(spec, population, slot, jnp.ones(slot.shape, bool), jax.random.key(0))
+            window = buffer.view.window(spec, eligible, slot, jnp.ones(slot.shape, bool), jax.random.key(0))
             arrays, _ = buffer.storage.read(state.rows, window.reads)
             data = buffer.view.assemble(spec, structure, arrays, window)
             return (data["obs"], data["next_obs"]), None

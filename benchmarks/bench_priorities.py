@@ -32,7 +32,7 @@ from jax import lax
 
 import fbuf
 from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
-from fbuf._algorithms import sum_tree, sum_tree_draw
+from fbuf._algorithms import sum_tree
 
 STEP = "Prioritized step in a scan: time of flashbax's tree over ours"
 GROWTH = "Prioritized step in a scan, 10^4 to {:,} rows: growth exponent"
@@ -73,7 +73,7 @@ def ours(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[
 
     def step(carry: Any, item: Any) -> Any:
         ((tree, largest), seen), (key, now) = carry, item
-        index, leaf = sum_tree_draw.draw(tree, key, batch, capacity, stratified=True)
+        index, leaf = sum_tree.draw(tree, key, batch, capacity, stratified=True)
         weight = _weight(leaf, sum_tree.root(tree), capacity)
         priority = jnp.abs(_error(index, now) * weight)
         finite = jnp.isfinite(priority)
@@ -166,7 +166,7 @@ def dispatched_ours(capacity: int, batch: int, leaves: np.ndarray, error: np.nda
 
     @jax.jit
     def sample(tree: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index, leaf = sum_tree_draw.draw(tree, key, batch, capacity, stratified=True)
+        index, leaf = sum_tree.draw(tree, key, batch, capacity, stratified=True)
         return index, _weight(leaf, sum_tree.root(tree), capacity)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))

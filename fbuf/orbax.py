@@ -31,8 +31,8 @@ import jax
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import save as saving
+from fbuf._checkpoint.async_save import Snapshot
 from fbuf._checkpoint.load import load
-from fbuf._checkpoint.snapshot import Held
 from fbuf._core.pytree import named_leaves
 from fbuf._formats import checkpoint
 
@@ -65,7 +65,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         _alone()
         saving.check_state("fbuf.orbax.SaveArgs", given.buffer, given.state)
         arrays, meta = saving.gathered("fbuf.orbax.SaveArgs", given.buffer, given.state)
-        held = {name: Held(name, source, None) for name, source in arrays.items()}
+        held = {name: Snapshot(name, source, None) for name, source in arrays.items()}
         sync, progress = given.sync, given.progress  # and not the state
 
         async def write() -> None:

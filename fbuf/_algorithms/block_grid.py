@@ -1,10 +1,7 @@
-"""Frames cut into blocks of 32-bit words, and put together again.
+"""Cut frames into blocks of 32-bit words and reassemble them, exactly for every dtype.
 
-A leaf is seen as frames `[H, W, channels]`; a frame as a grid of blocks of `h` rows by `w` pixels, each a run of uint32
-words. Everything is exact for every dtype, because only bits are moved. Frames that the grid does not divide are padded
-with zeros at the right and at the bottom.
-
-Words, not bytes: XLA moves tiles of bytes several times more slowly.
+A leaf is seen as frames `[H, W, channels]`, a frame as a grid of blocks of `h` rows by `w` pixels. Frames that the grid does
+not divide are padded with zeros at the right and the bottom. XLA moves tiles of words several times faster than tiles of bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +14,16 @@ from jax import lax
 from fbuf._core.component import component
 
 LINE_BYTES, BLOCK_BYTES, BLOCK_ROWS = 12, 84, 7
-"""What a block measures when nobody says: 7 rows of 12 bytes, as small as any on ten Atari games and fast to put together."""
+"""Default block: 7 rows of 12 bytes, the smallest tables on ten Atari games that are fast to reassemble."""
 MOST_BLOCKS = 2**14
-"""Blocks of a row before larger ones are taken."""
+"""Most blocks of a row; larger blocks are used beyond."""
 STACKED_LAST = 4
-"""`[H, W, 4]` is taken for four frames stacked along the last axis, as Atari wrappers make them; 1 to 3 for colours."""
+"""`[H, W, 4]` counts as four stacked frames, as Atari wrappers make them; 1 to 3 as colours."""
 
 
 @component
 class Grid:
-    """How one row of a leaf is cut."""
+    """Describe how one row of a leaf is cut."""
 
     frames: int  # S, frames a row: a stack is cut frame by frame
     height: int  # H
@@ -34,31 +31,31 @@ class Grid:
     rows: int  # h, lines a block
     words: int  # words of each line that a block covers
     size: int  # bytes of an element, as it is moved (1 for booleans)
-    last: bool  # frames lie along the last axis
+    last: bool  # the last axis counts frames
 
     @property
     def down(self) -> int:
-        """Blocks from top to bottom."""
+        """Return the blocks from top to bottom."""
         return -(-self.height // self.rows)
 
     @property
     def across(self) -> int:
-        """Blocks from left to right."""
+        """Return the blocks from left to right."""
         return -(-self.line // (4 * self.words))
 
     @property
     def blocks(self) -> int:
-        """Blocks of one row of the leaf."""
+        """Return the blocks of one row of the leaf."""
         return self.frames * self.down * self.across
 
     @property
     def block_words(self) -> int:
-        """uint32 words of a block."""
+        """Return the uint32 words of a block."""
         return self.rows * self.words
 
 
 def frame_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int, bool]:
-    """Frames, height, width and channels of a leaf of this shape, and whether its frames lie along the last axis."""
+    """Return frames, height, width and channels of a leaf of this shape, and whether the last axis counts frames."""
     if len(shape) < 2:
         return 1, 1, int(np.prod(shape, dtype=np.int64)), 1, False
     if len(shape) >= 3 and shape[-1] == STACKED_LAST and min(shape[-3:-1]) > STACKED_LAST:
@@ -69,12 +66,12 @@ def frame_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int, bool]:
 
 
 def element_bytes(dtype: np.dtype) -> int:
-    """Bytes an element takes when it is moved: sub-byte integers and booleans take one."""
+    """Return the bytes of an element as it is moved: booleans and sub-byte integers take one."""
     return max(1, jnp.dtype(dtype).itemsize)
 
 
 def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
-    """The grid of a leaf under blocks of `(h, w)` pixels, or of the size found best on average.
+    """Return the grid of a leaf under blocks of `(h, w)` pixels, or of the default size.
 
     Raises:
       ValueError: `w` pixels do not fill whole 32-bit words; the message names the next width that does.
@@ -94,21 +91,21 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
             cut = Grid(frames, height, line, rows, words, size, last)
             if cut.blocks <= MOST_BLOCKS or (rows >= height and 4 * words >= line):
                 return cut
-            scale *= 2  # large pictures, large blocks
+            scale *= 2
     rows, pixels = block
     wide = pixels * channels * size
     if wide % 4:
         fine = next(p for p in range(pixels, pixels + 5) if p * channels * size % 4 == 0)
         raise ValueError(
             f"Deduplicated: block=({rows}, {pixels}) covers {wide} bytes of a line of {leaf.dtype}{list(leaf.shape)}; "
-            f"expected a multiple of 4 (blocks are made of 32-bit words). Write block=({rows}, {fine})."
+            f"expected a multiple of 4. Write block=({rows}, {fine})."
         )
     words = wide // 4
     return Grid(frames, height, line, rows, words, size, last)
 
 
 def to_words(values: jax.Array, cut: Grid) -> jax.Array:
-    """Rows `[R, *shape]` as uint32[R, S * lines, words of a line], padded to whole blocks; the layout of the frames stays."""
+    """Convert rows `[R, *shape]` to uint32[R, S * lines, words of a line], padded to whole blocks."""
     number = values.shape[0]
     bits = to_bits(values)
     if cut.last:
@@ -119,7 +116,7 @@ def to_words(values: jax.Array, cut: Grid) -> jax.Array:
     if any(high for _, high in pad):
         bits = jnp.pad(bits, pad)
     if cut.size < 4:
-        # As `bitcast_convert_type` does it, which XLA on CPU makes two passes of.
+        # Equal to `bitcast_convert_type`, for which XLA on CPU makes two passes.
         bits = bits.reshape(*bits.shape[:-1], -1, 4 // cut.size).astype(jnp.uint32)
         weights = jnp.asarray([1 << 8 * cut.size * i for i in range(4 // cut.size)], jnp.uint32)
         bits = jnp.sum(bits * weights.reshape((1,) * (bits.ndim - 1) + (-1,)), axis=-1, dtype=jnp.uint32)
@@ -129,7 +126,7 @@ def to_words(values: jax.Array, cut: Grid) -> jax.Array:
 
 
 def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Rows `[R, *shape]` from uint32[R, blocks, words of a block]."""
+    """Assemble rows `[R, *shape]` from uint32[R, blocks, words of a block]."""
     number = blocks.shape[0]
     tiles = blocks.reshape(number * cut.frames, cut.down, cut.across, cut.rows, cut.words)
     lines = jnp.moveaxis(tiles, 2, 3).reshape(number, cut.frames, cut.down * cut.rows, cut.across * cut.words)
@@ -147,40 +144,31 @@ def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax
 
 
 def take(words: jax.Array, cut: Grid, item: jax.Array) -> jax.Array:
-    """Blocks uint32[A, words of a block] of items int32[A] = row * blocks + block, out of `to_words`."""
+    """Gather blocks uint32[A, words of a block] of items int32[A] = row * blocks + block from `to_words`."""
     row, block = item // jnp.int32(cut.blocks), item % jnp.int32(cut.blocks)
     line = block // jnp.int32(cut.across) * jnp.int32(cut.rows)
     word = block % jnp.int32(cut.across) * jnp.int32(cut.words)
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(0,), start_index_map=(0, 1, 2))
-    found = lax.gather(
-        words,
-        jnp.stack([row, line, word], axis=-1),
-        numbers,
-        (1, cut.rows, cut.words),
-        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
-    )
+    start, mode = jnp.stack([row, line, word], axis=-1), lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    found = lax.gather(words, start, numbers, (1, cut.rows, cut.words), mode=mode)
     return found.reshape(item.shape[0], cut.block_words)
 
 
 def differ(a: jax.Array, b: jax.Array, cut: Grid) -> jax.Array:
-    """bool[R, blocks]: where two lots of rows, as `to_words` gives them, have different blocks."""
+    """Return bool[R, blocks]: the blocks that differ between two sets of rows from `to_words`."""
     unequal = (a != b).reshape(a.shape[0], cut.frames * cut.down, cut.rows, cut.across, cut.words)
     return jnp.any(unequal, axis=(2, 4)).reshape(a.shape[0], cut.blocks)
 
 
 def differ_from_blocks(words: jax.Array, blocks: jax.Array, cut: Grid) -> jax.Array:
-    """The same against uint32[R, blocks, words of a block]."""
+    """Return bool[R, blocks]: the blocks of rows from `to_words` that differ from uint32[R, blocks, words of a block]."""
     tiles = words.reshape(words.shape[0], cut.frames * cut.down, cut.rows, cut.across, cut.words)
     ordered = jnp.moveaxis(tiles, 3, 2).reshape(blocks.shape)
     return jnp.any(ordered != blocks, axis=-1)
 
 
-def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    return jnp.dtype(f"uint{8 * element_bytes(dtype)}")
-
-
 def to_bits(values: jax.Array) -> jax.Array:
-    """The same bits as unsigned integers of one to eight bytes."""
+    """Return the bits as unsigned integers of one to eight bytes."""
     dtype = values.dtype
     if dtype == jnp.bool_:
         return values.astype(jnp.uint8)
@@ -188,7 +176,7 @@ def to_bits(values: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(values.astype(jnp.int8), jnp.uint8)
     if dtype.name.startswith("float4"):
         return lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
-    return lax.bitcast_convert_type(values, _bits_dtype(dtype))
+    return lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * element_bytes(dtype)}"))
 
 
 def _from_bits(bits: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,11 +1,8 @@
-"""How many distinct blocks rows hold under many cuts at once, and how many there will be: for `Deduplicated.fit`.
+"""Count and extrapolate the distinct blocks of rows under many cuts at once, for `Deduplicated.fit`.
 
-Blocks are counted by 64-bit hashes: a million distinct ones are told apart but for a chance of 3e-8. Each word is mixed once;
-a block's hash is a weighted sum of its lines', a line's one of its words', so that all cuts share most of the work.
-
-New blocks keep coming, ever fewer: over ten Atari games their number grew by the power 0.46 to 0.99 of the rows from 2,000
-rows to 20,000. The power measured between the first half of the rows and all of them misleads both ways, and too small a
-table costs more than too large a one. So a power below 0.8 is moved half-way there, and one above is believed, up to 1.
+Blocks are counted by 64-bit hashes. Each word is mixed once, and the hash of a block is a weighted sum of the hashes of its
+lines, so all cuts share most of the work. The number of distinct blocks grows as a power of the number of rows. The power
+measured between half of the rows and all rows is noisy; a power below 0.8 is moved half-way to 0.8.
 """
 
 from __future__ import annotations
@@ -21,88 +18,80 @@ if TYPE_CHECKING:
     from fbuf._algorithms.block_grid import Grid
 
 LEAST_ROWS = 64
-"""Fewer rows say nothing about growth."""
+"""Least rows that show growth."""
 MOST_BYTES = 2**26
-"""Bytes of rows looked at: the first so many."""
+"""Most bytes of rows to count."""
 LOAD = 0.83
-"""Share of places that are to be taken when the buffer is full; up to 0.9 where narrower ids are had for it."""
+"""Target share of used places in a full buffer; up to 0.9 if narrower ids result."""
 MOST_LOAD, NARROW_LOAD = 0.95, 0.9
 USUAL_POWER = 0.8
 UNIT = 32
-"""Places are given in multiples of this, two at least."""
+"""Places are multiples of this number, at least two units."""
 MOST_PLACES = 2**30 - 2**20
 PLACE_BYTES = 19
-"""Bytes of a place besides its block: its counter, its slot, and a third more slots than places."""
+"""Bytes of a place besides its block: counter, slot, and a third more index slots than places."""
 _CHUNK_BYTES = 2**20  # of rows hashed at once: the mixed words stay in the cache
 
 Hashes = npt.NDArray[np.uint64]
 
 
 TRIED = ((7, 12), (6, 12), (12, 28), (28, 28))
-"""Lines and bytes a line of the blocks that are tried, each cut to divide the frame. Small ones suit rich pictures, large ones
-plain pictures. XLA on CPU puts these together faster than others that are as small, 12 by 12 or 14 by 12; how fast they are
-read, `python -m benchmarks --only deduplicated` shows."""
+"""Lines and bytes per line of the candidate blocks: small ones suit rich pictures, large ones plain pictures."""
 WORTH = 0.9
-"""A block is taken in place of an earlier one of `TRIED`, which is read faster, if it makes at most this share of the bytes: 6
-lines save up to 6 % against 7 in ten Atari games, and take some 5 % longer to read."""
+"""A later candidate replaces an earlier one, which is read faster, if it takes at most this share of the bytes."""
 
 
 def candidates(height: int, width: int, pixel: int) -> list[tuple[int, int]]:
-    """Blocks `(rows, pixels)` worth trying for frames of `height` lines of `width` pixels of `pixel` bytes.
+    """Return the blocks `(rows, pixels)` to try for frames of `height` lines of `width` pixels of `pixel` bytes.
 
-    They are `TRIED`, made a little larger or smaller so that they divide the frame, in whole 32-bit words.
+    They are `TRIED`, adjusted to divide the frame in whole 32-bit words.
     """
     unit = 4 // math.gcd(4, pixel)
     found = []
     for lines, length in TRIED:
         rows = -(-height // max(1, round(height / lines)))
         number = max(1, round(width * pixel / length))
-        pixels = _rounded(-(-width // number), unit)
-        if rows * pixels * pixel < 64:  # few lines: longer ones
+        pixels = -(-width // (number * unit)) * unit
+        if rows * pixels * pixel < 64:  # few lines: longer blocks
             pixels = min(-(-64 // (rows * pixel * unit)), -(-width // unit)) * unit
         found.append((rows, pixels))
     return list(dict.fromkeys(found))
 
 
-def _rounded(number: int, unit: int) -> int:
-    """The next multiple of `unit`."""
-    return -(-number // unit) * unit
-
-
 class Curve(NamedTuple):
-    """Distinct blocks among the first rows, at growing numbers of rows."""
+    """Hold the number of distinct blocks at growing numbers of rows."""
 
     rows: tuple[int, ...]
     distinct: tuple[int, ...]
 
     @property
     def power(self) -> float:
-        """The power of the number of rows by which distinct blocks are taken to grow."""
+        """Return the assumed power of growth."""
         if len(self.rows) < 2 or self.rows[-1] == self.rows[-2]:
             return 1.0
         seen = math.log(self.distinct[-1] / self.distinct[-2]) / math.log(self.rows[-1] / self.rows[-2])
         return min(1.0, max(seen, (seen + USUAL_POWER) / 2))
 
     def at(self, rows: int) -> float:
-        """Distinct blocks among so many rows: counted, or foretold."""
+        """Return the distinct blocks among `rows` rows: counted, or extrapolated."""
         if rows <= self.rows[-1]:
             return float(np.interp(rows, (0, *self.rows), (0, *self.distinct)))
         return float(self.distinct[-1] * (rows / self.rows[-1]) ** self.power)
 
     def until(self, distinct: float) -> float:
-        """The inverse of `at`: rows that hold so many distinct blocks."""
+        """Return the rows that hold `distinct` distinct blocks: the inverse of `at`."""
         if distinct <= self.distinct[-1]:
             return float(np.interp(distinct, (0, *self.distinct), (0, *self.rows)))
         return float(self.rows[-1] * (distinct / self.distinct[-1]) ** (1 / self.power))
 
 
 def rows_looked_at(number: int, row_bytes: int) -> int:
-    """How many of `number` rows are counted: all that are within `MOST_BYTES`, and at least `LEAST_ROWS`."""
+    """Return how many of `number` rows are counted: those within `MOST_BYTES`, and at least `LEAST_ROWS`."""
     return min(number, max(LEAST_ROWS, MOST_BYTES // max(1, row_bytes)))
 
 
 def places_for(distinct: float, most: int) -> int:
-    """Places for so many distinct blocks; never more than `most` blocks, all distinct, would take."""
+    """Return the places for `distinct` blocks; at most those that `most` distinct blocks need."""
     wanted = distinct / LOAD
     for narrow in (2**8, 2**16):
         if narrow < wanted and distinct <= NARROW_LOAD * narrow:
@@ -112,7 +101,7 @@ def places_for(distinct: float, most: int) -> int:
 
 
 def table_bytes(references: int, places: int, words: int) -> int:
-    """Bytes of so many ids and of a table of so many places for blocks of `words` words."""
+    """Return the bytes of `references` ids and of a table of `places` places for blocks of `words` words."""
     ids = 1 if places <= 2**8 else 2 if places <= 2**16 else 4
     return references * ids + places * (4 * words + PLACE_BYTES)
 
@@ -120,10 +109,10 @@ def table_bytes(references: int, places: int, words: int) -> int:
 def smallest(
     curves: Sequence[Curve], cuts: Sequence[tuple[int, int]], blocks: Sequence[int], capacity: int, given: int | None
 ) -> int:
-    """Which of `cuts` makes a full buffer smallest, a row being so many `blocks` under each; earlier ones are preferred.
+    """Return which of `cuts` makes a full buffer smallest; earlier cuts are preferred.
 
-    Where the table has a `given` number of places: the smallest of those that fit it, or, if none does, that which
-    overfills it least.
+    `blocks` holds the blocks of a row for each cut. With a `given` number of places, prefer the smallest cut that fits them,
+    then the cut that exceeds them least.
     """
 
     def cost(i: int) -> tuple[float, float]:
@@ -142,16 +131,15 @@ def smallest(
 
 
 def count(leaves: Sequence[tuple[Any, Grid]], cuts: Sequence[tuple[int, int]], lanes: int = 1) -> list[Curve]:
-    """Distinct blocks of all leaves together, for each cut.
+    """Count the distinct blocks of all leaves together, for each cut.
 
     Args:
-      leaves: Arrays `[R, *shape]`, with grids that say what frames they are made of.
+      leaves: Arrays `[R, *shape]` with their grids.
       cuts: Rows and 32-bit words of a block.
-      lanes: Rows come this many at a time; those of one lane resemble each other.
+      lanes: Number of interleaved lanes; rows of one lane resemble each other.
     Returns:
       A curve for each cut, at an eighth, a quarter, half and all of the rows.
-    Cost: less than a second for 2,000 frames of 84 by 84 under all cuts of `candidates`; 8 bytes for each distinct block of
-      each cut.
+    Cost: less than a second for 2,000 frames of 84 by 84; 8 bytes for each distinct block of each cut.
     """
     number = len(leaves[0][0])
     stops = sorted({-(-number // part) for part in (8, 4, 2, 1)})
@@ -177,7 +165,7 @@ def count(leaves: Sequence[tuple[Any, Grid]], cuts: Sequence[tuple[int, int]], l
 
 
 def _words(values: npt.NDArray[Any], grid: Grid) -> npt.NDArray[np.uint32]:
-    """Rows `[R, *shape]` as uint32[R * frames, height, words of a line], the last word filled up with zeros."""
+    """Convert rows `[R, *shape]` to uint32[R * frames, height, words of a line]; the last word is padded with zeros."""
     if values.dtype.name.endswith(("int4", "int2")):
         values = values.astype(np.int8)
     if grid.last:
@@ -190,7 +178,7 @@ def _words(values: npt.NDArray[Any], grid: Grid) -> npt.NDArray[np.uint32]:
 
 
 def _mix(words: npt.NDArray[np.uint32]) -> Hashes:
-    """A permutation of 64 bits in which each depends on all of the word (the finalizer of SplitMix64)."""
+    """Mix words to 64 bits with the finalizer of SplitMix64."""
     x = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
@@ -201,14 +189,14 @@ def _mix(words: npt.NDArray[np.uint32]) -> Hashes:
 
 
 def _weights(start: int, number: int) -> Hashes:
-    """Odd factors, the same everywhere."""
+    """Return fixed odd factors."""
     return _mix(np.arange(start, start + number, dtype=np.uint32)) | np.uint64(1)
 
 
 def _hashes(mixed: Hashes, cuts: Sequence[tuple[int, int]]) -> list[Hashes]:
-    """uint64[frames, down, across] of the blocks of each cut."""
+    """Return uint64[frames, down, across], hashes of the blocks of each cut."""
     frames, height, width = mixed.shape
-    nothing = _mix(np.zeros(1, np.uint32))  # what padding is mixed to
+    nothing = _mix(np.zeros(1, np.uint32))  # the hash of padding
     lines: dict[int, Hashes] = {}
     blank: dict[int, Hashes] = {}
     out = []
@@ -225,7 +213,7 @@ def _hashes(mixed: Hashes, cuts: Sequence[tuple[int, int]]) -> list[Hashes]:
 
 
 def _stir(x: Hashes) -> Hashes:
-    """A permutation of 64 bits between the two sums, without which words swapped crosswise share factors."""
+    """Mix between the two sums; otherwise words swapped crosswise share factors."""
     x ^= x >> np.uint64(32)
     x *= np.uint64(0xD6E8FEB86659FD93)
     x ^= x >> np.uint64(32)
@@ -241,7 +229,7 @@ def _padded(values: Hashes, axis: int, multiple: int, filler: Hashes) -> Hashes:
 
 
 def _changed(hashes: Hashes, rows: int, lanes: int) -> Hashes:
-    """Distinct hashes of `rows` rows, those left out that the row before of the same lane has in the same place."""
+    """Return the distinct hashes, except blocks equal to the previous row of the same lane."""
     each = hashes.reshape(rows, -1)
     if rows <= lanes:
         return np.unique(each)

@@ -1,24 +1,13 @@
-"""A set of blocks on the device: each distinct block once, found by content, counted by references; all of it in jit.
+"""Keep a set of blocks on the device: each distinct block once, found by content, counted by references; all of it in jit.
 
-The table has M places for blocks and an index that finds them. New blocks take places in order of arrival: a hand goes round
-and gives out the next place that nobody refers to. So blocks that came together lie together, as they will be read (blocks
-that lie where a hash puts them are looked up all over the memory), and a table can be filled to its last place. A block that
-nobody refers to keeps its place until the hand comes by: blocks that come back are found.
-Place 0 holds zeros for ever and belongs to no block: id 0 says "nothing here".
+The table has M places. A clock hand assigns free places in order of arrival, so blocks that arrive together are adjacent, and a
+table can be filled to its last place. A block without references keeps its place until the hand reuses it, so it can be found
+again. Place 0 holds zeros: id 0 means "no block".
 
-The index is a hash table of slots in buckets of 32, a third more slots than places. A block's slot lies in one of the two
-buckets its hash names, the one with more room, and holds a fingerprint and the place. What a fingerprint promises is
-compared word for word before it is believed, so equal fingerprints cost time and never give a wrong block. Each place knows
-its slot, which is freed when the place is given to another block. Slot 0 stays free: slot 0 says "none".
-
-New blocks of one call compete for slots: each bids for one in a small hash map of bids (linear probing, nothing is ever
-taken out of it), the first wins, equal blocks share what one of them won, the others go on to their next free slot. Which
-slots a block tries depends on its content and the table alone, so equal blocks meet.
-
-The loop goes over fixed lots of blocks, as many as there are, and carries the table in place: its reads are pinned before its
-writes (`fbuf._core.ordering`), and whether it goes on is decided for all of a `vmap`'s tables at once. (A loop whose condition
-is batched selects between the old and the new table every turn: a copy.) Carrying only indices and writing afterwards, the
-first plan, needs the writes of all lots at their largest and cannot show a lot what the lot before it added.
+The index is a hash table in buckets of 32 slots. A block has a slot in one of two buckets, with a fingerprint and its place;
+matching fingerprints are verified word for word. New blocks of one call bid for slots in a small hash map; equal blocks bid for
+the same slots and share one. `insert` loops over chunks of blocks and updates the table in place: reads are pinned before
+writes, and the loop condition is reduced over a `vmap`, because XLA copies the table for a batched condition.
 """
 
 from __future__ import annotations
@@ -34,31 +23,31 @@ import numpy as np
 from jax import lax
 
 from fbuf._core.component import state
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 
 WAYS = 32
-"""Slots of a bucket: a bucket's free slots are the bits of one word."""
+"""Slots of a bucket, whose free slots are the bits of one word."""
 
 
 @state
 class Table:
-    """Distinct blocks, who refers to them, and the index that finds them."""
+    """Hold the distinct blocks, their reference counts, and the index."""
 
     words: jax.Array  # uint32[M, words of a block]; row 0 zeros
     count: jax.Array  # uint32[M], references; place 0 always has one
     home: jax.Array  # uint32[M], slot that names this place, or named it; 0: none
     prints: jax.Array  # uint32[S], fingerprint of the block named; 0: none
     names: jax.Array  # uint32[S], place of the block; 0: the slot is free
-    tally: jax.Array  # uint32[2]: places referred to, but place 0; where the hand is
+    tally: jax.Array  # uint32[2]: places with references, except place 0; the hand
 
     @property
     def live(self) -> jax.Array:
-        """uint32[], distinct blocks that somebody refers to."""
+        """Return the distinct blocks with references, uint32[]."""
         return self.tally[0]
 
 
 def init(places: int, block_words: int) -> Table:
-    """An empty table of M `places`, 2 or more."""
+    """Make an empty table of M `places`, at least 2."""
     slots = slots_of(places)
     return Table(
         words=jnp.zeros((places, block_words), jnp.uint32),
@@ -71,15 +60,15 @@ def init(places: int, block_words: int) -> Table:
 
 
 def slots_of(places: int) -> int:
-    """S, slots of the index of so many places: at most 3 of 4 are ever taken.
+    """Return S, the index slots for M places: at most 3 of 4 are ever used.
 
-    Were it 5 of 6, a block would now and then find no slot free in its two buckets, as blocks come and go.
+    At 5 of 6, both buckets of a block are occasionally full.
     """
     return max(2, -(-4 * places // (3 * WAYS))) * WAYS
 
 
 def _odd(seed: int, number: int) -> np.ndarray:
-    """Odd uint32 constants, the same everywhere."""
+    """Return fixed odd uint32 constants."""
     x = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -87,16 +76,16 @@ def _odd(seed: int, number: int) -> np.ndarray:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A permutation of uint32 in which every bit of the result depends on every bit of `x` (lowbias32)."""
+    """Mix uint32: every output bit depends on every input bit (lowbias32)."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
     return x ^ (x >> jnp.uint32(16))
 
 
 def digest(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two 32-bit hashes of each block uint32[A, words]. Tests replace it by worse ones.
+    """Return two 32-bit hashes of each block uint32[A, words]. Tests replace it by weaker hashes.
 
-    Every word is mixed before it is summed: a plain multiply-and-sum collides on real frames.
+    Every word is mixed before the sum: a plain multiply-and-sum collides on real frames.
     """
     number = blocks.shape[1]
     x = blocks ^ (blocks >> jnp.uint32(15))
@@ -108,28 +97,28 @@ def digest(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _buckets(first: jax.Array, second: jax.Array, number: int) -> jax.Array:
-    """int32[A, 2], two buckets of each block, different where there are two."""
+    """Return the two buckets of each block, int32[A, 2], different if there are two."""
     one = first % jnp.uint32(number)
     step = jnp.uint32(1) + _mix(second) % jnp.uint32(max(number - 1, 1))
     return jnp.stack([one, (one + step) % jnp.uint32(number)], axis=1).astype(jnp.int32)
 
 
 def _bits(flags: jax.Array) -> jax.Array:
-    """uint32[...] of bool[..., 32]."""
+    """Pack bool[..., 32] into uint32[...]."""
     bits = jnp.where(flags, jnp.uint32(1) << jnp.arange(WAYS, dtype=jnp.uint32), jnp.uint32(0))
-    while bits.shape[-1] > 1:  # halves at a time: XLA's sum over a short last axis is one word after another
+    while bits.shape[-1] > 1:  # by halves: XLA does not vectorize a sum over a short last axis
         half = bits.shape[-1] // 2
         bits = bits[..., :half] | bits[..., half:]
     return bits[..., 0]
 
 
 def _lowest(bits: jax.Array) -> jax.Array:
-    """int32, number of the lowest bit set; 32 where none is."""
+    """Return the index of the lowest set bit, int32; 32 if none is set."""
     return lax.population_count((bits & (~bits + jnp.uint32(1))) - jnp.uint32(1)).astype(jnp.int32)
 
 
 def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
-    """Slot of the first bit of uint32[A, 2] in buckets int32[A, 2]; 0 where none is set."""
+    """Return the slot of the first set bit of uint32[A, 2] in buckets int32[A, 2]; 0 if none is set."""
     which = (bits[:, 0] == jnp.uint32(0)).astype(jnp.int32)
     chosen = jnp.where(which == jnp.int32(0), bits[:, 0], bits[:, 1])
     base = jnp.where(which == jnp.int32(0), bucket[:, 0], bucket[:, 1]) * jnp.int32(WAYS)
@@ -137,14 +126,14 @@ def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
 
 
 def _drop_first(bits: jax.Array) -> jax.Array:
-    """Clears the first bit set of uint32[A, 2]."""
+    """Clear the first set bit of uint32[A, 2]."""
     one, two = bits[:, 0], bits[:, 1]
     one_left, two_left = one & (one - jnp.uint32(1)), two & (two - jnp.uint32(1))
     return jnp.stack([one_left, jnp.where(one == jnp.uint32(0), two_left, two)], axis=1)
 
 
 def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32[A] twice, slot and place of each block among the slots whose fingerprint matches; 0 where it is not known."""
+    """Return the slot and the place of each block among the slots with its fingerprint, int32[A] twice; 0 if unknown."""
 
     def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         bits, slot, place = carry
@@ -156,19 +145,19 @@ def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array
 
     nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
     start = look((matches, nowhere, nowhere))
-    _, slot, place = lax.while_loop(lambda carry: any_of(carry[0] != jnp.uint32(0)), look, start)
+    _, slot, place = lax.while_loop(lambda carry: any_unbatched(carry[0] != jnp.uint32(0)), look, start)
     return slot, place
 
 
 class _Bid(NamedTuple):
-    """Where the competition for slots stands."""
+    """Hold the state of the bidding for slots."""
 
     active: jax.Array  # bool[A]
     way: jax.Array  # int32[A], slot wanted or won; 0: none
     free: jax.Array  # uint32[A, 2], slots not yet tried; the fuller bucket second
     probe: jax.Array  # int32[A], steps taken in the map of bids
     won: jax.Array  # bool[A]
-    map: jax.Array  # int32[P], item that won here; A: nobody
+    map: jax.Array  # int32[P], item that won here; A: none
 
 
 def _compete(
@@ -180,13 +169,13 @@ def _compete(
     free: jax.Array,
     bucket: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gives every missing block a free slot, equal ones the same.
+    """Assign a free slot to every missing block; equal blocks share one.
 
     Args:
-      found: int32[A], slots of the blocks that are known.
-      revived: bool[A], those of them that nobody refers to. They are served first.
+      found: int32[A], slots of the known blocks.
+      revived: bool[A], known blocks without references; they are served first.
     Returns:
-      Slot of each (0: none was free), and for each slot given out the one item that stands for it.
+      The slot of each block (0: none was free), and bool[A], one representative of each assigned slot.
     """
     number = blocks.shape[0]
     size = 1 << max(4 * number - 1, 1).bit_length()
@@ -195,7 +184,7 @@ def _compete(
     swap = room[:, 1] > room[:, 0]
     free = jnp.where(swap[:, None], free[:, ::-1], free)
     bucket = jnp.where(swap[:, None], bucket[:, ::-1], bucket)
-    turn = hashes[1] & jnp.uint32(WAYS - 1)  # where in its bucket a block begins, lest all begin at one slot
+    turn = hashes[1] & jnp.uint32(WAYS - 1)  # first slot to try, which spreads the blocks over the bucket
 
     def rolled(bits: jax.Array, by: jax.Array) -> jax.Array:
         return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
@@ -209,13 +198,12 @@ def _compete(
         some = one | (bits[:, 1] != jnp.uint32(0))
         return jnp.where(some, base + place.astype(jnp.int32), jnp.int32(0))
 
-    # A revived block wants one slot from the first round on and beats all others there, so nobody is ever before it.
+    # A revived block bids for its own slot from the first round on and beats all others.
     order = jnp.where(revived, item - jnp.int32(number), item)
 
     def bid(now: _Bid) -> _Bid:
-        at = ((_mix(now.way.astype(jnp.uint32)) & jnp.uint32(size - 1)).astype(jnp.int32) + now.probe) & jnp.int32(
-            size - 1
-        )
+        home = _mix(now.way.astype(jnp.uint32)) & jnp.uint32(size - 1)
+        at = (home.astype(jnp.int32) + now.probe) & jnp.int32(size - 1)
         holder = now.map.at[at].get(mode="promise_in_bounds")
         bids = now.active & (holder == jnp.int32(number))
         map = now.map.at[jnp.where(bids, at, jnp.int32(size))].min(order, mode="drop")
@@ -229,7 +217,7 @@ def _compete(
         def compared() -> jax.Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
-        equal = alike & lax.cond(any_of(alike), compared, lambda: jnp.zeros((number,), bool))
+        equal = alike & lax.cond(any_unbatched(alike), compared, lambda: jnp.zeros((number,), bool))
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)
@@ -246,16 +234,16 @@ def _compete(
         won=jnp.zeros((number,), bool),
         map=jnp.full((size,), number, jnp.int32),
     )
-    end = lax.while_loop(lambda now: any_of(now.active), bid, start)
+    end = lax.while_loop(lambda now: any_unbatched(now.active), bid, start)
     return end.way, end.won
 
 
 def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """The next `wanted` <= `most` places of no references, going round from `hand`; there are so many.
+    """Return the next `wanted` <= `most` places without references after `hand`; the caller ensures there are enough.
 
     Returns:
-      int32[most] places, and where the hand is then.
-    Cost: places passed, which are all of them at most; windows without a free one are only looked at.
+      int32[most] places, and the new hand.
+    Cost: at most one pass over the counts.
     """
     places = count.shape[0]
     window = min(places, max(2 * most, 1024))
@@ -265,7 +253,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
         hand, got, seen, given = carry
         first = jnp.minimum(hand, jnp.int32(places - window))
         at = first + offset
-        # Not twice what was seen before this window, or when the hand set out.
+        # Skip places before the hand, and places that this call has seen.
         new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
         free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
 
@@ -280,29 +268,29 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
         def go_on() -> tuple[jax.Array, ...]:
             return given, got, first + jnp.int32(window)
 
-        now, total, stop = lax.cond(any_of(free), take, go_on)
-        stop = jnp.where(got < wanted, stop, hand)  # else another table of a `vmap` is still looking
+        now, total, stop = lax.cond(any_unbatched(free), take, go_on)
+        stop = jnp.where(got < wanted, stop, hand)  # done: another table of the `vmap` is still searching
         seen = seen + stop - hand
         return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
 
     none = jnp.zeros((), jnp.int32)
     start = (hand, none, none, jnp.zeros((most,), jnp.int32))
     hand, _, _, given = lax.while_loop(
-        lambda carry: any_of((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
+        lambda carry: any_unbatched((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
     )
     return given, hand
 
 
 def lot_of(items: int, places: int) -> int:
-    """How many of so many blocks to look up at once: a lot sees the room there was before it, so fewer in small tables."""
+    """Return how many blocks to insert at once. Small tables use small chunks: a chunk sees the table before its writes."""
     return min(items, 1024, max(2 * WAYS, places // 16))
 
 
 class Placed(NamedTuple):
-    """Where blocks ended up."""
+    """Hold the places of inserted blocks."""
 
     place: jax.Array  # int32[K], place of each; 0 where the table had none
-    won: jax.Array  # bool[K], the block took a place that nobody referred to, and holds it with a count of 1
+    won: jax.Array  # bool[K], the block took an unreferenced place and holds a provisional reference
 
 
 def insert(
@@ -313,11 +301,11 @@ def insert(
     lot: int,
     token: jax.Array,
 ) -> tuple[Table, Placed, jax.Array]:
-    """Finds or adds the first `number` <= K of `items` int32[K]; `fetch` gives the blocks of items.
+    """Find or add the first `number` <= K of `items` int32[K]; `fetch` returns the blocks of items.
 
-    Places taken are marked by a count of 1 until `refer` settles who refers to what.
+    New places have a count of 1 until `refer` sets their references.
 
-    Cost: O(number), in lots of `lot`, and the places that the hand passes; the table is written in place.
+    Cost: O(number), in chunks of `lot` blocks, plus the places that the hand passes; the table is written in place.
     """
     total = items.shape[0]
     places, slots = table.count.shape[0], table.names.shape[0]
@@ -339,7 +327,7 @@ def insert(
         revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
         missing = valid & ~there
         free = _free_slots(table, near, bucket, missing)
-        token, (found, place, revived, free) = pin(token, (found, place, revived, free))
+        token, (found, place, revived, free) = order_after_reads(token, (found, place, revived, free))
         slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
 
         back = won & revived
@@ -354,11 +342,10 @@ def insert(
         got = taken != jnp.int32(0)
         old = table.home.at[taken].get(mode="promise_in_bounds").astype(jnp.int32)
         old_name = table.names.at[old].get(mode="promise_in_bounds").astype(jnp.int32)
-        token, (taken, old, old_name) = pin(token, (taken, old, old_name))
+        token, (taken, old, old_name) = order_after_reads(token, (taken, old, old_name))
 
         at = jnp.where(got, taken, jnp.int32(places) + iota) + token
-        # The slot of the block that lay here before, if it is still its own; then the winners', of no block where no place
-        # was left for it.
+        # Free the slot of the evicted block if it still names this place, then fill the slots of the winners.
         freed = jnp.where(got & (old_name == taken), old, jnp.int32(slots) + iota) + token
         filled = jnp.where(new, slot, jnp.int32(slots) + iota) + token
         table = Table(
@@ -371,7 +358,7 @@ def insert(
         )
         now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
         place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
-        token, (place,) = pin(token, (place,))
+        token, (place,) = order_after_reads(token, (place,))
         placed = Placed(
             lax.dynamic_update_slice(placed.place, place, (begin,)),
             lax.dynamic_update_slice(placed.won, back | got, (begin,)),
@@ -381,20 +368,20 @@ def insert(
     empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
     begin = jnp.zeros((), jnp.int32)
     _, table, placed, token = lax.while_loop(
-        lambda carry: any_of(carry[0] < number), step, (begin, table, empty, token)
+        lambda carry: any_unbatched(carry[0] < number), step, (begin, table, empty, token)
     )
     return table, Placed(placed.place[:total], placed.won[:total]), token
 
 
 def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
-    """Writes at distinct indices; those past the end go nowhere."""
+    """Write at distinct indices; indices past the end are dropped."""
     return array.at[at].set(values, mode="drop", unique_indices=True)
 
 
 def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax.Array) -> jax.Array:
-    """uint32[A, 2], free slots in buckets int32[A, 2]; where there are few, also those of blocks that nobody refers to.
+    """Return the free slots uint32[A, 2] in buckets int32[A, 2]; if they are few, also the slots of unreferenced blocks.
 
-    Few: fewer than 4, or than three times as many as the blocks of this call that come to two buckets on average.
+    Few means fewer than 4, or than three times the blocks of this call that two buckets receive on average.
     """
     free = _bits(prints == jnp.uint32(0))
     free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
@@ -406,28 +393,28 @@ def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(crowded[:, None], free | _bits(unused), free)
 
-    return lax.cond(any_of(crowded), idle, lambda: free)
+    return lax.cond(any_unbatched(crowded), idle, lambda: free)
 
 
 def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
-    """[A, 2, 32] of the slots in buckets int32[A, 2]."""
+    """Return the slots [A, 2, 32] of buckets int32[A, 2]."""
     return array.reshape(-1, WAYS).at[bucket].get(mode="promise_in_bounds")
 
 
 CHUNK_ITEMS = 2**15
-"""Most blocks `release` takes at once: what its exact sum in 32 bits allows."""
+"""Most blocks of one `release`: its sum is exact in 32 bits."""
 
 
 def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
-    """Takes one reference from each of `ids` int32[K] (0 is skipped)."""
+    """Remove one reference from each of `ids` int32[K]; 0 is skipped."""
     before = table.count.at[ids].get(mode="promise_in_bounds")
-    token, (before,) = pin(token, (before,))
+    token, (before,) = order_after_reads(token, (before,))
     real = ids != jnp.int32(0)
     at = jnp.where(real, ids, jnp.int32(table.count.shape[0])) + token
     count = table.count.at[at].add(jnp.uint32(2**32 - 1), mode="drop")
     after = count.at[ids].get(mode="promise_in_bounds")
-    token, (after,) = pin(token, (after,))
-    # All references of a block that died were among these, so it is met `before` times: each time adds 1 / before.
+    token, (after,) = order_after_reads(token, (after,))
+    # A block that died occurs `before` times among `ids`, so each occurrence adds 1 / before.
     gone = real & (after == jnp.uint32(0))
     part = jnp.where(gone, jnp.uint32(2 * CHUNK_ITEMS) // jnp.maximum(before, jnp.uint32(1)), jnp.uint32(0))
     died = (jnp.sum(part, dtype=jnp.uint32) + jnp.uint32(2 * CHUNK_ITEMS - 1)) // jnp.uint32(2 * CHUNK_ITEMS)
@@ -435,28 +422,28 @@ def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.
 
 
 def refer(table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
-    """Adds a reference for each of `ids` int32[K] that `refers`, and takes back what `won` places held."""
+    """Add a reference to each of `ids` int32[K] where `refers`, and remove the provisional one where `won`."""
     weight = refers.astype(jnp.uint32) - won.astype(jnp.uint32)
     at = jnp.where(weight != jnp.uint32(0), ids, jnp.int32(table.count.shape[0])) + token
     count = table.count.at[at].add(weight, mode="drop")
     after = count.at[ids].get(mode="promise_in_bounds")
-    token, (after,) = pin(token, (after,))
+    token, (after,) = order_after_reads(token, (after,))
     stillborn = jnp.sum(won & (after == jnp.uint32(0)), dtype=jnp.uint32)
     return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - stillborn)), token
 
 
 def forget(table: Table) -> Table:
-    """Nobody refers to anything any more; the blocks stay, to be found again or to give way."""
+    """Remove all references; the blocks stay until their places are reused."""
     count = jnp.zeros_like(table.count).at[0].set(jnp.uint32(1))
     return dataclasses.replace(table, count=count, tally=table.tally.at[0].set(jnp.uint32(0)))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
-    """The blocks that somebody refers to in a table of another size, in the order in which they came.
+    """Move the referenced blocks, in order of arrival, to a table of another size.
 
     Returns:
-      The table, where each place went (int32[M], 0 for those of no references), and how many blocks found no place.
+      The table, the new place of each old one (int32[M], 0 if unreferenced), and the number of blocks that did not fit.
     Cost: O(M).
     """
     total = table.count.shape[0]
@@ -471,7 +458,7 @@ def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
         return table.words.at[item].get(mode="promise_in_bounds")
 
     number = rank[-1] + jnp.int32(1)
-    token = jnp.minimum(number, jnp.int32(0))  # 0, which XLA must not know (`fbuf._core.ordering`)
+    token = jnp.minimum(number, jnp.int32(0))  # 0, hidden from XLA (`fbuf._core.ordering`)
     made, placed, _ = insert(init(places, table.words.shape[1]), fetch, items, number, lot_of(total, places), token)
     inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
     moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)

@@ -1,18 +1,13 @@
-"""A random order of n things of which any part can be asked for: O(1) a place, nothing stored.
+"""Permute [0, n) by a key, in O(1) a position and without storing the order.
 
-A *keyed permutation*: a function of a key and a place that is one-to-one on [0, n). The n numbers are laid out as a
-rectangle of R rows and C columns, as nearly square as it goes; six times in turn, the row is moved round by a hash of
-the column, or the column by a hash of the row (a Feistel network). Each such move can be undone, whatever the hash, so no
-two places collide. The rectangle has a few cells more than n: who lands there goes through it again until he is back
-("cycle walking"), which keeps the map one-to-one.
+A *keyed permutation* is a bijection of [0, n) named by a key. The n numbers fill a nearly square rectangle of R rows and C
+columns. Six rounds of a Feistel network alternately rotate the row by a hash of the column, and the column by a hash of the
+row. The rectangle has a few more than n cells; positions that end outside are permuted again (cycle walking).
 
-Rejected: a shuffled array (O(n) time and memory an epoch, and a leaf as long as the buffer in the state); sides that are
-powers of two (a rectangle of up to 2 n cells: half of all places walk, and the last of a batch walks ten times); four
-rounds (a chi-square test of small n finds them). Of the n! orders only 2^64 occur, and for a few things that shows even
-after six rounds: up to 1024 `samplers.Epoch` shuffles truly.
+Only 2^64 of the n! orders occur. `samplers.Epoch` therefore shuffles up to `SHUFFLED` items exactly.
 
-Sources: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains" (the rectangle, walking); Wellons 2018, "Prospecting
-for Hash Functions" (the constants).
+Sources: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"; Wellons 2018, "Prospecting for Hash Functions"
+(the constants).
 """
 
 from __future__ import annotations
@@ -22,22 +17,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms import random_bits
-from fbuf._core.ordering import any_of
+from fbuf._core.ordering import any_unbatched
 
 ROUNDS = 6
 SHUFFLED = 1024
-"""Up to so many things samplers shuffle, so that every order is possible; of more, those that a key names."""
+"""Most items that samplers shuffle exactly; more items use the keyed permutation."""
 
 
 def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
-    """What stands at places `index` in the order of [0, n) that `key_data` names.
+    """Return the elements at positions `index` of the order of [0, n) that `key_data` names.
 
     Args:
       key_data: uint32[2], random bits.
-      index: int32[B], in [0, n); others are taken for the nearest that is.
+      index: int32[B], clipped to [0, n).
       n: int32[], in [1, 2^31 - 2^24).
     Returns:
-      int32[B], in [0, n); all different where `index` is.
+      int32[B], in [0, n); all different if the positions are.
     Cost: O(B).
     """
     size = jnp.maximum(n, jnp.int32(1)).astype(jnp.uint32)
@@ -61,36 +56,39 @@ def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
 
     place = jnp.clip(index, jnp.int32(0), size.astype(jnp.int32) - jnp.int32(1)).astype(jnp.uint32)
     cell = move(place // columns, place % columns)
-    row, column = lax.while_loop(lambda cell: any_of(outside(*cell)), walk, cell)
+    row, column = lax.while_loop(lambda cell: any_unbatched(outside(*cell)), walk, cell)
     return (row * columns + column).astype(jnp.int32)
 
 
 def mixed(key: jax.Array, number: int) -> jax.Array:
-    """int32[number], a random order of so many things: cheap for many, every order alike for few."""
+    """Return a random order of [0, number), int32[number].
+
+    Up to 32 items, every order is equally likely. More items use the keyed permutation.
+    """
     if number > 32:
         first, second = random_bits.pairs(key, 1)
         return permute(jnp.stack([first[0], second[0]]), jnp.arange(number, dtype=jnp.int32), jnp.int32(number))
-    # A key names orders of so few unevenly. Counting who comes before costs a tenth of sorting them.
+    # A key names the orders of few items unevenly. Counting smaller words costs a tenth of a sort.
     word, place = random_bits.pairs(key, number)[0], jnp.arange(number, dtype=jnp.int32)
     before = (word[None, :] < word[:, None]) | ((word[None, :] == word[:, None]) & (place[None, :] < place[:, None]))
     return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def shuffled(bits: jax.Array, n: jax.Array) -> jax.Array:
-    """[0, n) in random order, every order alike, then the rest of [0, M) as it is.
+    """Shuffle [0, n) and keep the rest of [0, M) in place; every order is equally likely.
 
     Args:
-      bits: uint32[M], random; M small, as two alike (chance M^2 / 2^33) keep their order.
+      bits: uint32[M], random. Two equal words (chance M^2 / 2^33) keep their order, so M is small.
       n: int32[].
     Cost: O(M log M).
     """
     place = jnp.arange(bits.shape[0], dtype=jnp.int32)
-    last = jnp.where(place < n, bits, jnp.uint32(2**32 - 1))  # the sort is stable: the rest stays behind
+    last = jnp.where(place < n, bits, jnp.uint32(2**32 - 1))  # the sort is stable, so the rest stays last
     return lax.sort((last, place), num_keys=1, is_stable=True)[1]
 
 
 def _root(number: jax.Array) -> jax.Array:
-    """The integer part of the square root of uint32[] below 2^31, exact on every backend."""
+    """Return the integer square root of uint32[] below 2^31, exact on every backend."""
     near = jnp.sqrt(number.astype(jnp.float32)).astype(jnp.uint32)  # at most one off
     near = near - (near * near > number).astype(jnp.uint32)
     above = near + jnp.uint32(1)
@@ -98,7 +96,7 @@ def _root(number: jax.Array) -> jax.Array:
 
 
 def _round(side: jax.Array, hashed: jax.Array, length: jax.Array) -> jax.Array:
-    """`side` moved round by a hash brought into [0, length): the high word of a 32 by 16 bit product."""
+    """Rotate `side` by a hash scaled to [0, length): the high word of a 32 by 16 bit product."""
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
     offset = ((hashed >> half) * length + ((hashed & mask) * length >> half)) >> half
     moved = side + offset
@@ -106,13 +104,13 @@ def _round(side: jax.Array, hashed: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def _hash(number: jax.Array, key: jax.Array) -> jax.Array:
-    """uint32 whose high bits depend on every bit of `number` (16 bits) and of the key."""
+    """Return uint32 whose high bits depend on every bit of `number` (16 bits) and of the key."""
     x = (number ^ key) * jnp.uint32(0x21F0AAAD)
     return (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x735A2D97)
 
 
 def _round_keys(key_data: jax.Array) -> jax.Array:
-    """uint32[ROUNDS], each a hash of both words."""
+    """Return uint32[ROUNDS], each a hash of both words."""
     number = jnp.arange(1, ROUNDS + 1, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
     x = number + key_data[0]
     for word in (key_data[1], key_data[0]):

@@ -1,9 +1,7 @@
-"""Random 32-bit words for a batch, in one kernel with what uses them.
+"""Generate random 32-bit words with Threefry2x32, in one kernel with the code that reads them.
 
-`jax.random.bits` on a CPU runs Threefry's rounds as a loop over arrays, five times through memory, and throws half of each
-block away: 8 ns a word, a fifth of a prioritized step of 4,096 rows. The same cipher written out, on a counter per draw, is
-arithmetic that XLA fuses with its reader, and both words of a block are used: 0.5 to 1 ns. Weaker mixers (a hash of the
-counter) were rejected: what is drawn must pass a chi-square test over 25 million draws, and nobody should have to ask why.
+On CPUs `jax.random.bits` runs the rounds as a loop over arrays and discards half of each block. Here the cipher is elementwise
+on a counter per draw, so XLA fuses it, and both words of a block are used.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Threefry2x32, 20 rounds).
 """
@@ -19,24 +17,22 @@ from jax import lax
 
 from fbuf._algorithms.uint64 import multiply_high
 
-__all__ = ["anew", "at", "pairs", "randint_below"]
-
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-# The first word of our counters. JAX's own begin with the high half of an index, 0 below 2^32 elements, so a key may be
-# split, folded or drawn from elsewhere without any of these blocks appearing there.
+# The first word of our counters. JAX's counters begin with the high half of an index, which is 0 below 2^32 elements, so
+# splitting, folding or drawing from the same key never encrypts one of our blocks.
 _OURS = 0x66627566
 
 
 def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-    """Two independent words for each of `number` draws.
+    """Return two independent words for each of `number` draws.
 
     Args:
-      key: one PRNG key, typed or raw, of any implementation; consumed.
+      key: One PRNG key, typed or raw, of any implementation; consumed.
       number: `B`, static.
     Returns:
-      uint32[B] twice; entry i is the same whatever B.
-    Cost: about 70 integer operations a draw, where it is used.
+      uint32[B] twice; entry i does not depend on B.
+    Cost: about 70 integer operations a draw, fused with the reader.
     Example:
       >>> import jax
       >>> first, second = pairs(jax.random.key(0), 4)
@@ -44,17 +40,17 @@ def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
       ((4,), True)
     """
     data = jax.random.key_data(key)
-    if "threefry" not in str(jax.random.key_impl(key)):  # its data is then a key of the cipher
+    if "threefry" not in str(jax.random.key_impl(key)):  # the data is no Threefry key
         data = jax.random.bits(key, (2,), jnp.uint32)
     counter = lax.iota(jnp.uint32, number)
     return _threefry(data[0], data[1], jnp.full((number,), _OURS, jnp.uint32), counter)
 
 
 def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two independent words for each 64-bit counter: of the same counter always the same.
+    """Return two independent words for each 64-bit counter, always the same for one counter.
 
     Args:
-      words: uint32[2], what is secret; of a key that serves nothing else.
+      words: uint32[2], a secret key used for nothing else.
       high, low: uint32[B], the counters.
     Returns:
       uint32[B] twice.
@@ -63,9 +59,9 @@ def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, ja
 
 
 def anew(key: jax.Array) -> Callable[[], jax.Array]:
-    """The key, made of its words by each call: for the body of a loop that uses it once, in whichever turn.
+    """Return a function that rebuilds the key from its words: for the body of a loop that uses it once.
 
-    `jax_debug_key_reuse` takes a key from outside a loop for one that each turn uses again.
+    `jax_debug_key_reuse` reports a key from outside a loop as used by every iteration.
     """
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return lambda: key
@@ -74,9 +70,9 @@ def anew(key: jax.Array) -> Callable[[], jax.Array]:
 
 
 def randint_below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:
-    """Draw int32 uniformly from [0, bound), of 64 random bits each; 0 where bound is 0.
+    """Draw int32 uniformly from [0, bound) with 64 random bits each; 0 where bound is 0.
 
-    The high word of a 64 by 32 bit product: a bias below 2^-32, and cheaper than `jax.random.randint`.
+    It takes the high word of a 64 by 32 bit product. The bias is below 2^-32, and it is cheaper than `jax.random.randint`.
     """
     bits = jax.random.bits(key, (2, *shape), jnp.uint32)
     n = bound.astype(jnp.uint32)
@@ -87,7 +83,7 @@ def randint_below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> j
 
 
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry2x32 of (x0, x1), uint32[B] each, 20 rounds."""
+    """Encrypt (x0, x1), uint32[B] each, with Threefry2x32 of 20 rounds."""
     schedule = (key0, key1, key0 ^ key1 ^ np.uint32(_PARITY))
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
     for group in range(5):

@@ -1,16 +1,9 @@
-r"""Keeps rows in order of magnitude, to draw them by rank: O(log C) a change and a draw.
+r"""Keep rows in buckets of magnitude, to draw them by rank: O(log C) a change and a draw.
 
-A row belongs to one of 512 *buckets*, by the power of two of its magnitude and three bits more, from 2^-32 to 2^32. All ranks
-of a bucket together have the mass :math:`\sum_r r^{-\alpha}` over them, which is known in closed form (Euler and Maclaurin),
-and its rows share it: they are taken to be tied. So a draw first chooses a bucket (a sum tree over 512 masses, made anew
-for each batch), then a row of it, all alike. Numbers of rows are kept per bucket and block of 512 slots, and summed up in a
-tree of fan-out 8 above: integers, so nothing drifts.
-
-What this promises: a row of magnitude p has the chance that its rank among all rows gives it, exactly (to float32), if rows
-whose magnitudes agree in those bits (within 6 to 12 %) count as tied and share the chances of the ranks they fill.
-
-Rejected: a heap that is taken for sorted, and a sort now and then (Schaul et al.: ranks off by any amount in between, then
-O(C log C) at once); order-statistic trees (rotations, one after another); exact order within a bucket (a tree for each).
+A row belongs to one of 512 *buckets*, by the exponent and the top three mantissa bits of its magnitude, from 2^-32 to 2^32.
+Rows of a bucket count as tied and share the mass :math:`\sum_r r^{-\alpha}` of the ranks they fill, which has a closed form
+(Euler and Maclaurin). A draw chooses a bucket by a sum tree over the 512 masses, then one of its rows uniformly. Rows are
+counted per bucket and block of 512 slots, with a tree of fan-out 8 above: integers, so nothing drifts.
 
 Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 """
@@ -25,40 +18,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._algorithms import random_bits, sum_tree, sum_tree_draw
+from fbuf._algorithms import random_bits, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 
 BUCKETS = 512
 _LOWEST = (127 - 32) * 8  # 2^-32: exponent and three bits of mantissa of a float32
-_BLOCK = 512  # slots counted together: as many as buckets, so that counts take as much as a number a row
+_BLOCK = 512  # slots counted together; with 512 buckets the counts take about one int32 a row
 _FAN_OUT = 8
-_SINGLE = 16  # ranks whose terms are added one by one; beyond, the formula is exact to float32
+_SINGLE = 16  # ranks that are added term by term; beyond, the formula is exact to float32
 
 
 @state
 class Ranks:
-    """The bucket of each row, and how many rows there are of each."""
+    """Hold the bucket of each row, and the number of rows of each bucket."""
 
     bucket: jax.Array  # uint16[C, rounded up to a block], 1 .. 512, or 0: no row
     total: jax.Array  # int32[512], rows of each bucket
-    count: (
-        jax.Array
-    )  # int32[512 * nodes], of these in each block and each node above, bucket by bucket; [0] for one block
+    # int32[512 * nodes], rows in each block and each node above, bucket by bucket; [0] for one block
+    count: jax.Array
 
 
 class Table(NamedTuple):
-    """What a rank is worth at the moment."""
+    """Hold the probabilities of the buckets for one alpha."""
 
     mass: jax.Array  # float32[512], of all rows of a bucket
-    each: jax.Array  # float32[512], of one of them, as a part of the total
+    each: jax.Array  # float32[512], of one row, as a share of the total
     tree: jax.Array  # float32[nodes(512)], sums of masses
 
 
 @functools.lru_cache(maxsize=256)
 def _levels(capacity: int) -> tuple[int, ...]:
-    """Offset of each level in a bucket's counts, blocks first, then the total; () for one block."""
+    """Return the offset of each level in a bucket's counts, blocks first, then the total; () for one block."""
     size = -(-capacity // _BLOCK)
     if size == 1:
         return ()
@@ -71,10 +63,10 @@ def _levels(capacity: int) -> tuple[int, ...]:
 
 
 def init(capacity: int) -> Ranks:
-    """No rows."""
+    """Make an empty table of ranks."""
     nodes = _levels(capacity)[-1] if _levels(capacity) else 0
     if BUCKETS * nodes >= 2**31:
-        raise ValueError(f"ranks: capacity is {capacity}; expected at most about 10^9. Use several buffers.")
+        raise ValueError(f"Ranked: capacity is {capacity}; expected at most about 10^9. Use several buffers.")
     return Ranks(
         bucket=jnp.zeros((-(-capacity // _BLOCK) * _BLOCK,), jnp.uint16),
         total=jnp.zeros((BUCKETS,), jnp.int32),
@@ -83,28 +75,28 @@ def init(capacity: int) -> Ranks:
 
 
 def bucket_of(magnitude: jax.Array) -> jax.Array:
-    """int32, 1 .. 512, of magnitudes float32 >= 0."""
+    """Return the bucket, int32 in 1 .. 512, of each magnitude float32 >= 0."""
     bits = lax.bitcast_convert_type(magnitude, jnp.int32) >> jnp.int32(20)
     return jnp.clip(bits - jnp.int32(_LOWEST), jnp.int32(0), jnp.int32(BUCKETS - 1)) + jnp.int32(1)
 
 
 def lower_edge(bucket: jax.Array) -> jax.Array:
-    """float32, the least magnitude of a bucket in 1 .. 512 (of the first, that would be if it did not reach down to 0)."""
+    """Return the least magnitude of each bucket in 1 .. 512, float32. Bucket 1 also holds all smaller magnitudes."""
     bits = (bucket + jnp.int32(_LOWEST - 1)) << jnp.int32(20)
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def get(ranks: Ranks, slot: jax.Array) -> jax.Array:
-    """int32, buckets of slots in [0, C)."""
+    """Return the buckets, int32, of slots in [0, C)."""
     return ranks.bucket.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
 
 
 def set(ranks: Ranks, slot: jax.Array, bucket: jax.Array, capacity: int, token: jax.Array) -> Ranks:
-    """Puts rows int32[A] into buckets int32[A], 0: none. Slots outside [0, C) are skipped; of equal ones the last counts."""
+    """Move rows int32[A] to buckets int32[A], 0: none. Slots outside [0, C) are skipped; the last of equal slots wins."""
     if slot.shape[0] == 0:
         return ranks
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity)) & keep_last(slot)
-    token, old = pin(token, get(ranks, jnp.where(keep, slot, jnp.int32(0))))
+    token, old = order_after_reads(token, get(ranks, jnp.where(keep, slot, jnp.int32(0))))
     changed = keep & (old != bucket)
     nowhere = jnp.int32(ranks.bucket.shape[0]) + jnp.arange(slot.shape[0], dtype=jnp.int32)
     at = jnp.where(changed, slot, nowhere) + token
@@ -129,12 +121,12 @@ def set(ranks: Ranks, slot: jax.Array, bucket: jax.Array, capacity: int, token: 
 
 
 def highest(ranks: Ranks) -> jax.Array:
-    """int32[], the highest bucket that has a row; 0 if none has."""
+    """Return the highest bucket with a row, int32[]; 0 if all are empty."""
     return jnp.max(jnp.where(ranks.total > jnp.int32(0), jnp.arange(1, BUCKETS + 1, dtype=jnp.int32), jnp.int32(0)))
 
 
 def table(ranks: Ranks, alpha: jax.Array) -> Table:
-    """What every rank is worth. O(512)."""
+    """Compute the mass of every bucket. O(512)."""
     total = ranks.total
     above = jnp.sum(total, dtype=jnp.int32) - jnp.cumsum(total, dtype=jnp.int32)
     mass = mass_of(above, total, alpha)
@@ -145,15 +137,14 @@ def table(ranks: Ranks, alpha: jax.Array) -> Table:
 
 
 def mass_of(above: jax.Array, number: jax.Array, alpha: jax.Array) -> jax.Array:
-    r"""float32[K], the sum of :math:`r^{-\alpha}` over the ranks above + 1 .. above + number, int32[K].
+    r"""Return the sum of :math:`r^{-\alpha}` over the ranks above + 1 .. above + number, float32[K] of int32[K].
 
-    The terms of the first ranks one by one; then the integral from half a rank before to half a rank after, less what it
-    is off by (the next term is below 10^-6 of it). Written so that few ranks far down lose nothing to cancellation.
+    The first ranks are added term by term. The rest is an integral with its first correction, written to avoid cancellation.
     """
     single = jnp.arange(1, _SINGLE + 1, dtype=jnp.int32)
     here = (above[:, None] < single[None, :]) & (single[None, :] <= (above + number)[:, None])
     terms = jnp.power(single.astype(jnp.float32), -alpha)
-    # A product, as XLA would work out a term for each element of a sum.
+    # A product: in a sum XLA would compute a power for each element.
     first = jnp.dot(here.astype(jnp.float32), terms, precision=lax.Precision.HIGHEST)
     start = jnp.maximum(above, jnp.int32(_SINGLE))
     length = (jnp.maximum(above + number, jnp.int32(_SINGLE)) - start).astype(jnp.float32)
@@ -176,15 +167,15 @@ def mass_of(above: jax.Array, number: jax.Array, alpha: jax.Array) -> jax.Array:
 def draw(
     ranks: Ranks, now: Table, key: jax.Array, batch_size: int, capacity: int, *, stratified: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Slots int32[B] drawn by rank, and the chance of each, float32[B]; both mean nothing where there are no rows."""
+    """Draw slots int32[B] by rank, and return the probability of each, float32[B]; undefined where there are no rows."""
     choose, within = jax.random.split(key)
-    index, _ = sum_tree_draw.draw(now.tree, choose, batch_size, BUCKETS, stratified=stratified)
+    index, _ = sum_tree.draw(now.tree, choose, batch_size, BUCKETS, stratified=stratified)
     nth = random_bits.randint_below(within, (batch_size,), ranks.total[index])
     return nth_of(ranks, index, nth, capacity), now.each[index]
 
 
 def nth_of(ranks: Ranks, index: jax.Array, nth: jax.Array, capacity: int) -> jax.Array:
-    """Slots of the `nth` int32[B] rows, in order of slot, of buckets `index` + 1. O(log C)."""
+    """Return the slots of the `nth` int32[B] rows, in order of slot, of buckets `index` + 1. O(log C)."""
     offsets = _levels(capacity)
     node = jnp.zeros_like(nth)
     for level in range(len(offsets) - 2, -1, -1):
@@ -195,7 +186,7 @@ def nth_of(ranks: Ranks, index: jax.Array, nth: jax.Array, capacity: int) -> jax
     start = node * jnp.int32(_BLOCK)
     wanted = (index + jnp.int32(1)).astype(jnp.uint16)
     slot = start
-    for size in (64, 8, 1):  # eighths of the block, of an eighth, of that
+    for size in (64, 8, 1):  # eighths of the block, then eighths of those
 
         def members(start: jax.Array, wanted: jax.Array, size: int = size) -> jax.Array:
             same = lax.dynamic_slice(ranks.bucket, (start,), (_FAN_OUT * size,)) == wanted
@@ -207,7 +198,7 @@ def nth_of(ranks: Ranks, index: jax.Array, nth: jax.Array, capacity: int) -> jax
 
 
 def _choose(counts: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which of eight siblings int32[B, 8] the nth is in, and its place there."""
+    """Return which of eight siblings int32[B, 8] contains the nth row, and its position there."""
     upto = jnp.cumsum(counts, axis=1, dtype=jnp.int32)
     child = jnp.minimum(jnp.sum(upto <= nth[:, None], axis=1, dtype=jnp.int32), jnp.int32(_FAN_OUT - 1))
     before = jnp.take_along_axis(upto - counts, child[:, None], axis=1)[:, 0]
@@ -215,13 +206,13 @@ def _choose(counts: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def grown(ranks: Ranks, capacity: int, number: int) -> Ranks:
-    """The same rows with room for `number`. Eager, O(C)."""
+    """Copy the rows into a table with room for `number`. Eager, O(C)."""
     more = jnp.zeros((number - capacity,), jnp.uint16)
     return of_buckets(jnp.concatenate([ranks.bucket[:capacity], more]))
 
 
 def of_buckets(bucket: jax.Array) -> Ranks:
-    """Rows in buckets uint16[C], 0: none. Eager, O(C)."""
+    """Make a table from the buckets uint16[C] of all rows, 0: none. Eager, O(C)."""
     capacity = bucket.shape[0]
     every = jnp.asarray(np.arange(capacity, dtype=np.int32))
     return set(init(capacity), every, bucket.astype(jnp.int32), capacity, jnp.zeros((), jnp.int32))

@@ -1,7 +1,6 @@
-"""A list of slots in no order, from which any can be struck out and a random part drawn, all at once: O(B), not O(C).
+"""Keep an unordered pool of slots with batched removal and random draws: O(B), not O(C).
 
-Slots lie side by side in the first places; who is struck out is replaced by one of the last. Which of the last go where is
-worked out by counting, so that nothing is done one after another.
+Slots fill the first places. A removed slot is replaced by one of the last; prefix sums pair holes with last slots in parallel.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from jax import lax
 
 from fbuf._algorithms import permutation
 from fbuf._core.component import state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 
 
 @state
 class Roster:
-    """Slots on the list."""
+    """Hold the slots of the pool."""
 
-    slot: jax.Array  # int32[C], by place; what lies beyond `number` means nothing
-    place: jax.Array  # int32[C], by slot; -1 where it is not on the list
-    number: jax.Array  # int32[], slots on the list
+    slot: jax.Array  # int32[C], by place; undefined beyond `number`
+    place: jax.Array  # int32[C], by slot; -1 outside the pool
+    number: jax.Array  # int32[], slots of the pool
 
 
 def init(capacity: int) -> Roster:
-    """Nobody."""
+    """Make an empty pool."""
     return Roster(
         slot=jnp.zeros((capacity,), jnp.int32),
         place=jnp.full((capacity,), -1, jnp.int32),
@@ -33,55 +32,53 @@ def init(capacity: int) -> Roster:
     )
 
 
-def places(roster: Roster, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32[A], -1 for slots that are not on the list or out of range; and the token."""
-    token, place = pin(token, roster.place.at[slot].get(mode="fill", fill_value=-1))
+def places(pool: Roster, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the places int32[A] of slots, -1 for slots outside the pool or out of range; and the token."""
+    token, place = order_after_reads(token, pool.place.at[slot].get(mode="fill", fill_value=-1))
     return place, token
 
 
-def add(roster: Roster, slot: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
-    """Puts slots int32[A] where `mask` on the list; none is there, none comes twice."""
-    capacity = roster.slot.shape[0]
+def add(pool: Roster, slot: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
+    """Add the slots int32[A] where `mask`. They must be distinct and not in the pool."""
+    capacity = pool.slot.shape[0]
     rank = jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
-    place = roster.number + rank
+    place = pool.number + rank
     return Roster(
-        slot=put(roster.slot, place, slot, mask, token),
-        place=put(roster.place, slot, place, mask, token),
-        number=jnp.minimum(roster.number + jnp.sum(mask, dtype=jnp.int32), jnp.int32(capacity)),
+        slot=put(pool.slot, place, slot, mask, token),
+        place=put(pool.place, slot, place, mask, token),
+        number=jnp.minimum(pool.number + jnp.sum(mask, dtype=jnp.int32), jnp.int32(capacity)),
     )
 
 
-def strike(roster: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
-    """Strikes out those in places int32[A] where `mask`; no place twice."""
-    size, capacity = place.shape[0], roster.slot.shape[0]
-    left = roster.number - jnp.sum(mask, dtype=jnp.int32)
+def remove(pool: Roster, place: jax.Array, mask: jax.Array, token: jax.Array) -> Roster:
+    """Remove the slots in places int32[A] where `mask`. The places must be distinct."""
+    size, capacity = place.shape[0], pool.slot.shape[0]
+    left = pool.number - jnp.sum(mask, dtype=jnp.int32)
     ahead = jnp.arange(size, dtype=jnp.int32)
-    # Of the last places, which are given up, those that are not struck out move into the holes before them.
+    # The pool shrinks by its last places; slots kept there move into the holes before them.
     tail = left + ahead
-    inside = tail < roster.number
-    struck = jnp.zeros((size,), bool)
-    struck = struck.at[jnp.where(mask & (place >= left), place - left, jnp.int32(size) + ahead)].set(
-        True, mode="drop", unique_indices=True
-    )
-    mover, hole = inside & ~struck, mask & (place < left)
-    gone = roster.slot.at[jnp.clip(place, 0, capacity - 1)].get(mode="promise_in_bounds")
-    moved = roster.slot.at[jnp.minimum(tail, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
-    token, (gone, moved) = pin(token, (gone, moved))
+    inside = tail < pool.number
+    at = jnp.where(mask & (place >= left), place - left, jnp.int32(size) + ahead)
+    removed = jnp.zeros((size,), bool).at[at].set(True, mode="drop", unique_indices=True)
+    mover, hole = inside & ~removed, mask & (place < left)
+    removed_slot = pool.slot.at[jnp.clip(place, 0, capacity - 1)].get(mode="promise_in_bounds")
+    moved = pool.slot.at[jnp.minimum(tail, jnp.int32(capacity - 1))].get(mode="promise_in_bounds")
+    token, (removed_slot, moved) = order_after_reads(token, (removed_slot, moved))
     holes = _compact(place, hole, size)
     moved = _compact(moved, mover, size)
     moves = ahead < jnp.sum(hole, dtype=jnp.int32)
-    slots = jnp.concatenate([gone, moved])
+    slots = jnp.concatenate([removed_slot, moved])
     at = jnp.concatenate([jnp.full((size,), -1, jnp.int32), holes])
     return Roster(
-        slot=put(roster.slot, holes, moved, moves, token),
-        place=put(roster.place, slots, at, jnp.concatenate([mask, moves]), token),
+        slot=put(pool.slot, holes, moved, moves, token),
+        place=put(pool.place, slots, at, jnp.concatenate([mask, moves]), token),
         number=left,
     )
 
 
-def draw(roster: Roster, key: jax.Array, batch_size: int) -> jax.Array:
-    """int32[B], different places, in random order; of those beyond `number` places there is nothing to be had."""
-    few = min(permutation.SHUFFLED, roster.slot.shape[0])
+def draw(pool: Roster, key: jax.Array, batch_size: int) -> jax.Array:
+    """Draw distinct places int32[B] in random order; only the first `number` are meaningful."""
+    few = min(permutation.SHUFFLED, pool.slot.shape[0])
     bits = jax.random.bits(key, (2 + few,), jnp.uint32)
 
     def shuffled(number: jax.Array) -> jax.Array:
@@ -91,19 +88,19 @@ def draw(roster: Roster, key: jax.Array, batch_size: int) -> jax.Array:
     def permuted(number: jax.Array) -> jax.Array:
         return permutation.permute(bits[:2], jnp.arange(batch_size, dtype=jnp.int32), number)
 
-    if roster.slot.shape[0] <= permutation.SHUFFLED:
-        return shuffled(roster.number)
-    return lax.cond(roster.number <= jnp.int32(permutation.SHUFFLED), shuffled, permuted, roster.number)
+    if pool.slot.shape[0] <= permutation.SHUFFLED:
+        return shuffled(pool.number)
+    return lax.cond(pool.number <= jnp.int32(permutation.SHUFFLED), shuffled, permuted, pool.number)
 
 
 def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:
-    """int32[size], those where `mask` first, in order."""
+    """Move the values where `mask` to the front, in order, int32[size]."""
     rank = jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
     at = jnp.where(mask, rank, jnp.int32(size) + jnp.arange(size, dtype=jnp.int32))
     return jnp.zeros((size,), jnp.int32).at[at].set(values, mode="drop", unique_indices=True)
 
 
 def put(array: jax.Array, at: jax.Array, values: jax.Array, mask: jax.Array, token: jax.Array) -> jax.Array:
-    """Writes int32[A] where `mask`; no place twice."""
+    """Write values int32[A] at distinct indices where `mask`."""
     nowhere = jnp.int32(array.shape[0]) + jnp.arange(at.shape[0], dtype=jnp.int32)
     return array.at[jnp.where(mask, at, nowhere) + token].set(values, mode="drop", unique_indices=True)

@@ -1,22 +1,10 @@
-"""Functional sum, min or max tree over `C` leaves: one float32 array, fan-out 8, no drift.
+"""Update and draw from a functional sum, min or max tree over C leaves: one float32 array of fan-out 8.
 
-Layout: leaves first (leaf `i` is element `i`), then each level of parents, the root last. Every
-level is padded to a multiple of 8 with the reduction's identity, so eight siblings never straddle a
-cache line and the array holds about `8 C / 7` elements at any capacity (a heap rounded up to a power
-of 8 would hold up to 2.1 C).
+Layout: leaves first (leaf i is element i), then each level of parents, the root last. Every level is padded to a multiple of 8
+with the identity of the reduction, so eight siblings share a cache line. The array holds about 8 C / 7 elements.
 
-Why this way:
-  * A parent is *recomputed* from its children, always in the same order of additions, so it equals
-    their sum bit for bit whatever the history. Adding differences (flashbax) drifts: 4% off
-    at the root of a million leaves after 40,000 updates, and zero leaves get drawn.
-  * `set` recomputes node by node only the levels that hold more nodes than the batch touches, and
-    the levels above in one dense sweep: for a million leaves and 256 indices 3 levels of 7.
-  * On CPUs `set` is one loop over the indices, each climbing by itself: XLA makes one kernel of it, and
-    the processor overlaps the climbs (a loop for each level took up to 1.5 times as long).
-  * On other platforms `set` scatters and gathers by level, which was never timed there.
-    `lax.platform_dependent` picks at lowering; both paths do the same arithmetic in the same order.
-
-How leaves are drawn stands in `fbuf._algorithms.sum_tree_draw`.
+Every parent is recomputed from its children in one fixed order, so it equals their reduction bit for bit and never drifts.
+CPUs and accelerators use different loops with the same arithmetic; `lax.platform_dependent` selects at lowering.
 
 Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 """
@@ -32,35 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["FAN_OUT", "get", "init", "keep_last", "layout", "nodes", "rebuild", "root", "set", "set_all", "siblings"]
-
+from fbuf._algorithms import random_bits
 
 Reduce = Literal["sum", "min", "max"]
 
-
 FAN_OUT = 8
 
-
 _MAX_CAPACITY = 2**30  # 8 C / 7 nodes must fit the int32 that indexes them
-
-
-_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "sum": lax.add,
-    "min": lax.min,
-    "max": lax.max,
-}
-
-
+_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"sum": lax.add, "min": lax.min, "max": lax.max}
 _IDENTITY = {"sum": 0.0, "min": np.inf, "max": -np.inf}
+
+_MANY = 8192  # queries that are worth a thread pool
+# XLA on CPU hands any read of an array above 0.5 MB to its thread pool, unless the read writes a slice in place.
+# Batches below `_MANY` therefore carry one extra query that is not drawn, and are such a slice.
+_SPARE = 1
 
 
 @functools.lru_cache(maxsize=256)
 def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Nodes of each level, and offset of each, then the total; leaves are level 0, the last is the root."""
+    """Return the number of nodes of each level, and the offset of each level, then the total. Level 0 holds the leaves."""
     if not 1 <= capacity <= _MAX_CAPACITY:
-        raise ValueError(
-            f"sumtree: capacity is {capacity}; expected 1 to 2**30. Use several buffers, or a smaller capacity=."
-        )
+        raise ValueError(f"sum_tree: capacity is {capacity}; expected 1 to 2**30. Use several buffers.")
     counts = [capacity]
     while counts[-1] > 1 or len(counts) == 1:
         counts.append(-(-counts[-1] // FAN_OUT))
@@ -71,31 +51,28 @@ def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def nodes(capacity: int) -> int:
-    """Returns the number of float32 elements of a tree, about `8 * capacity / 7`."""
+    """Return the number of float32 elements of a tree, about `8 * capacity / 7`."""
     return layout(capacity)[1][-1]
 
 
 def init(capacity: int, fill: float = 0.0) -> jax.Array:
-    """Makes a tree with every leaf, and so every parent, at the identity of its reduction.
+    """Make a tree whose leaves and parents are all `fill`.
 
     Args:
       capacity: `C >= 1`, static; the leaves are `[0, C)`.
-      fill: 0 for a sum, `inf` for a min, `-inf` (or 0, for leaves >= 0) for a max.
+      fill: The identity of the reduction: 0 for a sum, `inf` for a min, `-inf` for a max.
     Returns:
       float32[nodes(capacity)].
     Raises:
-      ValueError: any other `fill` (use `rebuild`), or a capacity outside `[1, 2**30]`.
+      ValueError: any other `fill`, or a capacity outside `[1, 2**30]`.
     """
     if fill not in (0.0, np.inf, -np.inf):
-        raise ValueError(
-            f"sumtree.init: fill is {fill}; expected 0, inf or -inf. "
-            f"Use rebuild(jnp.full(capacity, {fill}, jnp.float32))."
-        )
+        raise ValueError(f"sum_tree.init: fill is {fill}; expected 0, inf or -inf. Use rebuild for other leaves.")
     return jnp.full((nodes(capacity),), fill, jnp.float32)
 
 
 def get(tree: jax.Array, index: jax.Array) -> jax.Array:
-    """Reads leaves.
+    """Read leaves.
 
     Args:
       tree: float32[nodes(capacity)].
@@ -107,18 +84,18 @@ def get(tree: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def root(tree: jax.Array) -> jax.Array:
-    """Returns the sum (min, max) of all leaves, float32[]; it is the first of the last eight."""
+    """Return the reduction of all leaves, float32[]: the first of the last eight elements."""
     return tree[tree.shape[0] - FAN_OUT]
 
 
 def rebuild(leaves: jax.Array, *, reduce: Reduce = "sum") -> jax.Array:
-    """Makes a tree from all its leaves, one vectorized sweep.
+    """Make a tree from all its leaves in one vectorized sweep.
 
     Args:
       leaves: float32[C].
-      reduce: what parents hold of their children.
+      reduce: Reduction of the parents.
     Returns:
-      float32[nodes(C)], bitwise what `set` of every leaf gives.
+      float32[nodes(C)], bitwise equal to `set` of every leaf.
     Cost: O(C).
     """
     levels = [_pad(lax.stop_gradient(leaves), reduce)]
@@ -127,25 +104,18 @@ def rebuild(leaves: jax.Array, *, reduce: Reduce = "sum") -> jax.Array:
     return jnp.concatenate(levels)
 
 
-def set(
-    tree: jax.Array,
-    index: jax.Array,
-    leaf: jax.Array,
-    capacity: int,
-    *,
-    reduce: Reduce = "sum",
-) -> jax.Array:
-    """Writes leaves and recomputes the parents above them.
+def set(tree: jax.Array, index: jax.Array, leaf: jax.Array, capacity: int, *, reduce: Reduce = "sum") -> jax.Array:
+    """Write leaves and recompute the parents above them.
 
     Args:
       tree: float32[nodes(capacity)]; written in place when donated or carried by a scan.
-      index: int32[B]. One outside `[0, capacity)` is dropped; of equal ones the last wins.
-      leaf: float32[B], finite, and >= 0 with a finite total for a tree that is drawn from.
+      index: int32[B]. Indices outside `[0, capacity)` are dropped; the last of equal indices wins.
+      leaf: float32[B], finite, and >= 0 with a finite total for a tree that `draw` reads.
       capacity: `C`, static.
-      reduce: what parents hold of their children; the same at every call on one tree.
+      reduce: Reduction of the parents; the same in every call for one tree.
     Returns:
-      The new tree; every parent equals the reduction of its children, bit for bit.
-    Cost: O(B log C); no more than O(B + C / 7) for large B.
+      The new tree.
+    Cost: O(B log C), at most O(B + C / 7).
     """
     return set_all((tree,), index, (leaf,), capacity, reduce=(reduce,))[0]
 
@@ -158,37 +128,31 @@ def set_all(
     *,
     reduce: Sequence[Reduce],
 ) -> tuple[jax.Array, ...]:
-    """Writes leaves of several trees at the same indices: a sum, and the least or the largest beside it.
+    """Write leaves of several trees at the same indices.
 
-    On accelerators in one sweep, which looks for duplicates once; on CPUs tree by tree.
+    Accelerators write all trees in one sweep; CPUs write tree by tree.
 
     Args:
-      trees: each as for `set`.
-      index: as for `set`.
+      trees: Each as for `set`.
+      index: As for `set`.
       leaves: float32[B] for each tree.
       capacity: `C`, static.
-      reduce: one for each tree.
+      reduce: One reduction for each tree.
     Returns:
-      The new trees, each bit for bit what `set` makes of it.
+      The new trees, bitwise equal to `set` of each.
     """
     if index.shape[0] == 0:
         return tuple(trees)
     trees, leaves = lax.stop_gradient((tuple(trees), tuple(leaves)))
-    if (
-        index.shape[0] == 1
-    ):  # XLA unrolls a loop over one, and writes a scatter of one as an update; neither is in place
+    if index.shape[0] == 1:  # XLA does not run a loop or a scatter over one index in place
         index = jnp.concatenate([index, jnp.full((1,), capacity, index.dtype)])
         leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
     keep = (index >= 0) & (index < capacity)
-    trees = lax.platform_dependent(
-        trees,
-        index,
-        leaves,
-        keep,
-        cpu=functools.partial(_set_by_loop, capacity=capacity, reduce=tuple(reduce)),
-        default=functools.partial(_set_by_level, capacity=capacity, reduce=tuple(reduce)),
+    by_loop, by_level = (
+        functools.partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level)
     )
-    # The few levels left are cheaper swept whole, and lie side by side at the end of the array.
+    trees = lax.platform_dependent(trees, index, leaves, keep, cpu=by_loop, default=by_level)
+    # The remaining levels are contiguous at the end of the array, and cheaper to sweep whole.
     _, offsets = layout(capacity)
     first = _first_dense(capacity, index.shape[0])
     swept = []
@@ -200,13 +164,13 @@ def set_all(
 
 
 def _combine(children: Sequence[jax.Array], reduce: Reduce) -> jax.Array:
-    """Reduces eight siblings, in the one order that `fbuf._algorithms.sum_tree_draw` relies on too."""
+    """Reduce eight siblings in a fixed order; `_choose` adds them in the same order."""
     f, c = _COMBINE[reduce], children
     return f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
 
 
 def _columns(level: jax.Array) -> list[jax.Array]:
-    """Splits a padded level into the first, second, ... of every eight siblings."""
+    """Split a padded level into the first, second, ... of every eight siblings."""
     rows = level.reshape(-1, FAN_OUT)
     return [rows[:, k] for k in range(FAN_OUT)]
 
@@ -220,23 +184,21 @@ def _pad(level: jax.Array, reduce: Reduce) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="reduce")
 def _level_above(level: jax.Array, *, reduce: Reduce) -> jax.Array:
-    """The padded level above a padded one. Of eager calls each operation is a program; of all levels in one, XLA works out
-    the lower ones again for each upper one."""
+    """Compute the padded level above a padded one. Jitted alone, or XLA recomputes lower levels for each upper one."""
     return _pad(_combine(_columns(level), reduce), reduce)
 
 
 def _levels_above(level: jax.Array, capacity: int, first: int, reduce: Reduce) -> list[jax.Array]:
-    """Computes the padded levels from `first` to the root, given the padded one below `first`."""
-    counts, _ = layout(capacity)
+    """Compute the padded levels from `first` to the root, given the padded level below `first`."""
     levels = []
-    for _ in range(first, len(counts)):
+    for _ in range(first, len(layout(capacity)[0])):
         level = _pad(_combine(_columns(level), reduce), reduce)
         levels.append(level)
     return levels
 
 
 def _first_dense(capacity: int, batch_size: int) -> int:
-    """Returns the lowest level with at most a node per index: `set` sweeps it and those above."""
+    """Return the lowest level with at most one node per index: `set` sweeps it and all levels above."""
     counts, _ = layout(capacity)
     return next(level for level in range(1, len(counts)) if counts[level] <= batch_size)
 
@@ -250,11 +212,10 @@ def _set_by_loop(
     capacity: int,
     reduce: tuple[Reduce, ...],
 ) -> tuple[jax.Array, ...]:
-    """One index after the other, in order: the leaf, then its parents, so that each is last made of its last children."""
+    """Write index after index, each with the parents above it."""
     _, offsets = layout(capacity)
     sparse = range(1, _first_dense(capacity, index.shape[0]))
-    # A dropped write lands, with the value already there, in the padding beside the root; its
-    # parents are recomputed to what they are. Both are cheaper than a branch.
+    # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
     position = jnp.where(keep, index, np.int32(offsets[-1] - 1))
     node = jnp.where(keep, index, np.int32(0))
 
@@ -272,7 +233,7 @@ def _set_by_loop(
         leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
         return lax.scan(write, tree, (position, node, leaf))[0]
 
-    # A loop for each tree: of two trees in one loop XLA copies both (jax 0.10.2).
+    # One loop per tree: XLA copies both trees of a shared loop (jax 0.10.2).
     return tuple(map(climb, trees, leaves, reduce))
 
 
@@ -285,7 +246,7 @@ def _set_by_level(
     capacity: int,
     reduce: tuple[Reduce, ...],
 ) -> tuple[jax.Array, ...]:
-    """All leaves at once, then all parents of a level at once."""
+    """Write all leaves at once, then all parents of a level at once."""
     _, offsets = layout(capacity)
     position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
     trees = tuple(tree.at[position].set(leaf, mode="drop") for tree, leaf in zip(trees, leaves, strict=True))
@@ -303,9 +264,9 @@ def _set_by_level(
 
 
 def siblings(tree: jax.Array, node: jax.Array, below: jax.Array | int) -> list[jax.Array]:
-    """Gathers the children, eight of float32[B], of nodes int32[B]; they start at `below`.
+    """Gather the children, eight of float32[B], of nodes int32[B]; their level starts at `below`.
 
-    The k-th from the array without its first k elements, so that all eight have one index and one check of it.
+    Child k is gathered from the array without its first k elements, so all eight share one index and one bounds check.
     """
     start = (node * 8 + jnp.asarray(below, jnp.int32))[:, None]
     last = tree.shape[0] - FAN_OUT + 1
@@ -315,14 +276,14 @@ def siblings(tree: jax.Array, node: jax.Array, below: jax.Array | int) -> list[j
 
 
 def keep_last(index: jax.Array, below: int | None = None) -> jax.Array:
-    """Marks the last occurrence of every value.
+    """Mark the last occurrence of every value.
 
     Args:
-      index: int32[B], any values (also out of range ones: they are compared like the others).
-      below: All values are in [0, below), if known.
+      index: int32[B], any values.
+      below: Upper bound, exclusive, of values >= 0, if known.
     Returns:
       bool[B], True where no later element of `index` has the same value.
-    Cost: one sort, O(B log B); on CPUs an eighth of the time where value and position fit one word: B `below` <= 2^32.
+    Cost: one sort, O(B log B); an eighth of the time on CPUs if B `below` <= 2^32.
     Example:
       >>> keep_last(jnp.array([4, 7, 4], jnp.int32))
       Array([False,  True,  True], dtype=bool)
@@ -334,8 +295,169 @@ def keep_last(index: jax.Array, below: int | None = None) -> jax.Array:
         key = lax.sort(index.astype(jnp.uint32) * np.uint32(batch) + lax.iota(np.uint32, batch), is_stable=False)
         value, position = key // np.uint32(batch), key % np.uint32(batch)
     else:
-        # Stable: equal values stay in the order they came, so the end of a run is its last occurrence.
+        # Stable: equal values keep their order, so the end of a run is the last occurrence.
         value, position = lax.sort((index, lax.iota(np.int32, batch)), num_keys=1, is_stable=True, dimension=0)
     last = jnp.concatenate([value[1:] != value[:-1], jnp.ones((1,), jnp.bool_)])
     result = jnp.zeros((batch,), jnp.bool_)
     return result.at[position].set(last, unique_indices=True, mode="promise_in_bounds")
+
+
+def draw(
+    tree: jax.Array, key: jax.Array, batch_size: int, capacity: int, *, stratified: bool
+) -> tuple[jax.Array, jax.Array]:
+    r"""Draw leaves with probability :math:`P(i) = leaf_i / \sum_k leaf_k`, with replacement.
+
+    Args:
+      tree: float32[nodes(capacity)], a sum tree with finite leaves >= 0.
+      key: PRNG key, typed or raw; consumed.
+      batch_size: `B`, static.
+      capacity: `C`, static.
+      stratified: Draw one leaf from each of `B` equal shares of the total, in order, for less variance. Above 512 leaves, draws
+        within a block of neighbors are independent (65 blocks for 513 leaves, 1,954 for a million).
+    Returns:
+      index: int32[B] in `[0, capacity)`; never a zero leaf while the root is above zero, else 0 everywhere.
+      leaf: float32[B], the leaves at `index`.
+    Cost: O(B log C).
+    Source: Schaul et al. 2016, appendix B.2.1 (stratified).
+    """
+    tree = lax.stop_gradient(tree)
+    number = batch_size + (_SPARE if batch_size < _MANY else 0)
+    top, bottom = uniforms(key, batch_size, number, stratified=stratified)
+    by_loop, by_level = (
+        functools.partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level)
+    )
+    drawn: tuple[jax.Array, jax.Array] = lax.platform_dependent(tree, top, bottom, cpu=by_loop, default=by_level)
+    return drawn
+
+
+def uniforms(
+    key: jax.Array, batch_size: int, number: int | None = None, *, stratified: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return the two uniforms float32[number] in [0, 1) of each query of `draw`: one for each half of the descent.
+
+    `number` (None: B) may exceed B; the first B do not depend on it.
+    """
+    number = batch_size if number is None else number
+    top, bottom = (_unit(words) for words in random_bits.pairs(key, number))
+    if stratified:
+        stratum = lax.iota(np.int32, number).astype(jnp.float32)
+        top = (stratum + top) / np.float32(batch_size)
+    return top, bottom
+
+
+def _unit(words: jax.Array) -> jax.Array:
+    """Return float32 in [0, 1) with 24 random bits; `jax.random.uniform` has 23."""
+    return (words >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
+
+
+def middle(capacity: int) -> int:
+    """Return the level from which a draw uses its second uniform; 0: never.
+
+    Each uniform then chooses among far fewer nodes than its 2^24 values. Only the first uniform is stratified, so strata
+    must be wider than the nodes it chooses among.
+    """
+    counts, _ = layout(capacity)
+    if capacity <= 512:
+        return 0
+    few = next(level for level, count in enumerate(counts) if count <= 4096)
+    return min(max(few, 1), (len(counts) - 1) // 2)
+
+
+def _scale(uniform: jax.Array, total: jax.Array) -> jax.Array:
+    """Return `uniform * total` with its last mantissa bit cleared.
+
+    Compilers may contract `uniform * total - left` into one fused operation on one path only. The mask prevents it.
+    """
+    product = lax.bitcast_convert_type(uniform * total, jnp.int32)
+    return lax.bitcast_convert_type(product & np.int32(-2), jnp.float32)
+
+
+def _choose(children: list[jax.Array], query: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Pick one of eight siblings by three halvings.
+
+    Go right if the query is not below the left sum and the right sum is above zero. Rounding then never enters a subtree that
+    sums to zero from one that does not.
+
+    Args:
+      children: eight of float32[B], >= 0.
+      query: float32[B], >= 0, below the sum of the children up to rounding.
+    Returns:
+      int32[B] in `[0, 8)`, the sibling picked, and the query less the sum of the siblings to its left.
+    """
+    c = children
+    pairs = [c[0] + c[1], c[2] + c[3], c[4] + c[5], c[6] + c[7]]
+    zero = np.float32(0)
+
+    def halve(left: jax.Array, right: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array]:
+        go = (query >= left) & (right > zero)
+        return go, jnp.where(go, query - left, query)
+
+    first, query = halve(pairs[0] + pairs[1], pairs[2] + pairs[3], query)
+    second, query = halve(jnp.where(first, pairs[2], pairs[0]), jnp.where(first, pairs[3], pairs[1]), query)
+    quarter = [jnp.where(first, c[k + 4], c[k]) for k in range(4)]
+    left, right = (jnp.where(second, quarter[k + 2], quarter[k]) for k in range(2))
+    third, query = halve(left, right, query)
+    child = first.astype(jnp.int32) * 4 + second.astype(jnp.int32) * 2 + third.astype(jnp.int32)
+    return child, jnp.where(third, right, left), query
+
+
+def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
+    """Return of each step down the offset of the children's level, and whether it ends at the middle or at the leaves."""
+    counts, offsets = layout(capacity)
+    half = middle(capacity)
+    return tuple((offsets[level], level == half, level == 0) for level in range(len(counts) - 2, -1, -1))
+
+
+def _down(
+    tree: jax.Array,
+    node: jax.Array,
+    query: jax.Array,
+    bottom: jax.Array,
+    step: tuple[jax.Array | int, jax.Array | bool, jax.Array | bool],
+) -> tuple[jax.Array, jax.Array]:
+    """Move all queries one level down: return the child, and the query in it (at the leaves: the leaf)."""
+    below, at_middle, at_leaves = step
+    child, value, query = _choose(siblings(tree, node, below), query)
+    query = jnp.where(at_middle, _scale(bottom, value), query) if at_middle is not False else query
+    query = jnp.where(at_leaves, value, query) if at_leaves is not False else query
+    return node * 8 + child, query
+
+
+def _descend_by_loop(
+    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
+) -> tuple[jax.Array, jax.Array]:
+    """Move all queries down in a loop over the levels: one kernel, run `log C` times."""
+
+    # Node and query share one array: XLA would run `_choose` twice for two outputs. The bits of the node are only moved.
+    def pack(node: jax.Array, query: jax.Array) -> jax.Array:
+        return lax.complex(query, lax.bitcast_convert_type(node, jnp.float32))
+
+    def unpack(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.bitcast_convert_type(lax.imag(pairs), jnp.int32), lax.real(pairs)
+
+    def level(pairs: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+        node, query = unpack(lax.dynamic_slice(pairs, (step[3],), (batch,)))
+        one = (step[0], step[1] > 0, step[2] > 0)
+        pairs = lax.dynamic_update_slice(pairs, pack(*_down(tree, node, query, bottom[:batch], one)), (step[3],))
+        return pairs, None
+
+    start = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
+    table = np.asarray([(*step, 0) for step in _steps(capacity)], np.int32)
+    pairs, _ = lax.scan(level, start, jnp.asarray(table))
+    index, leaf = unpack(pairs[:batch])
+    return _inside(index, capacity), leaf
+
+
+def _descend_by_level(
+    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
+) -> tuple[jax.Array, jax.Array]:
+    """Move all queries down, with the levels unrolled."""
+    node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
+    for step in _steps(capacity):
+        node, query = _down(tree, node, query, bottom[:batch], step)
+    return _inside(node, capacity), query
+
+
+def _inside(index: jax.Array, capacity: int) -> jax.Array:
+    """Clip indices to the leaves: a caller's NaN can break the sums."""
+    return jnp.minimum(index, np.int32(capacity - 1))

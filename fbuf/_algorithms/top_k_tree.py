@@ -1,21 +1,12 @@
-"""The rows with the lowest ranks of C, in a tree: what must go when better ones come, in O(log C) a row.
+"""Keep the C rows with the highest ranks in a tree whose root is the lowest row: O(log C) a row.
 
-A row of the tree is a few uint32 words that compare like numbers with many digits: the rank, in words that keep its order
-(`encode`), then the row's arrival, inverted, so that of equal ranks the newest counts as the lowest, then its slot. A
-parent is the lowest of its eight children, so the root is the row that goes next, and names its slot. Layout and fan-out are
-those of `fbuf._algorithms.sum_tree`; all words of a node lie side by side.
+A row is a few uint32 words compared from the first: the rank in order-preserving words (`encode`), the inverted arrival, so
+that of equal ranks the newest is the lowest, then the slot. A parent is the lowest of its eight children. Layout and fan-out
+are those of `fbuf._algorithms.sum_tree`; all words of a node are adjacent.
 
-On CPUs new rows are put in one by one as they come: a loop over rows, in it one over levels, and XLA makes one kernel of both
-(0.1 us for a row that is kept, a few ns for another) as long as what the inner one does is small: below some 1 KB read and
-written, so eight children are compared in one `lax.reduce`, and of several buffers under `vmap` one comes after the other.
-Elsewhere all at once: the lowest K rows are looked for from the top, level by level (of a level's nodes only the lowest K
-matter), and the i-th highest of the new takes the place of the i-th lowest if it is higher. Both keep the same rows, in slots
-of their own choice.
-
-Rejected: a binary heap (three times the levels, and a swap moves two rows); `lax.top_k` over all C ranks (O(C) a write); on
-CPUs to sort the new rows first, as it is done elsewhere (as long as putting in all of them); an array for each word (XLA
-copies all of them in every step of the loop); a loop whose levels are written out, or children compared one by one (no kernel:
-several times the time, of ranks of 64 bits many times); a binary tree (twice the memory, no faster).
+On CPUs rows are inserted one by one. XLA makes one kernel of the loop while its body reads and writes less than about 1 KB, so
+eight children are compared in one `lax.reduce`, and the trees of a `vmap` are processed one after another. Elsewhere the lowest
+K rows are searched level by level, and the i-th highest new row replaces the i-th lowest if it is higher.
 """
 
 from __future__ import annotations
@@ -31,26 +22,24 @@ from jax import lax
 
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
-from fbuf._core.ordering import any_of, pin
-
-__all__ = ["decode", "encode", "init", "insert", "lowest", "number_of_words", "root"]
+from fbuf._core.ordering import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
-_NONE = np.uint32(0xFFFFFFFF)  # every word of a slot without a row: higher than any row
+_NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row
 
 
 def number_of_words(dtype: Any) -> int:
-    """How many words a rank of this dtype takes: 2 if it has 64 bits, else 1."""
+    """Return the number of words of a rank: 2 for 64-bit dtypes, else 1."""
     return 2 if jnp.dtype(dtype).itemsize == 8 else 1
 
 
 def encode(rank: jax.Array) -> jax.Array:
-    """Words uint32[..., W] in the order of ranks [...] of any dtype of real numbers; NaN below all, 0.0 and -0.0 alike."""
+    """Encode real ranks [...] as order-preserving words uint32[..., W]; NaN is the lowest, and 0.0 equals -0.0."""
     if rank.dtype == jnp.bool_:
         return rank.astype(jnp.uint32)[..., None]
     wide = number_of_words(rank.dtype) == 2
     if jnp.issubdtype(rank.dtype, jnp.floating):
-        bits = _halves(rank) if wide else _halves(rank.astype(jnp.float32))
+        bits = _halves(rank if wide else rank.astype(jnp.float32))
         zero = (bits.high == _SIGN) & (bits.low == jnp.uint32(0))
         bits = Wide(jnp.where(zero, jnp.uint32(0), bits.high), bits.low)
         below = (bits.high & _SIGN) != jnp.uint32(0)
@@ -59,21 +48,21 @@ def encode(rank: jax.Array) -> jax.Array:
         low = jnp.where(below, ~bits.low, bits.low)
         bits = Wide(jnp.where(nan, jnp.uint32(0), high), jnp.where(nan, jnp.uint32(0), low))
     elif jnp.issubdtype(rank.dtype, jnp.unsignedinteger):
-        bits = _halves(rank) if wide else _halves(rank.astype(jnp.uint32))
+        bits = _halves(rank if wide else rank.astype(jnp.uint32))
     else:
-        bits = _halves(rank) if wide else _halves(rank.astype(jnp.int32))
+        bits = _halves(rank if wide else rank.astype(jnp.int32))
         bits = Wide(bits.high ^ _SIGN, bits.low)
     return jnp.stack(bits if wide else bits[:1], axis=-1)
 
 
 def _halves(number: jax.Array) -> Wide:
-    """High and low word of 64 bits; of 32 the word itself and 0."""
+    """Return the high and low word of 64 bits; of 32 bits the word and 0."""
     bits = lax.bitcast_convert_type(number, jnp.uint32)
     return Wide(bits, jnp.zeros_like(bits)) if number.dtype.itemsize == 4 else Wide(bits[..., 1], bits[..., 0])
 
 
 def decode(words: jax.Array, dtype: Any, nan: jax.Array) -> jax.Array:
-    """The rank [...] of words uint32[..., W], and `nan` where it was NaN."""
+    """Decode words uint32[..., W] to ranks [...], with `nan` in place of NaN."""
     if jnp.dtype(dtype) == jnp.bool_:
         return words[..., 0] != jnp.uint32(0)
     bits = Wide(words[..., 0], words[..., -1])
@@ -89,52 +78,46 @@ def decode(words: jax.Array, dtype: Any, nan: jax.Array) -> jax.Array:
 
 
 def _number(bits: Wide, dtype: Any, narrow: Any) -> jax.Array:
-    """The inverse of `_halves`; a number of 32 bits is `narrow` first."""
+    """Invert `_halves`; 32-bit numbers are read as `narrow` first."""
     if jnp.dtype(dtype).itemsize == 8:
         return lax.bitcast_convert_type(jnp.stack([bits.low, bits.high], axis=-1), dtype)
     return lax.bitcast_convert_type(bits.high, narrow).astype(dtype)
 
 
 def root(tree: jax.Array) -> jax.Array:
-    """uint32[words + 3], the lowest row; all ones where there is none."""
+    """Return the lowest row, uint32[words + 3]; all ones in an empty tree."""
     return tree[tree.shape[0] - FAN_OUT]
 
 
 def init(capacity: int, words: int) -> jax.Array:
-    """A tree uint32[nodes, words + 3] without rows, for ranks of so many words."""
+    """Make an empty tree uint32[nodes, words + 3] for ranks of `words` words."""
     return jnp.full((layout(capacity)[1][-1], words + 3), _NONE, jnp.uint32)
 
 
 def insert(
     tree: jax.Array, capacity: int, rank: jax.Array, arrival: Wide, keep: jax.Array, held: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Puts rows in: into the next empty slot, or else in place of the lowest, if they are higher.
+    """Insert rows: into the next empty slot, or in place of the lowest row if they are higher.
 
     Args:
       tree: uint32[nodes, words + 3]; written in place when donated or carried by a scan.
       capacity: `C`, static.
       rank: uint32[N, words], from `encode`.
       arrival: uint32[N] twice, increasing.
-      keep: bool[N]; the others are left out.
-      held: int32[], rows in the tree: those of slots 0 to `held` - 1.
+      keep: bool[N]; the other rows are skipped.
+      held: int32[], rows in the tree, in slots 0 to `held` - 1.
     Returns:
-      The tree; and int32[N], the slot of each row, C where it is not kept. A row that had to go again is followed by one with
-      its slot.
-    Cost: O(N + K log C), K the rows kept; elsewhere than on CPUs O(N log N log C).
+      The tree, and the slot of each row, int32[N]; C for rows that are not kept. Rows evicted within the call share their slot
+      with a later row.
+    Cost: O(N + K log C) for K kept rows; on accelerators O(N log N log C).
     """
     rows = jnp.concatenate([rank, ~arrival.high[:, None], ~arrival.low[:, None]], axis=-1)
-    return lax.platform_dependent(
-        tree,
-        rows,
-        keep,
-        held,
-        cpu=functools.partial(_insert_one_by_one, capacity=capacity),
-        default=functools.partial(_insert_at_once, capacity=capacity),
-    )
+    one_by_one, at_once = (functools.partial(f, capacity=capacity) for f in (_insert_one_by_one, _insert_at_once))
+    return lax.platform_dependent(tree, rows, keep, held, cpu=one_by_one, default=at_once)
 
 
 def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
-    """a < b, word by word from the first."""
+    """Compare a < b word by word from the first."""
     less = a[-1] < b[-1]
     for one, other in zip(a[-2::-1], b[-2::-1], strict=True):
         less = (one < other) | ((one == other) & less)
@@ -142,7 +125,7 @@ def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
 
 
 def _lowest_child(children: jax.Array) -> jax.Array:
-    """[..., W], the lowest of eight rows [..., 8, W]. No two rows have one arrival, so their slots need not be compared."""
+    """Return the lowest of eight rows, [..., W] of [..., 8, W]. Arrivals differ, so slots are not compared."""
 
     def lower(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         less = _less(a[:-1], b[:-1])
@@ -159,12 +142,12 @@ def _words(row: jax.Array) -> list[jax.Array]:
 def _insert_one_by_one(
     tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    return _in_turn(capacity)(tree, rows, keep, held)
+    return _sequential_insert(capacity)(tree, rows, keep, held)
 
 
 @functools.lru_cache(maxsize=256)
-def _in_turn(capacity: int) -> Any:
-    """Inserts one by one; of a `vmap`'s trees into one after the other, because loops over several at once are no kernel."""
+def _sequential_insert(capacity: int) -> Any:
+    """Return the sequential insert; under `vmap` it processes the trees one after another, which keeps one kernel."""
 
     @jax.custom_batching.custom_vmap
     def insert(tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -182,18 +165,18 @@ def _in_turn(capacity: int) -> Any:
 def _put_all(
     trees: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`_insert_one_by_one` into each of M trees [M, nodes, W]."""
+    """Insert into each of M trees [M, nodes, W], row by row."""
     counts, offsets = layout(capacity)
     (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
     if members * offsets[-1] >= 2**31:
         raise ValueError(
-            f"TopK: {members} buffers of capacity {capacity} under one vmap; expected fewer than 2**31 nodes, about 8/7 of "
-            f"their capacities together. Write jax.lax.map over some of them at a time."
+            f"TopK: vmap is over {members} buffers of capacity {capacity}; expected fewer than 2**31 tree nodes. Use "
+            f"jax.lax.map over groups of buffers."
         )
-    if number == 1:  # of a loop over one XLA makes no loop, and copies
+    if number == 1:  # XLA copies the tree in a loop over one row
         rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
-    # They are looked at again after the loop, which writes there.
-    _, roots = pin(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
+    # The roots are read before the loop writes them.
+    _, roots = order_after_reads(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
     tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
 
     def put(carry: tuple[jax.Array, ...], given: tuple[jax.Array, ...]) -> Any:
@@ -208,7 +191,7 @@ def _put_all(
         takes = keep & (empty | _less(_words(low[:words]), _words(row[:words])))
         slot = jnp.where(takes, jnp.where(empty, full, low[-1].astype(jnp.int32)), jnp.int32(0))
         leaf = jnp.where(takes, jnp.concatenate([row, slot.astype(jnp.uint32)[None]]), _NONE)
-        # One that is not taken goes to the padding beside the root, and parents are made of what they were made of.
+        # A row that is not taken writes the padding beside the root.
         where = jnp.where(takes, slot, jnp.int32(offsets[-1] - 1))
         tree = lax.dynamic_update_slice(tree, leaf[None], (base + where, jnp.int32(0)))
         levels = jnp.where(takes, jnp.int32(len(counts) - 1), jnp.int32(0))
@@ -222,7 +205,7 @@ def _put_all(
             return above, node, tree, low
 
         start = (jnp.int32(0), slot, tree, low)
-        _, _, tree, low = lax.while_loop(lambda carry: any_of(carry[0] < levels), climb, start)
+        _, _, tree, low = lax.while_loop(lambda carry: any_unbatched(carry[0] < levels), climb, start)
         full = full + (takes & empty).astype(jnp.int32)
         return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
 
@@ -236,7 +219,7 @@ def _insert_at_once(
 ) -> tuple[jax.Array, jax.Array]:
     counts, offsets = layout(capacity)
     number, words = rows.shape[0], rows.shape[1] - 2
-    # Those that are left out last, the highest first, of equal ones the first to come.
+    # Sort skipped rows last, others by descending rank; ties keep the order of arrival.
     inverse = tuple(~rows[:, w] for w in range(words))
     left_out, order = (~keep).astype(jnp.uint32), lax.iota(jnp.int32, number)
     order = lax.sort((left_out, *inverse, order), num_keys=words + 2)[-1]
@@ -261,13 +244,13 @@ def _insert_at_once(
 
 
 def _children(tree: jax.Array, node: jax.Array, below: int) -> jax.Array:
-    """uint32[K, 8, W]."""
+    """Gather the children uint32[K, 8, W] of nodes."""
     at = node[:, None] * jnp.int32(8) + jnp.int32(below) + lax.iota(jnp.int32, FAN_OUT)[None, :]
     return tree.at[at].get(mode="promise_in_bounds")
 
 
 def lowest(tree: jax.Array, capacity: int, number: int) -> jax.Array:
-    """uint32[number, words + 3], the lowest rows, lowest first; all ones where there are fewer."""
+    """Return the lowest rows uint32[number, words + 3] in order, padded with all ones."""
     counts, offsets = layout(capacity)
     first = next(level for level, count in enumerate(counts) if count <= FAN_OUT * number)
     found = _first(tree[offsets[first] : offsets[first] + counts[first]], number)
@@ -281,7 +264,7 @@ def lowest(tree: jax.Array, capacity: int, number: int) -> jax.Array:
 
 
 def _first(rows: jax.Array, number: int) -> jax.Array:
-    """The lowest of rows [M, W], lowest first, padded with all ones."""
+    """Return the lowest of rows [M, W] in order, padded with all ones."""
     columns = lax.sort(tuple(rows[:, w] for w in range(rows.shape[1])), num_keys=rows.shape[1])
     found = jnp.stack(columns, axis=-1)[:number]
     return jnp.pad(found, ((0, number - found.shape[0]), (0, 0)), constant_values=_NONE)

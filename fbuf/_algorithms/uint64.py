@@ -1,6 +1,6 @@
-"""Whole numbers of 64 bits where JAX has 32: pairs of uint32, high word and low word.
+"""Compute with 64-bit integers as pairs of uint32, because x64 is off by default in JAX.
 
-Counters of rows outlive 2^32, and x64 is off by default. Everything here is exact, elementwise and wraps at 2^64.
+Everything is exact, elementwise, and wraps at 2^64.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Wide", "add", "at_most", "multiply", "multiply_high", "negative", "of", "product_high"]
-
 _SIGN = np.uint32(0x80000000)
 
 
 class Wide(NamedTuple):
-    """high * 2^32 + low; as a signed number in two's complement."""
+    """high * 2^32 + low; a signed number is in two's complement."""
 
     high: jax.Array  # uint32[...]
     low: jax.Array  # uint32[...]
 
 
 def of(number: int) -> Wide:
-    """A Python int, negative ones in two's complement."""
+    """Convert a Python int; negative ones to two's complement."""
     return Wide(jnp.uint32(number >> 32 & 0xFFFFFFFF), jnp.uint32(number & 0xFFFFFFFF))
 
 
 def add(a: Wide, b: Wide) -> Wide:
-    """a + b.
+    """Return a + b.
 
     Example:
       >>> add(of(2**32 - 1), of(1))
@@ -40,18 +38,18 @@ def add(a: Wide, b: Wide) -> Wide:
 
 
 def negative(a: Wide) -> Wide:
-    """-a in two's complement."""
+    """Return -a in two's complement."""
     return Wide(~a.high + (a.low == jnp.uint32(0)).astype(jnp.uint32), ~a.low + jnp.uint32(1))
 
 
 def at_most(a: Wide, b: Wide) -> jax.Array:
-    """bool[...], a <= b as signed numbers."""
+    """Return bool[...], a <= b as signed numbers."""
     high, other = a.high ^ _SIGN, b.high ^ _SIGN
     return (high < other) | ((high == other) & (a.low <= b.low))
 
 
 def multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The high 32 bits of a product of uint32s."""
+    """Return the high 32 bits of a product of uint32s."""
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
     a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
     middle = a1 * b0 + (a0 * b0 >> half)
@@ -59,12 +57,12 @@ def multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def multiply(a: jax.Array, b: jax.Array) -> Wide:
-    """The product of uint32s, all of it."""
+    """Return the whole product of uint32s."""
     return Wide(multiply_high(a, b), a * b)
 
 
 def product_high(a: Wide, b: Wide) -> Wide:
-    """The high 64 of the 128 bits of a * b: with random 64 bits for a, a whole number uniform in [0, b)."""
+    """Return the high 64 of the 128 bits of a * b. With 64 random bits for a, it is uniform in [0, b)."""
     zero = jnp.uint32(0)
     below = multiply(a.low, b.low)
     one, other = multiply(a.high, b.low), multiply(a.low, b.high)

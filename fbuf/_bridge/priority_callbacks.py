@@ -59,7 +59,7 @@ def clear(id: jax.Array, version: jax.Array) -> jax.Array:
 def draw(
     id: jax.Array, version: jax.Array, top: jax.Array, bottom: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """int32[B] and float32[B], leaves drawn from a version by `fbuf._algorithms.sum_tree_draw.uniforms`; the sum float32[] of
+    """int32[B] and float32[B], leaves drawn from a version by `fbuf._algorithms.sum_tree.uniforms`; the sum float32[] of
     all, and the least float32[] above 0."""
     id, version = guard(id, version, what="priorities")
     number = jax.ShapeDtypeStruct((), jnp.float32)

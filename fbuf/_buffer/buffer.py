@@ -15,30 +15,29 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, fit_transforms, prefetch, state_ops, transforms, verbs
+from fbuf._buffer import checks, fit_transforms, operations, prefetch, state_ops, transforms
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._core import arguments
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, name_of, named_leaves, nested, spec_of, tree_bytes
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import TICKET, Index, Rows, Sample
-from fbuf._interfaces.sampler import Rebuilding, host_kept
-from fbuf._interfaces.storage import Growable, Resumable
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly, Streaming
 from fbuf.transforms._chain import chained
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
-    from fbuf.storages import Ragged
 
 
 _INTERNAL = {
@@ -174,25 +173,27 @@ class Buffer(BufferConfig):
         example, given = transforms.stored("Buffer.init", self, example)
         with self._enough_memory(example):
             state = self._init(example, given)
-        return self._tried("Buffer.init", fit_transforms.observed(self, state) if self._is_read_only else state)
+        return self._validate_transforms(
+            "Buffer.init", fit_transforms.fit_transforms(self, state) if self._is_read_only else state
+        )
 
     @property
     def _is_read_only(self) -> bool:
         return isinstance(self.writer, ReadOnly)
 
-    def _tried(self, call: str, state: BufferState) -> BufferState:
+    def _validate_transforms(self, call: str, state: BufferState) -> BufferState:
         """The state, once a batch of it went through `on_read`, as shapes: so that an error comes now."""
         if self.on_read is not None:
-            sample = functools.partial(verbs.sample.core, self, options={}, batch_size=self.batch_size or 2)
+            sample = functools.partial(operations.sample.core, self, options={}, batch_size=self.batch_size or 2)
             jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
         return state
 
     @property
-    def _ragged(self) -> Ragged | None:
-        """The storage, where its rows may have any shape."""
-        return cast("Ragged", self.storage) if getattr(self.storage, "any_shape", False) else None
+    def _ragged(self) -> RaggedStorage | None:
+        """The storage, if its rows may have any shape."""
+        return self.storage if isinstance(self.storage, RaggedStorage) else None
 
-    def _init(self, example: PyTree, given: Given | None) -> BufferState:
+    def _init(self, example: PyTree, given: RowFormat | None) -> BufferState:
         if ragged := self._ragged:
             arrays, leaves = ragged.describe("Buffer.init", example)
             spec = self._checked_spec_beside("Buffer.init", arrays, [leaf.name for leaf in leaves])
@@ -202,8 +203,8 @@ class Buffer(BufferConfig):
             rows = self.storage.init(self.geometry, spec, jax.tree.structure(example))
         state = prefetch.empty_state(self, rows, given)
         if isinstance(self.writer, ReadOnly):
-            return _convert.filled(self, "Buffer.init", state)
-        return dataclasses.replace(state, sampler=state_ops.opened(self, "Buffer.init", state.sampler))
+            return _convert.with_existing_rows(self, "Buffer.init", state)
+        return dataclasses.replace(state, sampler=state_ops.open_host_state(self, "Buffer.init", state.sampler))
 
     @contextlib.contextmanager
     def _enough_memory(self, example: PyTree) -> Iterator[None]:
@@ -282,10 +283,10 @@ class Buffer(BufferConfig):
         ring = self.writer.resume(self.geometry, np.asarray(count))
         ring = dataclasses.replace(ring, size=jnp.asarray(held, jnp.int32))
         state = dataclasses.replace(prefetch.empty_state(self, rows, given), ring=ring)
-        fresh = state_ops.fresh_sampler(self, "Buffer.resume")
-        anchors, sampler = verbs.convert(self, state, fresh, static=(self,))[1]
+        fresh = state_ops.init_host_sampler(self, "Buffer.resume")
+        anchors, sampler = operations.convert(self, state, fresh, static=(self,))[1]
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
-        return self._tried("Buffer.resume", fit_transforms.observed(self, state))
+        return self._validate_transforms("Buffer.resume", fit_transforms.fit_transforms(self, state))
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
         """Spec of a row that this buffer can hold; raises what `init` raises."""
@@ -364,7 +365,7 @@ class Buffer(BufferConfig):
         if values is not None:
             leaves = self._put(state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
-        return verbs.extend(self, state, leaves, priority, mask, static=(shape, leading))[0]
+        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading))[0]
 
     def _checked_rows(
         self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any
@@ -453,11 +454,11 @@ class Buffer(BufferConfig):
                     f"{f'windows of {window} rows' if window else 'no windows'}."
                 )
             td_error = arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi")
-            return verbs.update_priority(self, state, index, td_error, None, None)[0]
+            return operations.update_priority(self, state, index, td_error, None, None)[0]
         shape = (index.slot.shape[0], np.shape(td_error)[1])
         td_error = arguments.check_array(call, "td_error", td_error, shape, "fi")
         mask = jnp.ones(shape, bool) if mask is None else arguments.check_array(call, "mask", mask, shape, "b")
-        return verbs.update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
+        return operations.update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree) -> BufferState:
         """Replaces some leaves of rows already there (stale indices are skipped and counted; the last of several wins).
@@ -496,7 +497,7 @@ class Buffer(BufferConfig):
                 raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
         part = {n: spec[n] for n in given}
         leaves = arguments.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
-        return verbs.update_rows(self, state, index, leaves)[0]
+        return operations.update_rows(self, state, index, leaves)[0]
 
     def clear(self, state: BufferState) -> BufferState:
         """Forgets every row. Annealed numbers stay; every index handed out is stale. Cost: O(C).
@@ -510,7 +511,7 @@ class Buffer(BufferConfig):
         """
         self._refuse_change("Buffer.clear")
         self._state_spec("Buffer.clear", "clear(state)", state)
-        return verbs.clear(self, state)[0]
+        return operations.clear(self, state)[0]
 
     def set(self, state: BufferState, **numbers: Any) -> BufferState:
         """Replaces numbers of the sampler that a user anneals, `set(state, alpha=0.5)`, without compiling again.
@@ -527,7 +528,7 @@ class Buffer(BufferConfig):
           1.0
         """
         self._state_spec("Buffer.set", "set(state, alpha=...)", state)
-        return verbs.set_numbers(
+        return operations.set_numbers(
             self, state, checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
         )[0]
 
@@ -548,14 +549,14 @@ class Buffer(BufferConfig):
         """
         call = "Buffer.rebuild"
         self._state_spec(call, "rebuild(state)", state)
-        if not isinstance(self.sampler, Rebuilding):
+        if not hasattr(self.sampler, "rebuild"):
             raise TypeError(f"{call}: {self.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-        if self.sampler.rebuilds:
+        if fix := getattr(self.sampler, "rebuilds", ""):
             raise TypeError(
                 f"{call}: {self.sampler!r} keeps what the numbers of then made of priorities, not these themselves. "
-                f"Use {self.sampler.rebuilds}."
+                f"Use {fix}."
             )
-        return verbs.rebuild(self, state)[0]
+        return operations.rebuild(self, state)[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -592,7 +593,7 @@ class Buffer(BufferConfig):
         self._state_spec(call, form, state)
         size, given = checks.check_draw(call, form, self, key, batch_size, options)
         if not self.prefetch:
-            return verbs.sample(self, state, key, given, static=(size,))
+            return operations.sample(self, state, key, given, static=(size,))
         if size != self.batch_size:
             raise ValueError(
                 f"{call}: batch_size is {size}, but the state holds a batch of {self.batch_size} drawn ahead. Leave it out, or "
@@ -622,7 +623,7 @@ class Buffer(BufferConfig):
         call, form = "Buffer.peek", "peek(state, key, batch_size)"
         self._state_spec(call, form, state)
         size, given = checks.check_draw(call, form, self, key, batch_size, options)
-        return verbs.sample(self, state, key, given, static=(size,))
+        return operations.sample(self, state, key, given, static=(size,))
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Rows by index, as they were added.
@@ -651,8 +652,8 @@ class Buffer(BufferConfig):
             slots = jnp.asarray(index)
             if not jnp.issubdtype(slots.dtype, jnp.integer):
                 raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
-            return verbs.rows_at(self, state, slots.astype(jnp.int32))[1]
-        return verbs.get(self, state, index)[1]
+            return operations.rows_at(self, state, slots.astype(jnp.int32))[1]
+        return operations.get(self, state, index)[1]
 
     def rows(self, state: BufferState) -> Rows:
         """Every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` False past the newest.
@@ -670,7 +671,7 @@ class Buffer(BufferConfig):
           [0, 1, 2, 3, 4]
         """
         self._state_spec("Buffer.rows", "rows(state)", state)
-        return verbs.all_rows(self, state)[1]
+        return operations.all_rows(self, state)[1]
 
     def last(self, state: BufferState, n: int) -> Rows:
         """The newest `n` rows (a lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
@@ -687,7 +688,7 @@ class Buffer(BufferConfig):
         self._state_spec("Buffer.last", "last(state, n)", state)
         if not isinstance(n, (int, np.integer)) or not 1 <= n <= self.geometry.length:
             raise ValueError(f"Buffer.last: n is {n!r}; expected an int from 1 to {self.geometry.length}.")
-        return verbs.last(self, state, static=(int(n),))[1]
+        return operations.last(self, state, static=(int(n),))[1]
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """bool[]: there is something to draw.
@@ -700,7 +701,7 @@ class Buffer(BufferConfig):
           (True, False)
         """
         self._state_spec("Buffer.can_sample", "can_sample(state)", state)
-        return verbs.can_sample(self, state)[1]
+        return operations.can_sample(self, state)[1]
 
     def size(self, state: BufferState) -> jax.Array:
         """int32[]: rows held.
@@ -726,7 +727,7 @@ class Buffer(BufferConfig):
           5
         """
         self._state_spec("Buffer.stats", "stats(state)", state)
-        return verbs.stats(self, state)[1]
+        return operations.stats(self, state)[1]
 
     def summary(self, state: BufferState, *, compare: int | None = 1 << 14) -> Summary:
         """What the buffer holds and would draw: ages, priorities, effective size, episodes, duplicates, bytes by leaf. Eager.
@@ -767,7 +768,7 @@ class Buffer(BufferConfig):
         """
         sizes = self.storage.nbytes(state.rows)
         device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
-        kept = host_kept(self.sampler)
+        kept = host_sampler(self.sampler)
         own = 0 if kept is None else kept.host_bytes(state.sampler)
         return {**sizes, "device": device, "host": sizes["host"] + own}
 
@@ -840,14 +841,14 @@ class Buffer(BufferConfig):
                     f"Buffer.convert: other.{field} is {getattr(other, field)!r}; expected {getattr(self, field)!r}. {fix}"
                 )
         checks.check_fields("Buffer.convert", other, spec)
-        fresh = state_ops.fresh_sampler(other, "Buffer.convert")
-        convert = _convert.index_rows if isinstance(self.writer, ReadOnly) else verbs.convert
+        fresh = state_ops.init_host_sampler(other, "Buffer.convert")
+        convert = _convert.index_rows if isinstance(self.writer, ReadOnly) else operations.convert
         anchors, sampler = convert(self, state, fresh, static=(other,))[1]
         if other.on_read != self.on_read:
-            state = fit_transforms.observed(other, state, since=self)
+            state = fit_transforms.fit_transforms(other, state, since=self)
         state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ahead=None)
-        state = dataclasses.replace(state, ahead=prefetch.nothing(other, state))
-        return other._tried("Buffer.convert", state)
+        state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(other, state))
+        return other._validate_transforms("Buffer.convert", state)
 
     def grow(
         self, state: BufferState, blocks: Any = None, *, capacity: int | None = None
@@ -930,7 +931,7 @@ class Buffer(BufferConfig):
 
 
 @functools.lru_cache(maxsize=256)
-def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any, given: Given | None) -> Any:
+def _expected_state(buffer: Buffer, items: tuple[Any, ...], structure: Any, given: RowFormat | None) -> Any:
     """Shapes and dtypes of the leaves of `buffer`'s states, the rule of their anchors, what is drawn ahead, what is known."""
     spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
     rows = buffer.storage.abstract(buffer.geometry, spec, structure)

@@ -26,7 +26,6 @@ from fbuf._buffer.state import BY_DESIGN, COUNTERS, BufferState
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._interfaces.sampler import Bounded, Joint
 from fbuf._interfaces.storage import Growable
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class Checked:
 
     def _numbers(self, call: str, numbers: Mapping[str, Any]) -> None:
         """Numbers that are arrays, traced or not: those of Python and numpy the verbs check themselves."""
-        most = self.buffer.sampler.most if isinstance(self.buffer.sampler, Bounded) else {}
+        most = getattr(self.buffer.sampler, "most", {})
         for name, value in numbers.items():
             if isinstance(value, jax.Array) and value.shape == ():
                 x = value.astype(jnp.float32)
@@ -315,12 +314,17 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
 def _states(tree: Any) -> list[Any]:
     """Of buffers and mixtures, each mixture before its buffers."""
     found = []
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, (BufferState, Joint))):
-        if isinstance(leaf, Joint):
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, BufferState) or _is_joint(x)):
+        if _is_joint(leaf):
             found += [leaf, *_states(leaf.buffers)]
         elif isinstance(leaf, BufferState):
             found.append(leaf)
     return found
+
+
+def _is_joint(state: Any) -> bool:
+    """Whether it is the state of a mixture."""
+    return hasattr(state, "buffers") and hasattr(state, "refused")
 
 
 def _counters(state: Any) -> np.ndarray:

@@ -17,9 +17,9 @@ from fbuf._buffer.config import BufferConfig
 from fbuf._core import arguments
 from fbuf._core.pytree import Spec
 from fbuf._core.sample import Index
-from fbuf._interfaces.sampler import Bounded, InOrder, Sampler
+from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
-from fbuf._interfaces.view import Deciding, Prompt, Rule, View
+from fbuf._interfaces.view import EligibilityRule, View
 from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
 
 
@@ -29,8 +29,6 @@ def check_parts(buffer: BufferConfig) -> None:
         ("storage", buffer.storage, Storage),
         ("sampler", buffer.sampler, Sampler),
         ("view", buffer.view, View),
-        ("view", buffer.view, Prompt if getattr(getattr(buffer.view, "rule", None), "prompt", True) else Deciding),
-        ("writer", buffer.writer, Writer),
         ("writer", buffer.writer, Streaming if getattr(buffer.writer, "streams", True) else Scattering),
     ):
         if isinstance(value, type):
@@ -47,6 +45,9 @@ def check_parts(buffer: BufferConfig) -> None:
             raise TypeError(
                 f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
             )
+    needed = "opens" if buffer.view.rule.prompt else "decide"
+    if not hasattr(buffer.view, needed):
+        raise TypeError(f"Buffer: view is {buffer.view!r}, which has no `{needed}`; see fbuf.parts.View.")
     if not buffer.writer.streams:
         _check_order(buffer)
     if isinstance(buffer.writer, ReadOnly) != isinstance(buffer.storage, ReadOnly):
@@ -99,14 +100,14 @@ def _made(part: type) -> str:
 def _check_order(buffer: BufferConfig) -> None:
     """Refuses what needs rows in order beside a writer that keeps none."""
     needs = ""
-    if buffer.view.rule != Rule():
+    if buffer.view.rule != EligibilityRule():
         needs = f"{buffer.view!r} looks at neighbouring rows"
     elif buffer.sampler.by_episode:
         needs = f"{buffer.sampler!r} goes by episodes"
-    elif isinstance(buffer.sampler, InOrder) and buffer.sampler.in_order:
+    elif getattr(buffer.sampler, "in_order", False):
         needs = f"{buffer.sampler!r} counts on the oldest row being replaced first"
     if needs:
-        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == Rule() else "view=fbuf.views.Row()"
+        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
         raise ValueError(
             f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
         )
@@ -174,7 +175,7 @@ def check_numbers(
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
             if isinstance(value, (int, np.generic, np.ndarray)) and int(value) >= 2**31:
                 raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
-        most = sampler.most.get(name, np.inf) if isinstance(sampler, Bounded) else np.inf
+        most = getattr(sampler, "most", {}).get(name, np.inf)
         if isinstance(value, (int, float, np.generic, np.ndarray)) and float(value) > most:
             raise ValueError(f"{call}: {name} is {value}; expected a number from 0 to {most:g}.")
         checked[name] = jnp.asarray(value, known[name])

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from fbuf._core.geometry import Geometry
-from fbuf._interfaces.sampler import ByRank, Sampler
+from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
-from fbuf._interfaces.view import Rule, View
+from fbuf._interfaces.view import EligibilityRule, View
 from fbuf._interfaces.writer import ReadOnly, Writer
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
@@ -44,17 +44,17 @@ class BufferConfig:
         return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
         return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
 
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
-        return self.view.rule == Rule() and not self.sampler.by_episode
+        return self.view.rule == EligibilityRule() and not self.sampler.by_episode
 
     @property
     def counted(self) -> bool:
         """Whether the sampler finds anchors by counting, and keeps no log of them: where rows stay, and not all are anchors."""
-        by_rank = isinstance(self.sampler, ByRank) and self.sampler.by_rank
+        by_rank = getattr(self.sampler, "by_rank", False)
         return isinstance(self.writer, ReadOnly) and by_rank and not self.dense

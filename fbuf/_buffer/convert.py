@@ -19,7 +19,7 @@ from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.state_ops import empty_state, ending, largest, stamp_of
-from fbuf._core.dispatch import Verb
+from fbuf._core.dispatch import Operation
 from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
 from fbuf._indexing import anchors as _anchors
@@ -33,7 +33,7 @@ BLOCK = 1 << 16
 def _index_rows_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
-    """The anchors and the sampler that all rows make; `sampler` is what `fresh_sampler(other)` gave."""
+    """The anchors and the sampler that all rows make; `sampler` is what `init_host_sampler(other)` gave."""
     empty = state_ops.empty_state(other, state.rows)
     sampler = empty.sampler if sampler is None else sampler
     if other.dense and not tree_bytes(sampler):
@@ -70,12 +70,12 @@ def _index_rows_core(
     return state, (anchors, sampler)
 
 
-index_rows = Verb(_index_rows_core)
+index_rows = Operation(_index_rows_core)
 
 
-def filled(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
+def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """A state whose rows are there, with their anchors."""
-    fresh = state_ops.fresh_sampler(buffer, call)
+    fresh = state_ops.init_host_sampler(buffer, call)
     anchors, sampler = index_rows(buffer, state, fresh, static=(buffer,))[1]
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
@@ -85,7 +85,7 @@ def _convert_core(
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Lets the rows arrive again, oldest first, without writing them: the anchors and the sampler they make.
 
-    `sampler` is what `fresh_sampler(other)` gave.
+    `sampler` is what `init_host_sampler(other)` gave.
 
     Before a lane's oldest row there may have been another, long gone, unless the lane never filled up. Its episode
     is then taken to have begun earlier, out of reach; and where rows after an end are reset rows it may be one itself, so

@@ -15,7 +15,7 @@ from jax import lax
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, Transforms
-from fbuf._core.dispatch import Verb
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._interfaces.storage import Read
 from fbuf.transforms import Chain
@@ -43,10 +43,10 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
     return state, lax.fori_loop(0, -(-capacity // block), more, stages.init(spec))
 
 
-_observe = Verb(_observe_core)
+_observe = Operation(_observe_core)
 
 
-def observed(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:
+def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:
     """A state, of `since` or else of `buffer`, with what the stages of `buffer.on_read` know of its rows.
 
     Stages that `since` had under the same name go on with what they knew. Cost: O(C) where there is one that learns anew.

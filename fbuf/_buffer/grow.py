@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._buffer import state_ops, verbs
+from fbuf._buffer import operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._core.geometry import Ring
 from fbuf._indexing.anchor_log import EpisodeLog
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf.samplers import PrioritizedState, RankedState
 
 B = TypeVar("B", bound=BufferConfig)
@@ -48,19 +48,19 @@ def grow(buffer: B, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
             f"other.extend(other.init(example), rows)."
         )
     other = dataclasses.replace(buffer, capacity=int(capacity))
-    assert isinstance(buffer.storage, Recording)
-    storage: Recording = buffer.storage
+    assert isinstance(buffer.storage, RaggedStorage)
+    storage: RaggedStorage = buffer.storage
     ring = _longer_ring(state.ring, length)
-    rows = storage.deepen(state.rows, other.geometry)
+    rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeLog):  # numbers episodes by the length of a lane
         grown = dataclasses.replace(fresh, rows=rows, ring=ring)
-        anchors, sampler = verbs.convert(other, grown, None, static=(other,))[1]
+        anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
-        kept = host_kept(buffer.sampler)
+        kept = host_sampler(buffer.sampler)
         if kept is not None:
-            sampler = kept.deepen(state.sampler, other.geometry)
+            sampler = kept.with_capacity(state.sampler, other.geometry)
         else:
             sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
     return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)

@@ -18,8 +18,8 @@ from fbuf._buffer import prefetch, transforms
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.text_table import human
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Forecast, Forecasting, Recording, Resumable
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import Forecast, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly
 
 
@@ -95,7 +95,7 @@ def plan(
         raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
     if ratio is not None and not ratio > 0:
         raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
-    if isinstance(buffer.storage, Recording):
+    if isinstance(buffer.storage, RaggedStorage):
         if rows is not None:
             raise ValueError(
                 f"Buffer.plan: rows are given, but {buffer.storage!r} cannot tell from them. Leave them out."
@@ -115,11 +115,11 @@ def plan(
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
-    sampler = host_kept(buffer.sampler)
+    sampler = host_sampler(buffer.sampler)
     if sampler is not None:
         own = sampler.plan_host(geometry)
         host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
-    table = storage.forecast(geometry, spec, trial) if isinstance(storage, Forecasting) else None
+    table = getattr(storage, "forecast", lambda *_: None)(geometry, spec, trial)
 
     abstract = storage.abstract(geometry, spec, structure)
     state = jax.eval_shape(partial(prefetch.empty_state, buffer, given=was), abstract)

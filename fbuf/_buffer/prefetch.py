@@ -25,43 +25,43 @@ from fbuf._buffer import read as _read
 from fbuf._buffer import state_ops, transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import Ahead, BufferState, ReadNames
-from fbuf._core.dispatch import Verb, scoped
-from fbuf._core.ordering import any_of, pin
-from fbuf._core.row_format import Given
+from fbuf._core.dispatch import Operation, scoped
+from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
-from fbuf._interfaces.storage import Read, Requesting
+from fbuf._interfaces.storage import Prefetchable, Read
 from fbuf._interfaces.view import Window
 
 T = TypeVar("T")
-_NOW = 1  # what tells the key of a draw on the spot from that of a draw ahead
+_IMMEDIATE_FOLD = 1  # what tells the key of a draw on the spot from that of a draw ahead
 
 
-def _hold(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
-    return scoped("read", storage.hold if isinstance(storage, Requesting) else storage.read)(rows, reads)
+def _prepare_read(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
+    return scoped("read", storage.prepare_read if isinstance(storage, Prefetchable) else storage.read)(rows, reads)
 
 
-def _request(storage: Any, rows: Any, held: Any) -> Any:
-    return scoped("request", storage.request)(rows, held) if isinstance(storage, Requesting) else held
+def _start_read(storage: Any, rows: Any, held: Any) -> Any:
+    return scoped("request", storage.start_read)(rows, held) if isinstance(storage, Prefetchable) else held
 
 
-def _collect(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-    arrays, ok = scoped("read", storage.collect)(rows, held) if isinstance(storage, Requesting) else held
+def _finish_read(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    arrays, ok = scoped("read", storage.finish_read)(rows, held) if isinstance(storage, Prefetchable) else held
     return list(arrays), ok
 
 
-def empty_state(buffer: BufferConfig, rows: Any, given: Given | None = None) -> BufferState:
+def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
     """No rows yet, over a storage's empty `rows`, and nothing drawn ahead."""
     state = state_ops.empty_state(buffer, rows, given)
-    return dataclasses.replace(state, ahead=nothing(buffer, state))
+    return dataclasses.replace(state, ahead=empty_prefetch(buffer, state))
 
 
-def nothing(buffer: BufferConfig, state: BufferState) -> Ahead | None:
+def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
     """Nothing drawn ahead yet."""
     if not buffer.prefetch:
         return None
 
     def drawn(state: BufferState, key: jax.Array) -> Ahead:
-        return _drawn(buffer, state, key, {}, jnp.zeros((), jnp.uint32), ahead=False)[2]
+        return _prefetch_batch(buffer, state, key, {}, jnp.zeros((), jnp.uint32), ahead=False)[2]
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(drawn, state, key))
@@ -69,12 +69,12 @@ def nothing(buffer: BufferConfig, state: BufferState) -> Ahead | None:
 
 def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
     """Bytes on the host for what is drawn ahead, from shapes."""
-    if state.ahead is None or not isinstance(buffer.storage, Requesting):
+    if state.ahead is None or not isinstance(buffer.storage, Prefetchable):
         return 0
     return buffer.storage.held_bytes(state.rows, state.ahead.held)
 
 
-def _drawn(
+def _prefetch_batch(
     buffer: BufferConfig,
     state: BufferState,
     key: jax.Array,
@@ -85,12 +85,14 @@ def _drawn(
     """Sampler, token, and a batch of `state` as it is now; its read has been asked for if it is drawn `ahead`."""
     assert buffer.batch_size is not None
     sampler, draw, window = _read.draw(buffer, state, key, options, buffer.batch_size)
-    held = _hold(buffer.storage, state.rows, window.reads)
+    held = _prepare_read(buffer.storage, state.rows, window.reads)
     if ahead:
-        held = _request(buffer.storage, state.rows, held)
+        held = _start_read(buffer.storage, state.rows, held)
     index = state_ops.index_of(buffer, state, draw.slot)
     reading = transforms.reading(buffer, state, key)  # pinned too: what is kept is no leaf of the state twice
-    token, (held, draw, context, index, reading) = pin(state.token, (held, draw, window.context, index, reading))
+    token, (held, draw, context, index, reading) = order_after_reads(
+        state.token, (held, draw, window.context, index, reading)
+    )
     names = ReadNames(tuple(read.name for read in window.reads))
     batch = Sample(None, index, draw.probability, draw.weight, draw.mask)
     return sampler, token, Ahead(batch, names, context, held, stale, reading)
@@ -99,19 +101,19 @@ def _drawn(
 def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
 ) -> tuple[BufferState, Sample]:
-    state = _drawn_now(buffer, state, jax.random.fold_in(key, _NOW), options)
+    state = _drawn_now(buffer, state, jax.random.fold_in(key, _IMMEDIATE_FOLD), options)
     ahead = state.ahead
     assert ahead is not None
-    arrays, ok = _collect(buffer.storage, state.rows, ahead.held)
-    token, (arrays, ok, context) = pin(state.token, (arrays, ok, ahead.context))
+    arrays, ok = _finish_read(buffer.storage, state.rows, ahead.held)
+    token, (arrays, ok, context) = order_after_reads(state.token, (arrays, ok, ahead.context))
     window = Window(tuple(Read(name, None) for name in ahead.reads.names), context)
     batch, counters = _read.deliver(buffer, state, ahead.batch, window, arrays, ok, ahead.reading)
     drawn = ahead.batch.index
     now = state_ops.generation(buffer, state, drawn.slot)
-    token, (now,) = pin(token, (now,))
+    token, (now,) = order_after_reads(token, (now,))
     stale = ahead.stale + jnp.sum(ahead.batch.mask & (now != drawn.ticket), dtype=jnp.uint32)
     state = dataclasses.replace(state, token=token, counters=counters)
-    sampler, token, ahead = _drawn(buffer, state, key, options, stale, ahead=True)
+    sampler, token, ahead = _prefetch_batch(buffer, state, key, options, stale, ahead=True)
     return dataclasses.replace(state, sampler=sampler, token=token, ahead=ahead), batch
 
 
@@ -130,7 +132,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
     def turn(carry: tuple[jax.Array, list[jax.Array], jax.Array, Ahead]) -> Any:
         wanted, leaves, token, ahead = carry
         now = dataclasses.replace(state, sampler=with_leaves(leaves), token=token)
-        sampler, token, drawn = _drawn(buffer, now, own(), options, ahead.stale, ahead=False)
+        sampler, token, drawn = _prefetch_batch(buffer, now, own(), options, ahead.stale, ahead=False)
         after = [leaf for c, leaf in zip(changed, jax.tree.leaves(sampler), strict=True) if c]
         leaves, drawn = _where(wanted, (after, drawn), (leaves, ahead))
         return jnp.zeros_like(wanted), leaves, token, drawn
@@ -138,7 +140,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
     assert state.ahead is not None
     carried = [leaf for c, leaf in zip(changed, before, strict=True) if c]
     start = (~jnp.any(state.ahead.batch.mask), carried, state.token, state.ahead)
-    _, leaves, token, ahead = lax.while_loop(lambda carry: any_of(carry[0]), turn, start)
+    _, leaves, token, ahead = lax.while_loop(lambda carry: any_unbatched(carry[0]), turn, start)
     return dataclasses.replace(state, sampler=with_leaves(leaves), token=token, ahead=ahead)
 
 
@@ -174,4 +176,4 @@ def _where_of_all(axis_size: int, in_batched: Any, wanted: jax.Array, new: T, ol
     return chosen, jax.tree.map(lambda _: True, chosen)
 
 
-sample = Verb(_sample_core)
+sample = Operation(_sample_core)

@@ -11,28 +11,36 @@ import jax.numpy as jnp
 from fbuf._buffer import transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import COUNTERS, BufferState
-from fbuf._buffer.state_ops import _VIEW, _count_up, _judge, _split, _zero_masked, count, index_of, population
+from fbuf._buffer.state_ops import (
+    _VIEW,
+    _classify_indices,
+    _count_up,
+    _split,
+    _zero_masked,
+    count,
+    eligible_set,
+    index_of,
+)
 from fbuf._core.dispatch import scoped
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import zero_unless
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._indexing import ring, scatter
-from fbuf._interfaces.sampler import Draw, Population
+from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._interfaces.storage import Growable, Read
 from fbuf._interfaces.view import Window
-from fbuf._interfaces.writer import Reporting
 
 
 def draw(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """The sampler's state after a draw, the draw, and what to read for it."""
-    held = population(buffer, state)
+    held = eligible_set(buffer, state)
     sampler, drawn = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 
 
-def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: Population) -> Window:
+def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: EligibleSet) -> Window:
     """What to read for a draw with `key` from a population."""
     spec, _ = buffer.storage.spec(state.rows)
     return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
@@ -78,7 +86,9 @@ def _sample_core(
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
     arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
     index = index_of(buffer, state, drawn.slot)
-    token, (arrays, ok, drawn, context, index) = pin(state.token, (arrays, ok, drawn, window.context, index))
+    token, (arrays, ok, drawn, context, index) = order_after_reads(
+        state.token, (arrays, ok, drawn, window.context, index)
+    )
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
     reading = transforms.reading(buffer, state, key)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
@@ -102,7 +112,7 @@ def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tup
 
 
 def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
-    fresh = _judge(buffer, state, index)[3]
+    fresh = _classify_indices(buffer, state, index)[3]
     slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot)
 
@@ -154,8 +164,8 @@ def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
     if isinstance(buffer.storage, Growable):
         counts |= buffer.storage.stats(state.rows, counts["size"])
-    if state.scatter is not None and isinstance(buffer.writer, Reporting):
-        counts |= buffer.writer.stats(state.scatter.own)
+    if state.scatter is not None:
+        counts |= getattr(buffer.writer, "stats", lambda own: {})(state.scatter.own)
     if state.ahead is not None:
         counts["stale_draws"] = state.ahead.stale
     return state, counts | buffer.sampler.stats(state.sampler) | transforms.stats(buffer, state)

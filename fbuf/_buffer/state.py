@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf._core import state_repr
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Ring
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
 from fbuf._indexing.anchors import Anchors
 from fbuf._indexing.scatter import Scatter
@@ -61,7 +61,7 @@ class Ahead:
 class Transforms:
     """What transforms know, by the names of their stages: what `transforms.apply` takes as `memory`."""
 
-    given: Given | None  # what rows are before `on_write`; None where they are stored as they come
+    given: RowFormat | None  # what rows are before `on_write`; None where they are stored as they come
     write: dict[str, Any]  # of `on_write`
     read: dict[str, Any]  # of `on_read`
 

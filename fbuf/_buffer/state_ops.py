@@ -11,15 +11,15 @@ from jax import lax
 from fbuf._buffer import transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import COUNTERS, BufferState
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.pytree import zero_unless
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring
 from fbuf._indexing import scatter as _scatter
-from fbuf._interfaces.sampler import Population, host_kept
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.sampler import EligibleSet, host_sampler
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf._interfaces.writer import Scattering, Streaming
 
 _VIEW = 0x7669  # what tells a view's random numbers from the sampler's
@@ -30,7 +30,7 @@ def count(state: BufferState) -> jax.Array:
     return state.ring.size if state.anchors is None else state.anchors.count
 
 
-def empty_state(buffer: BufferConfig, rows: Any, given: Given | None = None) -> BufferState:
+def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
     """No rows yet, over a storage's empty `rows`; `given` is what rows are before `on_write`."""
     geometry, writer = buffer.geometry, buffer.writer
     scatter = None
@@ -48,17 +48,17 @@ def empty_state(buffer: BufferConfig, rows: Any, given: Given | None = None) -> 
     )
 
 
-def opened(buffer: BufferConfig, call: str, sampler: Any) -> Any:
+def open_host_state(buffer: BufferConfig, call: str, sampler: Any) -> Any:
     """The sampler's state over a store, where it keeps something on the host: what its `init` gave names none. Eager."""
-    kept = host_kept(buffer.sampler)
+    kept = host_sampler(buffer.sampler)
     return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
 
 
-def fresh_sampler(buffer: BufferConfig, call: str) -> Any:
+def init_host_sampler(buffer: BufferConfig, call: str) -> Any:
     """The state of a sampler that keeps something on the host, of an empty buffer; None of any other. Eager."""
-    if host_kept(buffer.sampler) is None:
+    if host_sampler(buffer.sampler) is None:
         return None
-    return opened(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
+    return open_host_state(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
 
 
 def _streaming(buffer: BufferConfig) -> Streaming:
@@ -114,33 +114,35 @@ def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
 def _zero_masked(mask: jax.Array, data: Any) -> Any:
     """Zeros where `mask` is False; costs nothing where it is True throughout."""
     return lax.cond(
-        any_of(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
+        any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
     )
 
 
 def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
     """What users see as data, and what `lazy` reads: None where all of a row are arrays."""
-    if isinstance(buffer.storage, Recording):
-        recording: Recording = buffer.storage
+    if isinstance(buffer.storage, RaggedStorage):
+        recording: RaggedStorage = buffer.storage
         return recording.split(state.rows, data)
     return data, None
 
 
-def _judge(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _classify_indices(
+    buffer: BufferConfig, state: BufferState, index: Index
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The token; and which indices are masked rows of a sample, in range, and still name the row they did."""
     capacity = jnp.int32(buffer.geometry.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
     inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
     token, now = state.token, generation(buffer, state, index.slot)
     if state.scatter is not None:
-        token, now = pin(token, now)
+        token, now = order_after_reads(token, now)
     fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
     return token, masked, inside, fresh
 
 
-def population(buffer: BufferConfig, state: BufferState) -> Population:
+def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
     """What samplers and views may know when they draw."""
     anchors = state.anchors
     if anchors is None:
-        return Population(buffer.geometry, state.ring, count(state), None)
-    return Population(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)
+        return EligibleSet(buffer.geometry, state.ring, count(state), None)
+    return EligibleSet(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)

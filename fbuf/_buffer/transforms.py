@@ -20,8 +20,8 @@ from fbuf._buffer.state import BufferState, Transforms
 from fbuf._core import arguments
 from fbuf._core.component import state
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, zero_unless
-from fbuf._core.row_format import Given, given
-from fbuf._interfaces.storage import Recording
+from fbuf._core.row_format import RowFormat, given
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf._interfaces.transform import Context
 from fbuf._interfaces.writer import ReadOnly
 
@@ -45,7 +45,7 @@ def check_parts(buffer: BufferConfig) -> None:
             f"Buffer: on_write is {buffer.on_write!r}, but the rows of {buffer.storage!r} are there already; expected None. "
             f"Use on_read, or make a data set of changed rows with fbuf.datasets.preprocess(...)."
         )
-    if isinstance(buffer.storage, Recording):
+    if isinstance(buffer.storage, RaggedStorage):
         raise ValueError(
             f"Buffer: on_write is {buffer.on_write!r}, but rows of {buffer.storage!r} hold what is no array; expected None. "
             f"Use on_read, or change the rows before `extend`."
@@ -66,7 +66,7 @@ def check_parts(buffer: BufferConfig) -> None:
             )
 
 
-def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, Given | None]:
+def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:
     """A row like `example` as it is stored, as shapes, and what it was; the example itself, and None, without `on_write`.
 
     Raises:
@@ -79,14 +79,14 @@ def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, Gi
     return buffer.on_write.opened(was.example)[1], was
 
 
-def empty(buffer: BufferConfig, spec: Spec, was: Given | None) -> Transforms | None:
+def empty(buffer: BufferConfig, spec: Spec, was: RowFormat | None) -> Transforms | None:
     """What transforms know before the first row; `spec` is of the rows that are stored."""
     write = {} if buffer.on_write is None or was is None else buffer.on_write.opened(was.example)[0]
     read = {} if buffer.on_read is None else buffer.on_read.init(spec)
     return Transforms(was, write, read) if was is not None or jax.tree.leaves(read) else None
 
 
-def given_of(state: BufferState) -> Given | None:
+def given_of(state: BufferState) -> RowFormat | None:
     """What rows are before `on_write`."""
     return None if state.transforms is None else state.transforms.given
 
@@ -150,7 +150,7 @@ def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None
     return jax.tree.map(lambda leaf: leaf if id(leaf) in before else zero_unless(mask, jnp.asarray(leaf)), out)
 
 
-def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: Given | None, shape: tuple[int, int]) -> Any:
+def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: RowFormat | None, shape: tuple[int, int]) -> Any:
     """Rows `[N, E, ...]` as they would be stored, for `plan`."""
     if buffer.on_write is None or was is None:
         return leaves

@@ -13,15 +13,15 @@ from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import transforms as _transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import _count_up, _judge, _scattering, _streaming, ending, largest, stamp_of
+from fbuf._buffer.state_ops import _classify_indices, _count_up, _scattering, _streaming, ending, largest, stamp_of
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.sample import Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
 from fbuf._indexing import scatter as _scatter
-from fbuf._interfaces.sampler import Change, Rebuilding
+from fbuf._interfaces.sampler import EligibilityUpdate
 from fbuf._interfaces.storage import Growable
 
 
@@ -36,7 +36,7 @@ def _extend_core(
 ) -> tuple[BufferState, None]:
     """`shape` is [N, E]; the leaves have `axes` leading axes of these, and lack those that are 1 by definition."""
     num = shape[0]
-    state = scoped("retire", _retire)(buffer, state, shape, mask)
+    state = scoped("retire", _make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority = None if priority is None else priority.reshape(shape)
@@ -95,9 +95,9 @@ def _extend_core(
     )
 
 
-def oldest(
+def evict_oldest(
     buffer: BufferConfig, state: BufferState, count: jax.Array, most: int, token: jax.Array
-) -> tuple[jax.Array, jax.Array, Any, Change, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Any, EligibilityUpdate, jax.Array]:
     """What becomes of anchors when the `count` int32[E] oldest rows of each lane go, at most `most`.
 
     Returns:
@@ -119,7 +119,7 @@ def oldest(
     return slot, gone, anchors, change, token
 
 
-def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
+def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None) -> BufferState:
     """Gives up the oldest rows where the storage has no room for more, as if they had been overwritten.
 
     What the write will overwrite goes first; only if that is not enough, more. Each lane gives up at most twice what it
@@ -137,8 +137,8 @@ def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], ma
     if mask is not None:
         mask = mask.reshape(shape)
         brought = jnp.minimum(jnp.sum(mask, axis=0, dtype=jnp.int32), jnp.int32(geometry.length))
-    crowded = storage.crowded(state.rows, jnp.sum(brought, dtype=jnp.int32))
-    if crowded is None:
+    needs_eviction = storage.needs_eviction(state.rows, jnp.sum(brought, dtype=jnp.int32))
+    if needs_eviction is None:
         return state
     overwritten = _streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
 
@@ -146,21 +146,21 @@ def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], ma
     rule = buffer.view.rule
     stay = jnp.int32(1 if rule.prompt else rule.rows)
 
-    def given_up(crowded: jax.Array, ring: Ring) -> jax.Array:
+    def given_up(needs_eviction: jax.Array, ring: Ring) -> jax.Array:
         """int32[E], oldest rows of each lane that go."""
         spare = jnp.maximum(ring.size - stay, jnp.int32(0))
         count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
-        count = jnp.where(crowded, count, jnp.int32(0))
+        count = jnp.where(needs_eviction, count, jnp.int32(0))
         first = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)
         return jnp.where((first == jnp.int32(0)) & (count > jnp.int32(0)), count - jnp.int32(1), count)
 
     def some(carry: tuple[jax.Array, BufferState]) -> tuple[jax.Array, BufferState]:
         _, state = carry
         rows, token = storage.drop(state.rows, overwritten, state.token)
-        still = storage.crowded(rows, jnp.sum(brought, dtype=jnp.int32))
+        still = storage.needs_eviction(rows, jnp.sum(brought, dtype=jnp.int32))
         assert still is not None
         count = given_up(still, state.ring)
-        slot, gone, anchors, change, token = oldest(buffer, state, count, most, token)
+        slot, gone, anchors, change, token = evict_oldest(buffer, state, count, most, token)
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _ring.retire(state.ring, count)
@@ -171,8 +171,8 @@ def _retire(buffer: BufferConfig, state: BufferState, shape: tuple[int, int], ma
         return jnp.zeros_like(count), state
 
     # Once or not at all, as a loop: a branch would copy the counts of the blocks.
-    start = (given_up(crowded, state.ring), state)
-    return lax.while_loop(lambda carry: any_of(carry[0] > jnp.int32(0)), some, start)[1]
+    start = (given_up(needs_eviction, state.ring), state)
+    return lax.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
 
 
 def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -202,11 +202,11 @@ def _update_priority_core(
     finite = jnp.isfinite(error)
     if mask is not None and eta is not None:
         error, finite = _mixture(error, mask, eta)
-    token, masked, inside, fresh = _judge(buffer, state, index)
+    token, masked, inside, fresh = _classify_indices(buffer, state, index)
     drawable = fresh
     if state.anchors is not None:
         at = jnp.where(inside, index.slot, jnp.int32(0))
-        token, (flags,) = pin(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
+        token, (flags,) = order_after_reads(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
         drawable = fresh & _anchors.has(flags, _anchors.OPEN)
     accepted = finite & drawable
     slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
@@ -226,7 +226,7 @@ def _update_rows_core(
     buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array]
 ) -> tuple[BufferState, None]:
     capacity = jnp.int32(buffer.geometry.capacity)
-    token, masked, inside, fresh = _judge(buffer, state, index)
+    token, masked, inside, fresh = _classify_indices(buffer, state, index)
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
@@ -268,6 +268,5 @@ def _set_core(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.A
 
 
 def _rebuild_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
-    assert isinstance(buffer.sampler, Rebuilding)
-    sampler: Rebuilding = buffer.sampler
+    sampler: Any = buffer.sampler  # `rebuild` is optional
     return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None

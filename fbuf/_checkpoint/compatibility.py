@@ -19,7 +19,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import shown
 from fbuf._core.pytree import Spec, spec_of
-from fbuf._core.row_format import Given, given
+from fbuf._core.row_format import RowFormat, given
 from fbuf._formats import checkpoint
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
@@ -117,7 +117,7 @@ def _same_stages(saved: Any, target: Buffer) -> Any:
 
 def rows_of(
     call: str, path: str, meta: Mapping[str, Any], reader: Buffer, example: Any
-) -> tuple[Spec, Any, Given | None]:
+) -> tuple[Spec, Any, RowFormat | None]:
     """Spec and structure of a row as it is stored, and what it is before `on_write`.
 
     Raises:

@@ -26,10 +26,10 @@ from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, mixture, state_arrays
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import resize as _resize
-from fbuf._checkpoint.device_arrays import place
+from fbuf._checkpoint.device_arrays import to_device
 from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.pytree import Spec
-from fbuf._core.row_format import Given
+from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import undone
 from fbuf._mixture import Mixture
@@ -157,13 +157,13 @@ def restored(call: str, saved: Any, buffer: Any, example: Any, resize: Any, veri
         else:
             with _apart(reader, target) as reader:
                 state = _read(call, saved, reader, spec, structure, was, given)
-                state = _resize.moved(f"{call}: {path}", reader, target, state)
+                state = _resize.resize_state(f"{call}: {path}", reader, target, state)
         if reader.on_read != target.on_read:
             before = dataclasses.replace(target, on_read=reader.on_read, prefetch=0, batch_size=None)
-            state = fit_transforms.observed(target, dataclasses.replace(state, ahead=None), since=before)
+            state = fit_transforms.fit_transforms(target, dataclasses.replace(state, ahead=None), since=before)
         if not keeps_ahead:
             state = dataclasses.replace(state, ahead=None)
-            state = dataclasses.replace(state, ahead=prefetch.nothing(target, state))
+            state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(target, state))
         target.check_state(state)
     return target, state
 
@@ -182,7 +182,7 @@ def _apart(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
 
 
 def _read(
-    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: Given | None, given: bool
+    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None, given: bool
 ) -> BufferState:
     placed, stages = saved.meta["placed"], () if reader.on_read is None else reader.on_read.names
     abstract = state_arrays.template(reader, spec, structure, was)
@@ -244,7 +244,7 @@ def _placed(saved: Any, name: str) -> Any:
             f"fbuf.load: {saved.path}: '{name}' is said to be {list(shape)}, but {list(source.shape)} are there; expected "
             f"rows of one shape. Load another checkpoint."
         )
-    return place(source, shape, source.dtype, fill)
+    return to_device(source, shape, source.dtype, fill)
 
 
 _MEMORY = Path("/proc/meminfo")

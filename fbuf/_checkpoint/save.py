@@ -23,9 +23,8 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import async_save, config_json, mixture, row_schema, state_arrays
 from fbuf._checkpoint import extra as _extra
-from fbuf._checkpoint.async_save import Saving
+from fbuf._checkpoint.async_save import Saving, Snapshot
 from fbuf._checkpoint.device_arrays import DeviceLeaf
-from fbuf._checkpoint.snapshot import Held
 from fbuf._formats import checkpoint
 from fbuf._mixture import Mixture, MixtureState
 
@@ -124,7 +123,7 @@ def _kept(folder: str, arrays: Mapping[str, Any], theirs: tuple[str, ...]) -> di
 
     def held(name: str, source: Any, last: Any) -> Any:
         loose = isinstance(source, DeviceLeaf) or name.startswith(theirs)
-        return Held(name, source, last) if loose else source
+        return Snapshot(name, source, last) if loose else source
 
     try:
         saved = checkpoint.read(folder, verify="lazy")

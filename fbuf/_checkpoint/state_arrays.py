@@ -21,9 +21,9 @@ from fbuf._buffer import prefetch
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
-from fbuf._core.row_format import Given
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Requesting
+from fbuf._core.row_format import RowFormat
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import Prefetchable
 from fbuf.samplers import Prioritized, PrioritizedState, _host_priorities
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages._host_reads import SideHeld
@@ -40,7 +40,7 @@ class Prefix:
         self.array, self.rows = array, rows
 
 
-def template(buffer: Buffer, spec: Spec, structure: Any, given: Given | None) -> BufferState:
+def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
     """What a state of `buffer` is, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
         partial(prefetch.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)
@@ -68,12 +68,12 @@ def unpacked(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows
 
 def keeps_elsewhere(buffer: Buffer) -> bool:
     """Whether the sampler has something on the host of which only it knows what it is."""
-    return host_kept(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
+    return host_sampler(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
 
 
 def asks_elsewhere(buffer: Buffer) -> bool:
     """Whether what is drawn ahead may name something that is not in the state."""
-    return isinstance(buffer.storage, Requesting) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
+    return isinstance(buffer.storage, Prefetchable) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
 
 
 def _awake(buffer: Buffer, state: BufferState) -> Any:

@@ -14,9 +14,8 @@ import numpy as np
 
 from fbuf._formats.checkpoint.directory import Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound, VersionError
-from fbuf._formats.checkpoint.filesystem import DISK
-from fbuf._formats.checkpoint.names import is_data, is_ours
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.filesystem import DISK, is_checkpoint_name, is_data_name
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._host.types import StoreCorrupted
 
 _META = 400  # characters shown of a value
@@ -57,7 +56,7 @@ def describe(path: str) -> Iterator[str]:
                 yield from _contents(saved, names)
     if last is not None and not shown:
         raise last
-    others = [name for name in names if not is_ours(name)]
+    others = [name for name in names if not is_checkpoint_name(name)]
     if others:
         yield f"other files, which are not looked at: {', '.join(map(_plain, others))}"
 
@@ -74,7 +73,7 @@ def faults(path: str) -> Iterator[str]:
         try:
             with Saved(folder, generation) as saved:
                 for array in saved.arrays.values():
-                    for error in array.faults(whole=whole):
+                    for error in array.find_damage(whole=whole):
                         yield f"generation {generation}: {error}"
         except (StoreCorrupted, VersionError) as error:
             yield f"generation {generation}: {error}"
@@ -98,7 +97,7 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     live: dict[str, int] = {entry.name: 0 for entry in saved.manifest.files}
     for name, entry in saved.manifest.arrays.items():
         layout = entry.layout
-        rows.append((name, layout.dtype.name, str(list(layout.shape)), f"{layout.nbytes:,}", str(layout.count)))
+        rows.append((name, layout.dtype.name, str(list(layout.shape)), f"{layout.nbytes:,}", str(layout.num_blocks)))
         sizes = layout.sizes
         for number in np.unique(entry.file).tolist():
             live[saved.manifest.files[number].name] += int(sizes[entry.file == number].sum())
@@ -107,7 +106,7 @@ def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     for file in sorted(saved.manifest.files, key=lambda file: file.name):
         data = file.size - file.header
         rows.append((file.name, f"{file.size:,}", f"{100 * live[file.name] / data if data else 100:.0f} %"))
-    rows += [(name, "", "not by this generation") for name in names if is_data(name) and name not in live]
+    rows += [(name, "", "not by this generation") for name in names if is_data_name(name) and name not in live]
     yield from _table(rows)
 
 

@@ -12,7 +12,8 @@ import dataclasses
 import importlib
 import itertools
 import json
-from typing import Any, TypeVar, cast, dataclass_transform
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 import jax
 from jax import export
@@ -38,13 +39,25 @@ def allow(cls: type[Any], name: str) -> None:
     _NAMES[cls] = name
 
 
+@overload
+def component(cls: C) -> C: ...
+@overload
+def component(*, name: str) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True)
-def component(cls: C) -> C:
-    """Makes `cls` a frozen dataclass of hashable values that JAX treats as static.
+def component(cls: Any = None, *, name: str | None = None) -> Any:
+    """Make `cls` a frozen dataclass of hashable values that JAX treats as static.
 
+    Args:
+      name: Name to save instances of an fbuf class under; None: its public name.
     Raises:
       TypeError: on construction, when a field does not hash; the message names the field.
     """
+    if cls is None:
+        return lambda cls: _make_component(cls, name)
+    return _make_component(cls, name)
+
+
+def _make_component(cls: Any, name: str | None) -> Any:
     checks = cls.__dict__.get("__post_init__")
 
     def __post_init__(self: Any) -> None:
@@ -89,7 +102,7 @@ def component(cls: C) -> C:
     made.__getstate__ = __getstate__
     jax.tree_util.register_static(made)
     if made.__module__.split(".")[0] == "fbuf":
-        name = _qualified(made)
+        name = name or _qualified(made)
         allow(made, name)
         export.register_pytree_node_serialization(
             made,
@@ -97,21 +110,35 @@ def component(cls: C) -> C:
             serialize_auxdata=lambda aux: json.dumps(to_config(aux)).encode(),
             deserialize_auxdata=lambda data: from_config(json.loads(bytes(data).decode())),
         )
-    return cast(C, made)
+    return made
 
 
+@overload
+def state(cls: C) -> C: ...
+@overload
+def state(*, name: str) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True)
-def state(cls: C) -> C:
-    """Makes `cls` a frozen dataclass of arrays: a pytree node whose every field is a child."""
+def state(cls: Any = None, *, name: str | None = None) -> Any:
+    """Make `cls` a frozen dataclass of arrays: a pytree node whose every field is a child.
+
+    Args:
+      name: Name to save instances under; None: the public name of the class.
+    """
+    if cls is None:
+        return lambda cls: _make_state(cls, name)
+    return _make_state(cls, name)
+
+
+def _make_state(cls: Any, name: str | None) -> Any:
     made = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(made)
     export.register_pytree_node_serialization(
         made,
-        serialized_name=_qualified(made),
+        serialized_name=name or _qualified(made),
         serialize_auxdata=lambda aux: b"",
         deserialize_auxdata=lambda data: (),
     )
-    return cast(C, made)
+    return made
 
 
 def to_config(value: Any) -> Any:

@@ -30,7 +30,7 @@ class _Unchanged:
 _UNCHANGED = _Unchanged()
 
 
-class Verb:
+class Operation:
     """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch."""
 
     def __init__(self, core: Callable[..., tuple[Any, Any]]):

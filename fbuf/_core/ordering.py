@@ -2,7 +2,7 @@
 
 A verb that reads an array (rows, tree, flags, tickets) which a later verb of the same step writes in place leaves XLA
 two choices: finish the read first, or copy the array. It often copies, because it would rather compute "one element of
-the gather" again later. It can do neither to what went through a conditional. `pin` is the identity, spelled as a
+the gather" again later. It can do neither to what went through a conditional. `order_after_reads` is the identity, spelled as a
 conditional whose other branch never runs; the token it returns is the old one plus a zero that XLA cannot know to be
 zero. Every write of every verb adds the token to its indices, so every write waits for every earlier read.
 
@@ -38,7 +38,7 @@ def _is_never_of_all(axis_size: int, in_batched: Sequence[bool], token: jax.Arra
     return _is_never(jnp.min(token)), False
 
 
-def pin(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
+def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
     """Returns `(token, reads)` unchanged in value, ordered: what uses the new token runs after `reads`.
 
     Args:
@@ -58,7 +58,7 @@ def pin(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
 
 
 @jax.custom_batching.custom_vmap
-def any_of(flags: jax.Array) -> jax.Array:
+def any_unbatched(flags: jax.Array) -> jax.Array:
     """bool[], whether any of `flags` holds, for any of a `vmap`'s members: never batched.
 
     As the condition of a loop or a branch it keeps `vmap` from selecting between old and new arrays, which would copy
@@ -67,7 +67,7 @@ def any_of(flags: jax.Array) -> jax.Array:
     return jnp.any(flags)
 
 
-@any_of.def_vmap
+@any_unbatched.def_vmap
 def _any_of_all(axis_size: int, in_batched: Sequence[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
     del axis_size, in_batched
-    return any_of(flags), False
+    return any_unbatched(flags), False

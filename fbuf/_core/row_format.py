@@ -1,4 +1,4 @@
-"""`Given`: what rows are as users hand them in, where transforms make other rows of them before they are stored.
+"""`RowFormat`: what rows are as users hand them in, where transforms make other rows of them before they are stored.
 
 Verbs that add rows check them against it, leaf by leaf. It lies in the state, without an array: the buffer is a value that was
 made before anybody showed it a row, and the rows that are stored do not say what they were made of.
@@ -15,7 +15,7 @@ from jax import export
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 
 
-class Given:
+class RowFormat:
     """Spec and structure of a row before `on_write`. Static."""
 
     def __init__(self, items: tuple[tuple[str, tuple[int, ...], str], ...], structure: Any):
@@ -32,7 +32,7 @@ class Given:
         return self.structure.unflatten(self.spec.values())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and (self.items, self.structure) == (other.items, other.structure)
+        return isinstance(other, RowFormat) and (self.items, self.structure) == (other.items, other.structure)
 
     def __hash__(self) -> int:
         return hash((self.items, self.structure))
@@ -41,11 +41,11 @@ class Given:
         return f"Given({', '.join(f'{name}: {dtype}{list(shape)}' for name, shape, dtype in self.items)})"
 
 
-def given(example: PyTree) -> Given:
+def given(example: PyTree) -> RowFormat:
     """Of a row as arrays, scalars or shapes."""
     leaves = {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
     items = tuple((name, tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items())
-    return Given(items, jax.tree.structure(example))
+    return RowFormat(items, jax.tree.structure(example))
 
 
 def _encoded(tree: Any) -> Any:
@@ -76,12 +76,12 @@ def _to_bytes(aux: Any) -> bytes:
     return json.dumps([aux.items, _encoded(order)]).encode()
 
 
-def _from_bytes(data: Any) -> Given:
+def _from_bytes(data: Any) -> RowFormat:
     items, order = json.loads(bytes(data).decode())
-    return Given(tuple((n, tuple(shape), dtype) for n, shape, dtype in items), jax.tree.structure(_decoded(order)))
+    return RowFormat(tuple((n, tuple(shape), dtype) for n, shape, dtype in items), jax.tree.structure(_decoded(order)))
 
 
-jax.tree_util.register_static(Given)
+jax.tree_util.register_static(RowFormat)
 export.register_pytree_node_serialization(
-    Given, serialized_name="fbuf.Given", serialize_auxdata=_to_bytes, deserialize_auxdata=_from_bytes
+    RowFormat, serialized_name="fbuf.Given", serialize_auxdata=_to_bytes, deserialize_auxdata=_from_bytes
 )

@@ -17,7 +17,7 @@ from fbuf._algorithms.random_bits import randint_below
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import ring as _ring
-from fbuf._interfaces.sampler import Change, Population
+from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
 
 @state
@@ -44,7 +44,7 @@ def init(geometry: Geometry, dense: bool) -> Log:
     )
 
 
-def follow(log: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
+def follow(log: Log, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Log:
     """After a write."""
     if log.dense:
         return log
@@ -59,18 +59,18 @@ def clear(log: Log) -> Log:
     return Log(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
-def nth(log: Log, population: Population, nth: jax.Array) -> jax.Array:
+def nth(log: Log, eligible: EligibleSet, nth: jax.Array) -> jax.Array:
     """Slots of the `nth` int32[B] anchors of all: lanes one after another, a lane's oldest first."""
-    lane, rank = lane_and_rank(population.ring.size if log.dense else log.count, nth)
-    return at(log, population, lane, rank)
+    lane, rank = lane_and_rank(eligible.ring.size if log.dense else log.count, nth)
+    return at(log, eligible, lane, rank)
 
 
-def at(log: Log, population: Population, lane: jax.Array, rank: jax.Array) -> jax.Array:
+def at(log: Log, eligible: EligibleSet, lane: jax.Array, rank: jax.Array) -> jax.Array:
     """Slots of anchors by lane and rank in it, 0 the oldest."""
-    geometry, ring = population.geometry, population.ring
-    if log.dense and population.before is not None:  # rows that stay are those of one lane
-        assert population.flags is not None
-        return rank_select.nth(population.flags, population.before, rank)
+    geometry, ring = eligible.geometry, eligible.ring
+    if log.dense and eligible.before is not None:  # rows that stay are those of one lane
+        assert eligible.flags is not None
+        return rank_select.nth(eligible.flags, eligible.before, rank)
     if log.dense:
         position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
@@ -86,7 +86,7 @@ class EpisodeLog:
     number: jax.Array  # int32[C], of the episode of the anchor in each place of the log
     begin: jax.Array  # int32[C], place of the first anchor of each episode of a lane, by number: number n in n * E + e
     last: jax.Array  # int32[E], number of the newest episode
-    name: jax.Array  # uint32[E], what `Change.open_episode` calls it
+    name: jax.Array  # uint32[E], what `EligibilityUpdate.open_episode` calls it
 
 
 def init_episodes(geometry: Geometry) -> EpisodeLog:
@@ -100,7 +100,9 @@ def init_episodes(geometry: Geometry) -> EpisodeLog:
     )
 
 
-def follow_episodes(episodes: EpisodeLog, change: Change, geometry: Geometry, token: jax.Array) -> EpisodeLog:
+def follow_episodes(
+    episodes: EpisodeLog, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+) -> EpisodeLog:
     """After a write."""
     log, length = follow(episodes.log, change, geometry, token), jnp.int32(geometry.length)
     mask, name = change.open_mask, change.open_episode
@@ -136,7 +138,7 @@ def differs(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Ar
     return mask & (name != name_at(before)), name_at(newest[-1:])[0]
 
 
-def closed(held: jax.Array, change: Change, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
+def closed(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
     """Anchors int32[E] of the `held` int32[E] that are left when some have closed, the oldest; and how many have.
 
     Where every row is an anchor, only those written are told: they overwrite the oldest once the lane is full.
@@ -158,13 +160,13 @@ def clear_episodes(episodes: EpisodeLog) -> EpisodeLog:
 
 
 def draw_episodes(
-    episodes: EpisodeLog, key: jax.Array, batch_size: int, population: Population
+    episodes: EpisodeLog, key: jax.Array, batch_size: int, eligible: EligibleSet
 ) -> tuple[jax.Array, ...]:
     """Slots int32[B]: an episode of all that have anchors, then one of these; and the chance of each, float32[B].
 
     Both are of no meaning where there are no anchors.
     """
-    log, geometry = episodes.log, population.geometry
+    log, geometry = episodes.log, eligible.geometry
     lanes, length = jnp.int32(geometry.lanes), jnp.int32(geometry.length)
     every = jnp.arange(geometry.lanes, dtype=jnp.int32)
     oldest = episodes.number.at[log.head * lanes + every].get(mode="promise_in_bounds")
@@ -182,7 +184,7 @@ def draw_episodes(
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
     size = jnp.where(size == jnp.int32(0), length, size)  # not none: all
-    slot = at(log, population, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
+    slot = at(log, eligible, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 

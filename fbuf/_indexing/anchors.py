@@ -7,7 +7,7 @@ of flags, and a lane's last few rows are kept beside them (`tail`), so that a wr
 episodes, which is what lets samplers keep a plain log of them.
 
 Views differ in how rows open. Where a new row completes one anchor at most, a fixed number of rows back or at the start of
-its episode, only that is looked at (`Rule.prompt`), so that windows of any length cost the same. Where the end of an
+its episode, only that is looked at (`EligibilityRule.prompt`), so that windows of any length cost the same. Where the end of an
 episode completes many at once, the last `ahead` rows are looked at again.
 
 Finding episodes again at every sample (as torchrl's slice sampler does) was rejected: it is O(C).
@@ -24,10 +24,10 @@ from jax import lax
 from fbuf._algorithms import rank_select
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._indexing import ring as _ring
-from fbuf._interfaces.sampler import Change, Sampler, Starts
-from fbuf._interfaces.view import Deciding, Prompt, Rule, View
+from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
+from fbuf._interfaces.view import EligibilityRule
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
@@ -50,9 +50,9 @@ class Anchors:
     step: jax.Array | None
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler asks for it
     tail_stamp: jax.Array | None  # int32[W, E]; None where prompt, or unless the sampler asks for stamps
-    starts: Starts | None  # None unless the view asks for them
+    starts: EpisodeStarts | None  # None unless the view asks for them
     count: jax.Array  # int32[E], rows that are open
-    rule: Rule  # static: what they were decided by
+    rule: EligibilityRule  # static: what they were decided by
     before: jax.Array | None = None  # int32[blocks], see `fbuf._algorithms.rank_select`; None where rows come and go
 
 
@@ -68,12 +68,12 @@ def _bit(condition: jax.Array, bit: int) -> jax.Array:
     return condition.astype(jnp.uint8) * jnp.uint8(bit)
 
 
-def width(rule: Rule) -> int:
+def width(rule: EligibilityRule) -> int:
     """W, rows of the tail: as many as can be undecided, and the two that say whether an episode starts."""
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, rule: Rule, sampler: Sampler, counted: bool = False) -> Anchors:
+def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, counted: bool = False) -> Anchors:
     """No rows; the next row of every lane begins an episode. `counted`: in place of samplers' logs, once all rows are there."""
     shape = (width(rule), geometry.lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
@@ -118,7 +118,7 @@ def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_row
 
 def extend(
     anchors: Anchors,
-    view: View,
+    view: Any,  # a View with its optional `opens` or `decide`
     geometry: Geometry,
     ring: Ring,
     end: jax.Array,
@@ -129,7 +129,7 @@ def extend(
     token: jax.Array,
     retire: tuple[jax.Array, int] | None = None,
     arrive: jax.Array | None = None,
-) -> tuple[Anchors, Change, jax.Array]:
+) -> tuple[Anchors, EligibilityUpdate, jax.Array]:
     """Follows a write of `N` rows a lane, or the giving up of a lane's oldest.
 
     Args:
@@ -175,14 +175,14 @@ def extend(
     step, step_after = _steps(anchors, flags, exists, count)
     opened = None
     if rule.prompt:
-        assert step is not None and isinstance(view, Prompt)
+        assert step is not None
         new = flags[tail_rows:]
         rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
         anchor_age = age[tail_rows:] - rows_back
         opens = opens & exists[tail_rows:] & (anchor_age >= lost[None, :])
         opened = _Opened(_ring.by_age(ring, geometry, anchor_age), anchor_age, opens)
     reads = (near, around) if opened is None else (near, around, opened.slot)
-    token, (near_flags, around_flags, *old) = pin(
+    token, (near_flags, around_flags, *old) = order_after_reads(
         token, tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
     )
     # The first `back` rows that stay have lost frames behind them, unless an episode starts in between.
@@ -213,7 +213,7 @@ def extend(
         open_slot, open_mask = opened.slot, opened.mask
         episode = None if episode is None else episode[tail_rows:]
     else:
-        assert anchors.tail_priority is not None and anchors.pending is not None and isinstance(view, Deciding)
+        assert anchors.tail_priority is not None and anchors.pending is not None
         given = jnp.concatenate([anchors.tail_priority, given])
         if anchors.tail_stamp is not None:
             stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
@@ -253,7 +253,7 @@ def extend(
         rule=rule,
         before=anchors.before,
     )
-    return after, Change(open_slot, open_mask, episode, stamp, None, given, near, closing), token
+    return after, EligibilityUpdate(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 
 
 class _Opened(NamedTuple):
@@ -307,9 +307,9 @@ def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax
     return first[None, :] + begun, first + begun[-1]
 
 
-def _no_starts(geometry: Geometry) -> Starts:
+def _no_starts(geometry: Geometry) -> EpisodeStarts:
     lanes = (geometry.lanes,)
-    return Starts(
+    return EpisodeStarts(
         position=jnp.zeros((geometry.capacity,), jnp.int32),
         head=jnp.zeros(lanes, jnp.int32),
         count=jnp.zeros(lanes, jnp.int32),
@@ -317,8 +317,14 @@ def _no_starts(geometry: Geometry) -> Starts:
 
 
 def _follow_starts(
-    starts: Starts, geometry: Geometry, ring: Ring, gone: jax.Array, new: jax.Array, age: jax.Array, token: jax.Array
-) -> Starts:
+    starts: EpisodeStarts,
+    geometry: Geometry,
+    ring: Ring,
+    gone: jax.Array,
+    new: jax.Array,
+    age: jax.Array,
+    token: jax.Array,
+) -> EpisodeStarts:
     """Without the first rows that are `gone` bool[K, E], and with those that are `new` bool[A, E], at `age` int32[A, E]."""
     length = jnp.int32(geometry.length)
     lost = jnp.sum(gone, axis=0, dtype=jnp.int32)
@@ -327,7 +333,7 @@ def _follow_starts(
     nowhere = jnp.int32(geometry.capacity) + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
     at = jnp.where(new, _ring.slot_at(geometry, entry % length), nowhere).reshape(-1) + token
     value = ((ring.cursor - ring.size)[None, :] + age) % length
-    return Starts(
+    return EpisodeStarts(
         position=starts.position.at[at].set(value.reshape(-1), mode="drop", unique_indices=True),
         head=head,
         count=count + jnp.sum(new, axis=0, dtype=jnp.int32),
@@ -335,12 +341,12 @@ def _follow_starts(
 
 
 def episode_around(
-    starts: Starts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
+    starts: EpisodeStarts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Ages int32[B] of the first and the last row held of the episode that each row at `age` int32[B] of `lane` belongs to.
 
-    The row after an end that holds the final observation (`Rule.reset_rows`) is the last of its episode. O(log L), by
-    halving, whatever the episodes' lengths.
+    The row after an end that holds the final observation (`EligibilityRule.reset_rows`) is the last of its episode. O(log L),
+    by halving, whatever the episodes' lengths.
     """
     length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
     count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
@@ -381,11 +387,13 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def dense(slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None) -> Change:
+def dense(
+    slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None
+) -> EligibilityUpdate:
     """The change of a write where every row held is an anchor: all that is written opens, in place of what it replaces."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     none = slot[:0]
-    return Change(
+    return EligibilityUpdate(
         open_slot=slot,
         open_mask=keep,
         open_episode=None,

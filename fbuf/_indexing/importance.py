@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fbuf._algorithms import permutation, random_bits
 from fbuf._indexing import anchor_log, anchors
 from fbuf._indexing.anchor_log import Log
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 
 
 def importance(
@@ -74,7 +74,7 @@ def ignoring(key: jax.Array, share: jax.Array, batch_size: int, *, spread: bool)
 
 def alike(
     key: jax.Array,
-    population: Population,
+    eligible: EligibleSet,
     log: Log | None,
     batch_size: int,
     wanted: jax.Array,
@@ -85,14 +85,14 @@ def alike(
 
     O(B) with a log, with counts, or where every row is an anchor; else O(C), unless no row is `wanted` bool[B].
     """
-    total = jnp.sum(population.available, dtype=jnp.int32)
+    total = jnp.sum(eligible.available, dtype=jnp.int32)
     if distinct:
         bits = jax.random.bits(key, (2,), jnp.uint32)
         nth = permutation.permute(bits, jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
     else:
         nth = random_bits.randint_below(key, (batch_size,), total)
-    if log is None and population.flags is not None and population.before is None:
-        return anchors.nth_open(population.flags, population.geometry, nth, wanted)
-    log = anchor_log.init(population.geometry, dense=True) if log is None else log
-    return anchor_log.nth(log, population, nth)
+    if log is None and eligible.flags is not None and eligible.before is None:
+        return anchors.nth_open(eligible.flags, eligible.geometry, nth, wanted)
+    log = anchor_log.init(eligible.geometry, dense=True) if log is None else log
+    return anchor_log.nth(log, eligible, nth)

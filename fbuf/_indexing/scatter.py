@@ -20,10 +20,10 @@ from jax import lax
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.ordering import any_of
+from fbuf._core.ordering import any_unbatched
 from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import later
-from fbuf._interfaces.writer import Forgetting, Scattering
+from fbuf._interfaces.writer import Scattering
 
 
 @state
@@ -55,10 +55,8 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
     """No rows any more, and every index handed out so far is stale."""
-    if isinstance(writer, Forgetting):
-        own = writer.clear(scatter.own, geometry, spec)
-    else:
-        own = writer.init(geometry, spec)
+    clear_own = getattr(writer, "clear", None)
+    own = writer.init(geometry, spec) if clear_own is None else clear_own(scatter.own, geometry, spec)
     return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 
@@ -86,11 +84,11 @@ def place(
     wanted = jnp.where(inside, given, capacity).reshape(-1)
     last = functools.partial(keep_last, below=geometry.capacity + 1)
     # Each sort only where there is something to sort: a full buffer, and one that keeps none of the rows, are common.
-    final = (wanted < capacity) & lax.cond(any_of(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted)
+    final = (wanted < capacity) & lax.cond(any_unbatched(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     named = jnp.where(final & (wanted >= before), wanted, capacity)
     filled = lax.cond(
-        any_of(before < capacity), _filled, lambda named, before, capacity: jnp.int32(0), named, before, capacity
+        any_unbatched(before < capacity), _filled, lambda named, before, capacity: jnp.int32(0), named, before, capacity
     )
     taken = final & (wanted < before + filled)
     nowhere = capacity + order

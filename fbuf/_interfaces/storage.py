@@ -13,39 +13,45 @@ from fbuf._core.pytree import PyTree, Spec
 
 
 class Read(NamedTuple):
-    """One gather a view asks for: leaf `name` at `slot`; zeros where the slot is C."""
+    """One gather of a view: leaf `name` at `slot`; zeros where the slot is C."""
 
     name: str
-    slot: Any  # int32[B, ...]; None in `View.assemble` of a batch that was drawn ahead, where only names are left
+    slot: Any  # int32[B, ...]; None in `View.assemble` of a prefetched batch, which needs the names only
     # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
     pool: jax.Array | None = None
-    start: jax.Array | None = None  # int32[B]; a storage for which rows are dear reads the pool once
+    start: jax.Array | None = None  # int32[B]; a storage where reads are costly reads the pool once
 
 
 @runtime_checkable
 class Storage(Protocol):
-    """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row."""
+    """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row.
+
+    Optional methods, read with `getattr`:
+      forecast(geometry, spec, trial): `Forecast` of how full the table of distinct blocks will be, from rows
+        `[N, E, ...]`. Eager.
+      bytes_per_leaf(rows): `LeafBytes` by leaf, at most `nbytes` in all. Eager.
+    """
 
     @property
     def masks_expired(self) -> bool:
         """Whether a row that was dropped is masked (zeros) rather than an error."""
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        """Names of the leaves kept on the host."""
+        """Return the names of the leaves kept on the host."""
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> Any:
-        """Empty rows."""
+        """Return empty rows."""
 
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> Any:
-        """What `init` gives, as `jax.ShapeDtypeStruct`s, for `plan`."""
+        """Return the result of `init` as `jax.ShapeDtypeStruct`s."""
 
     def plan_host(
         self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
     ) -> tuple[int, str, int]:
-        """Host bytes of a full buffer, how they are known, and the bytes if nothing compressed."""
+        """Return host bytes of a full buffer, how they are known, and the bytes without compression."""
 
     def spec(self, rows: Any) -> tuple[Spec, Any]:
-        """Spec and treedef of one row."""
+        """Return spec and treedef of one row."""
 
     def write(
         self,
@@ -55,146 +61,133 @@ class Storage(Protocol):
         keep: jax.Array | None,
         token: jax.Array,
     ) -> tuple[Any, jax.Array | None]:
-        """Writes leaves `[N, E, ...]` to slots int32[N, E]; nothing where `keep` is False. No slot twice.
+        """Write leaves `[N, E, ...]` to distinct slots int32[N, E], where `keep`.
 
-        Also how many rows it had no room for, uint32[], or None where there is always room.
+        Also return how many rows did not fit, uint32[], or None if all rows always fit.
         """
 
     def read(self, rows: Any, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        """One array a read, zeros at slot C; and, where rows can expire, bool[B]: all of this draw's rows were there."""
+        """Return an array for each read, zeros at slot C; and bool[B], whether all rows of a draw were present, or None."""
 
     def update(
         self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
     ) -> tuple[Any, jax.Array | None]:
-        """Replaces some leaves `[B, ...]` of rows already there; slot C is skipped, no other slot comes twice.
+        """Replace some leaves `[B, ...]` of existing rows in distinct slots; slot C is skipped.
 
-        Also how many rows it had no room for, as `write`; those stay as they were.
+        Also return how many rows did not fit, as `write` does; those stay unchanged.
         """
 
     def clear(self, rows: Any) -> Any:
-        """Forgets every row."""
+        """Return the rows with all of them dropped."""
 
     def nbytes(self, rows: Any) -> dict[str, int]:
-        """Bytes held now: `device`, `host`, `disk`. Eager."""
+        """Return present bytes: `device`, `host`, `disk`. Eager."""
 
     def to_arrays(self, rows: Any) -> dict[str, Any]:
-        """Everything needed to build these rows again, as plain arrays: those of the state as they are. Eager."""
+        """Return plain arrays from which `from_arrays` builds the rows; arrays of the state as they are. Eager."""
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> Any:
-        """The inverse of `to_arrays`, in any process. Eager."""
+        """Build rows from `to_arrays`, in any process. Eager."""
 
 
 @runtime_checkable
-class Requesting(Protocol):
-    """What a storage has besides if a read can be begun ahead (`Buffer(prefetch=1)`); one that has not reads at once.
+class Prefetchable(Protocol):
+    """Optional methods of a storage whose reads can start early (`Buffer(prefetch=1)`); others read at once.
 
-    `collect(rows, request(rows, hold(rows, reads)))` is `read(rows, reads)`, with or without `request`, whatever was
-    written to the rows after `hold`.
+    `finish_read(rows, start_read(rows, prepare_read(rows, reads)))` equals `read(rows, reads)`, with or without
+    `start_read`, whatever was written to the rows after `prepare_read`.
     """
 
-    def hold(self, rows: Any, reads: Sequence[Read]) -> Any:
-        """A pytree of arrays: what the reads depend on that later writes may change. Starts nothing."""
+    def prepare_read(self, rows: Any, reads: Sequence[Read]) -> Any:
+        """Return a pytree of arrays: everything the reads need that later writes may change."""
 
-    def request(self, rows: Any, held: Any) -> Any:
-        """The same, after asking the host to begin; only a hint. Returns at once."""
+    def start_read(self, rows: Any, held: Any) -> Any:
+        """Ask the host to start reading; return `held` without waiting. Only a hint."""
 
-    def collect(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-        """What `read` returns; waits for what was begun."""
+    def finish_read(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+        """Wait, and return what `read` returns."""
 
     def held_bytes(self, rows: Any, held: Any) -> int:
-        """Host bytes taken by what is begun ahead, from shapes."""
+        """Return the host bytes of reads in progress, from shapes."""
 
 
 @runtime_checkable
 class Growable(Protocol):
-    """What a storage has besides if its room for rows can run out, and be enlarged."""
+    """Optional methods of a storage whose space can run out and be enlarged."""
 
-    def crowded(self, rows: Any, more: jax.Array) -> jax.Array | None:
-        """bool[], whether old rows are to be given up before `more` int32[] come; None: never."""
+    def needs_eviction(self, rows: Any, more: jax.Array) -> jax.Array | None:
+        """Return bool[], whether old rows must be evicted before `more` int32[] rows; None: never."""
 
     def drop(self, rows: Any, slot: jax.Array, token: jax.Array) -> tuple[Any, jax.Array]:
-        """Lets go of the rows in slots int32[A, E], before anything is written; slot C is skipped. Only where `crowded`."""
+        """Drop the rows in slots int32[A, E] before a write, where `needs_eviction`; slot C is skipped."""
 
     def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
-        """Scalars worth logging, from scalars of the state only; `held` int32[] rows are in the buffer."""
+        """Return scalars to log, from scalars of the state; the buffer holds `held` int32[] rows."""
 
     def grow(self, rows: Any, blocks: Any = None) -> tuple[Any, Any]:
-        """The storage and its rows with more room: by half, or as `blocks` says. Eager."""
+        """Return storage and rows with `blocks` blocks, or half as many again. Eager."""
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """What a storage has besides if its rows can outlive the process."""
+    """Optional methods of a storage whose rows can outlive the process."""
 
     def resume(self, geometry: Geometry, spec: Spec, structure: Any, verify: str) -> tuple[Any, np.ndarray, np.ndarray]:
-        """The rows that lie at its path; int64[E], how many each lane ever had; int64[E], how many of these are held. Eager.
+        """Return the rows at its path, int64[E] rows each lane ever had, and int64[E] rows it still holds. Eager.
 
-        Row `count` of a lane lies at position `count % L`, as if a `Ring` had written them all. `verify`: "full" or "lazy".
+        Row `count` of a lane is at position `count % L`, as if a `Ring` had written them all. `verify`: "full" or "lazy".
         """
 
     def flush(self, rows: Any) -> None:
-        """Waits until every row is on the disk. Eager."""
+        """Wait until every row is on disk. Eager."""
 
     def plan_disk(
         self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
     ) -> int:
-        """Bytes on disk of a full buffer."""
+        """Return the bytes on disk of a full buffer."""
 
 
 @runtime_checkable
-class Recording(Protocol):
-    """What a storage has besides if rows hold what no array can: text, objects, leaves of any shape."""
+class RaggedStorage(Protocol):
+    """Optional methods of a storage whose rows hold more than arrays: text, objects, leaves of any shape."""
 
     def describe(self, call: str, example: PyTree) -> tuple[PyTree, Any]:
-        """The arrays of a row, as the state and views see it, and what else rows hold."""
+        """Return the arrays of a row, as the state and views see it, and the other leaves."""
 
     def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: Any) -> Any:
-        """Empty rows that hold `leaves` besides. Eager."""
+        """Return empty rows that also hold `leaves`. Eager."""
 
     def parse(self, call: str, rows: Any, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Any:
-        """Checked rows: `leaves` `[*lead, *item]` by name, and `values` that `put` must store first, or None."""
+        """Check rows; return leaves `[*lead, *item]` by name, and values that `put` must store first, or None."""
 
     def put(self, rows: Any, values: Any, shape: tuple[int, int], length: int, mask: Any, after: Any) -> np.ndarray:
-        """Stores values; tickets uint32[N, E, 2]. Eager."""
+        """Store values; return their tickets uint32[N, E, 2]. Eager."""
 
     def split(self, rows: Any, data: Any) -> tuple[PyTree, Any]:
-        """What a view made of the leaves: the user's part, and the tickets that `Sample.lazy` reads."""
+        """Split a view's leaves into the user's part and the tickets that `Sample.lazy` reads."""
 
-    def deepen(self, rows: Any, geometry: Geometry) -> Any:
-        """The same rows in the same slots with room for more. Eager."""
+    def changeable(self, call: str, rows: Any, names: Sequence[str]) -> Spec:
+        """Return the spec of the leaves that `update_rows` can replace; raise if `names` has another leaf."""
+
+    def with_capacity(self, rows: Any, geometry: Geometry) -> Any:
+        """Return the same rows, same slots, with space for more. Eager."""
 
 
 class Forecast(NamedTuple):
-    """What the blocks of a full buffer will make of the tables they share."""
+    """How full the table of distinct blocks of a full buffer will be."""
 
-    blocks: int | None  # distinct blocks; None: nobody knows
-    places: int  # for distinct blocks
-    wanted: int | None  # places that would hold all rows with some to spare
-    load: float | None  # of the fullest table, if every row were held: distinct blocks over places
-    rows: int  # about how many rows will be held, at most C
+    blocks: int | None  # distinct blocks; None: unknown
+    places: int  # capacity of the table, in distinct blocks
+    wanted: int | None  # capacity that would hold all rows, with a margin
+    load: float | None  # of the fullest table if every row were held: distinct blocks over places
+    rows: int  # approximate number of rows held, at most C
     gives_way: str  # what happens to the others: "", "retired" or "refused"
-    known: str  # how it is known
+    known: str  # source of the estimate
 
 
-@runtime_checkable
-class Forecasting(Protocol):
-    """A storage whose room depends on what its rows hold."""
-
-    def forecast(self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None) -> Forecast:
-        """How far its tables will fill, from rows `[N, E, ...]`. Eager."""
-
-
-class Held(NamedTuple):
+class LeafBytes(NamedTuple):
     """Bytes of one leaf, by place."""
 
     device: int = 0
     host: int = 0
     disk: int = 0
-
-
-@runtime_checkable
-class Weighing(Protocol):
-    """What a storage has besides if it can say how much each leaf takes."""
-
-    def weigh(self, rows: Any) -> dict[str, Held]:
-        """Bytes by leaf, at most what `nbytes` says in all: the rest is nobody's. Eager."""

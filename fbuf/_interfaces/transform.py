@@ -1,4 +1,4 @@
-"""Protocols of transforms: what happens to rows before storage and to batches after the view."""
+"""Protocols of transforms: functions of rows before storage and of batches after the view."""
 
 from __future__ import annotations
 
@@ -11,62 +11,50 @@ from fbuf._core.pytree import PyTree, Spec
 
 
 class Context(NamedTuple):
-    """What a transform may know of the leaves it is given, `[N, E, item]`, `[B, item]`, or in windows `[B, T, item]`."""
+    """What a transform knows about its leaves: rows `[N, E, item]`, a batch `[B, item]`, or windows `[B, T, item]`."""
 
-    lead: int  # axes of leaves before those of a row's: 2, or 1 for a batch of single rows
-    time: int | None  # which of these goes along time; None: none does
-    writing: bool  # rows on their way in; else a batch on its way out
-    mask: jax.Array  # bool[*lead], which rows are there; what is not is zeros, in batches before and after
-    key: jax.Array | None = None  # where it is `keyed`
-    memory: Any = None  # where it is `Remembering`: what it knows by now
+    lead: int  # leading axes: 2, or 1 for a batch of single rows
+    time: int | None  # index of the time axis; None: there is none
+    writing: bool  # True for rows on write, False for a batch on read
+    mask: jax.Array  # bool[*lead], which rows exist; in batches the others are zeros, before and after
+    key: jax.Array | None = None  # if `keyed`
+    memory: Any = None  # of a `StatefulTransform`
     collapsed: frozenset[str] = frozenset()  # leaves `[B, F]` with one value a window, also where F is T
 
     @property
     def mapped(self) -> int:
-        """Axes that count rows on their way in, or elements of a batch, each a row or a window."""
+        """Leading axes of single rows on write, of elements of a batch (rows or windows) on read."""
         return self.lead if self.writing else 1
 
 
 @runtime_checkable
 class Transform(Protocol):
-    """Makes other rows of rows, or other batches of batches. Pure, of a pytree of arrays."""
+    """Maps rows to rows, or batches to batches: a pure function of a pytree of arrays.
+
+    Optional members, read with `getattr`:
+      keyed: bool, False. Whether `Context.key` is needed; such a transform is for batches only.
+      inverse(): The inverse `Transform`, which is given the memory of this one; raise ValueError if there is none.
+    """
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
-        """What becomes of `data`: any pytree with the same leading axes; at read, of a batch, with axis B at least."""
+        """Return the transformed `data`: any pytree with the same leading axes; of a batch, at least axis B."""
 
 
 @runtime_checkable
-class Keyed(Protocol):
-    """What a transform has besides if it may want random numbers: then it is for batches only."""
+class StatefulTransform(Protocol):
+    """Optional methods of a transform that learns from the rows that are written.
 
-    @property
-    def keyed(self) -> bool:
-        """Whether it does."""
-
-
-@runtime_checkable
-class Invertible(Protocol):
-    """What a transform has besides if it can be undone."""
-
-    def inverse(self) -> Transform:
-        """What undoes it; raises in words where that cannot be. It is given the memory of the transform that it undoes."""
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """What a transform has besides if it learns from the rows that are written, before it and at read.
-
-    Where it stands in `on_write` these are the rows as they come to it, in `on_read` those that are stored.
+    In `on_write` it sees rows as they reach its stage, in `on_read` rows as they are stored.
     """
 
     def watches(self, spec: Spec) -> tuple[str, ...]:
-        """Leaves of such rows that it learns from; raises if they lack one."""
+        """Return the names of the leaves to learn from; raise if one is missing."""
 
     def init(self, spec: Spec) -> Any:
-        """What it knows before the first row: a pytree of arrays."""
+        """Return the memory before the first row: a pytree of arrays."""
 
     def observe(self, memory: Any, leaves: Mapping[str, jax.Array], mask: jax.Array) -> Any:
-        """What it knows after rows with leaves `[N, E, ...]`, those where `mask` bool[N, E]."""
+        """Return the memory after rows with leaves `[N, E, ...]`, those where `mask` bool[N, E]."""
 
     def stats(self, memory: Any) -> dict[str, jax.Array]:
-        """Scalars worth logging, from small arrays only."""
+        """Return scalars to log, from small arrays."""

@@ -1,4 +1,4 @@
-"""Protocols of views: which rows can be sampled and what a drawn anchor becomes."""
+"""Protocol of views: which rows can be sampled, and what batch the sampled rows make."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import jax
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 
 
-@component
-class Rule:
-    """Which rows a view can draw, as far as `fbuf._indexing.anchors` must know. Two views with one rule can share a state.
+@component(name="fbuf.Rule")
+class EligibilityRule:
+    """Which rows a view can draw. Views with equal rules can share a state.
 
     Attributes:
-      kind: What the view adds to this in `decide` or `opens`, in a word.
-      back: Rows behind an anchor that must still be held, unless an episode began after them.
-      ahead: Rows ahead of an anchor that decide whether it can be drawn.
-      prompt: Each row that arrives opens one anchor at most, which `Prompt.opens` names; if not, `Deciding.decide` looks at the
-        last `ahead` rows again with every write.
-      stride: Anchors of an episode are so many rows apart.
-      crosses: Windows run on across the ends of episodes.
-      reset_rows: The row after an episode's end belongs to it (Gymnasium's next-step autoreset).
-      cut_ends: The last row of a truncated episode can be drawn.
-      window: T, rows of a batch's windows `[B, T, ...]`; 0: it has none.
-      spans: The view asks where episodes begin and end (`Population.starts`).
-      ends: Leaves that end an episode, and `terminated` the one that says it did so for good; the buffer fills them in.
+      kind: Name of the conditions that `opens` or `decide` adds.
+      back: Rows before an anchor that must still be held, unless its episode began after them.
+      ahead: Rows after an anchor that decide whether it can be drawn.
+      prompt: Whether each new row opens at most one anchor, named by `View.opens`; otherwise `View.decide` reads the last
+        `ahead` rows again with every write.
+      stride: Distance in rows between anchors of an episode.
+      crosses: Whether windows continue across the ends of episodes.
+      reset_rows: Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset).
+      cut_ends: Whether the last row of a truncated episode can be drawn.
+      window: T, rows of a batch's windows `[B, T, ...]`; 0: no windows.
+      spans: Whether the view needs `EligibleSet.starts`.
+      ends: Leaves that end an episode; filled in by the buffer.
+      terminated: The leaf of `ends` that marks termination; filled in by the buffer.
     """
 
     kind: str = "row"
@@ -52,7 +53,7 @@ class Rule:
 
 
 class Window(NamedTuple):
-    """What a view wants read for drawn anchors, and what it needs to remember until it is."""
+    """The reads that a view needs for drawn anchors, and the context that `assemble` needs with them."""
 
     reads: tuple[Read, ...]
     context: Any
@@ -60,54 +61,37 @@ class Window(NamedTuple):
 
 @runtime_checkable
 class View(Protocol):
-    """Says what a drawn anchor means: which rows around it, and what they become."""
+    """Chooses the rows around a drawn anchor, and assembles the batch from them.
+
+    One of these methods is required:
+      opens(step, flags, before): If `rule.prompt`: which anchor each new row uint8[N, E] opens, as rows before it
+        int32[N, E], and whether it opens one, bool[N, E]. `before` uint8[N, E] are the flags of the row before each.
+        `step` int32[N, E] counts the rows of its episode (with `crosses`, of the lane) before it; beyond 2^29 only its
+        remainder by `stride` is exact. The anchor gets the priority of the new row.
+      decide(flags, available, step): If not `rule.prompt`: which rows of uint8[A, E] the first `available` int32[E] of them
+        settle, which of those are anchors, and which row gave an anchor's priority, int32[A, E] (None: the anchor). `step`
+        int32[A, E] is exact for rows that were not settled before; where `stride` is 1 it has no meaning.
+    """
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         """Which rows can be drawn."""
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        """Leaves that end an episode, and the one among them that says it terminated."""
+        """Return the leaves that end an episode, and the one among them that marks termination."""
 
     def check(self, spec: Spec) -> None:
-        """Raises if rows lack what the view reads."""
+        """Raise if rows lack a leaf that the view reads."""
 
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,
     ) -> Window:
-        """What to read for anchors int32[B]; `key` is for views that choose."""
+        """Return the reads for anchors int32[B]; `key` is for views that choose at random."""
 
     def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:
-        """The batch, leaves `[B, ...]`."""
-
-
-@runtime_checkable
-class Prompt(Protocol):
-    """What a view has besides if its rule is `prompt`."""
-
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which anchor each new row of uint8[N, E] opens: how many rows back int32[N, E], and whether any.
-
-        `before` uint8[N, E] are the flags of the row before each. `step` int32[N, E] counts the rows of its episode before
-        it (with `crosses`, all of the lane); beyond 2^29 only its remainder by `stride` is exact. The anchor's priority is
-        that of the new row.
-        """
-
-
-@runtime_checkable
-class Deciding(Protocol):
-    """What a view has besides if its rule is not `prompt`."""
-
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Which rows of uint8[A, E] are settled by the first `available` int32[E] of them, and which of those are anchors.
-
-        Also which of these rows brought an anchor's priority, int32[A, E]; None: the anchor itself. `step` int32[A, E] is
-        that of `Prompt.opens`, exact for rows that were not settled before; where `stride` is 1 it means nothing.
-        """
+        """Return the batch, leaves `[B, ...]`, from the `arrays` of `window.reads`."""

@@ -15,7 +15,7 @@ from fbuf._buffer.checks import check_batch_size, check_index
 from fbuf._core import arguments
 from fbuf._core.pytree import named_leaves, spec_of
 from fbuf._core.sample import Index
-from fbuf._interfaces.storage import Recording
+from fbuf._interfaces.storage import RaggedStorage
 from fbuf._mixture.quota import counted
 from fbuf._mixture.state import MixtureIndex
 
@@ -44,7 +44,7 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
                 f"Mixture: '{name}' has prefetch={buffer.prefetch}, but a mixture draws what it hands out; expected 0. Write "
                 f"dataclasses.replace(buffer, prefetch=0)."
             )
-        if isinstance(buffer.storage, Recording):
+        if isinstance(buffer.storage, RaggedStorage):
             raise TypeError(
                 f"Mixture: '{name}' has {buffer.storage!r}, whose leaves need not be arrays; expected arrays, which can stand "
                 f"side by side. Use storages.Compressed(), Host() or Device()."

@@ -3,7 +3,7 @@
 Where the quotas are known while tracing, each buffer draws and reads its own, and the parts are joined: what that costs is
 what the buffers' own `sample`s cost. Where they are not (annealed fractions, a source drawn for each row), a program has to
 have room for B rows of each buffer: each draws B anchors at most, told how many are wanted, and reads at slot C, which is no
-read, where a row is another's. A sampler that remembers what it drew counts only what is handed out (`Limited`); of any other
+read, where a row is another's. A sampler that remembers what it drew counts only what is handed out (`draw_some`); of any other
 the wanted anchors are a random part of B, as the first ones may be alike (flashbax's mixer takes the first of a stratified
 batch, and never draws the upper half of the buffer).
 
@@ -26,10 +26,10 @@ from fbuf._algorithms.random_bits import anew
 from fbuf._buffer import read, state_ops, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.ordering import any_of, pin
+from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.pytree import expand
 from fbuf._core.sample import Sample
-from fbuf._interfaces.sampler import Draw, Limited
+from fbuf._interfaces.sampler import Draw
 from fbuf._interfaces.view import Window
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._mixture import quota
@@ -174,7 +174,7 @@ def _joined(*parts: jax.Array) -> jax.Array:
 def _read(
     buffer: Buffer, state: BufferState, key: jax.Array, sampler: Any, drawn: Draw, window: Window
 ) -> tuple[BufferState, Sample]:
-    """What `Buffer.sample` does after a draw, but for the `pin`, which is left to `_pinned`."""
+    """What `Buffer.sample` does after a draw, but for the `order_after_reads`, which is left to `_pinned`."""
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     index = state_ops.index_of(buffer, state, drawn.slot)
     batch = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
@@ -191,7 +191,7 @@ def _pinned(states: States, part: Part) -> tuple[States, Part]:
     """
     token = jnp.max(jnp.stack([state.token for state in states.values()]))
     counters = {name: state.counters for name, state in states.items()}
-    token, (part, counters) = pin(token, (part, counters))
+    token, (part, counters) = order_after_reads(token, (part, counters))
     return {
         name: dataclasses.replace(state, token=token, counters=counters[name]) for name, state in states.items()
     }, part
@@ -231,10 +231,10 @@ def _some_of(
     batch_size = chosen.shape[0]
     wanted = jnp.sum(chosen, dtype=jnp.int32)
     rank = jnp.maximum(jnp.cumsum(chosen, dtype=jnp.int32) - jnp.int32(1), jnp.int32(0))
-    held = state_ops.population(buffer, state)
-    if isinstance(buffer.sampler, Limited):
-        limited: Limited = buffer.sampler
-        sampler, drawn = limited.draw_some(state.sampler, key, batch_size, wanted, held, {}, state.token)
+    held = state_ops.eligible_set(buffer, state)
+    draw_some = getattr(buffer.sampler, "draw_some", None)
+    if draw_some is not None:
+        sampler, drawn = draw_some(state.sampler, key, batch_size, wanted, held, {}, state.token)
         at = rank
     else:
         sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, held, {}, state.token)
@@ -260,7 +260,7 @@ def _check_forgets(call: str, buffer: Buffer, before: Any, after: Any) -> None:
     if any(old is not new for old, new in pairs):
         raise TypeError(
             f"{call}: {buffer.sampler!r} remembers what it drew, but cannot draw a number of anchors that is not known before; "
-            f"expected a sampler with `draw_some` (fbuf.parts.Limited). Use fractions that stay, quota='exact' and "
+            f"expected a sampler with `draw_some` (fbuf.parts.Sampler). Use fractions that stay, quota='exact' and "
             f"if_empty='mask', or another sampler."
         )
 
@@ -287,7 +287,7 @@ def _filled_up(
         return jnp.zeros_like(wanted), new, _where(source < size, more, part)
 
     start = (jnp.any(source < size), [leaf for c, leaf in zip(changed, before, strict=True) if c], part)
-    _, leaves, part = lax.while_loop(lambda carry: any_of(carry[0]), turn, start)
+    _, leaves, part = lax.while_loop(lambda carry: any_unbatched(carry[0]), turn, start)
     return with_leaves(leaves), part
 
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import checks as _buffer_checks
-from fbuf._buffer import verbs
+from fbuf._buffer import operations
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._core.component import component
-from fbuf._core.dispatch import Verb
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
 from fbuf._mixture import checks, draw, feedback, quota
@@ -671,15 +671,15 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
         usual = quota.normalized(jnp.asarray(mixture.shares, jnp.float32))
         shares = usual if state.fractions is None else state.fractions
     for number, (name, buffer) in enumerate(mixture.members):
-        own = verbs.stats.core(buffer, state[name])[1]
+        own = operations.stats.core(buffer, state[name])[1]
         out |= {f"{name}/{key}": value for key, value in own.items()}
         if shares is not None:
             out[f"{name}/fraction"] = shares[number]
     return state, out
 
 
-_sample = Verb(_sample_core)
-_update_priority = Verb(feedback.update_priority)
-_update_rows = Verb(feedback.update_rows)
-_can_sample = Verb(_can_sample_core)
-_stats = Verb(_stats_core)
+_sample = Operation(_sample_core)
+_update_priority = Operation(feedback.update_priority)
+_update_rows = Operation(feedback.update_rows)
+_can_sample = Operation(_can_sample_core)
+_stats = Operation(_stats_core)

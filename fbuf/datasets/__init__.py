@@ -6,8 +6,7 @@ makes another of each. `python -m fbuf datasets` does much of it from the comman
 """
 
 from fbuf.datasets._arrays.from_arrays import from_arrays
-from fbuf.datasets._atari.atari import atari_dqn
-from fbuf.datasets._atari.games import available
+from fbuf.datasets._atari.atari import atari_dqn, available
 from fbuf.datasets._info import Info, delete, info, verify
 from fbuf.datasets._minari import minari
 from fbuf.datasets._open import open

@@ -98,7 +98,7 @@ def info(path: str | os.PathLike[str]) -> Info:
     else:
         finished = True
         schema = manifest.schema
-        for part in manifest.parts:
+        for part in manifest.segments:
             piece = there.get(part.number)
             if piece is None or piece.save != part.save:
                 finished = False

@@ -25,14 +25,14 @@ from fbuf._host.codecs.base import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.field_names import NEXT, under
+from fbuf.datasets._arrays.episodes import NEXT, under
 from fbuf.datasets._arrays.from_arrays import opened
 from fbuf.datasets._arrays.rows import Settings, columns_of, planned, taken
 from fbuf.datasets._arrays.segments import Work, check_workers, rows_a_piece, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
-from fbuf.interop._columns import NARROW, Block, blocks
-from fbuf.interop._source import Column, check_name, read_json
+from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
+from fbuf.torch._dtypes import NARROW
 
 _CALL = "minari"
 _VARIABLE = "MINARI_DATASETS_PATH"

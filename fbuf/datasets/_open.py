@@ -18,7 +18,7 @@ from fbuf._host.types import StoreCorrupted
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _info
-from fbuf.datasets._arrays.field_names import default_view
+from fbuf.datasets._arrays.episodes import default_view
 from fbuf.datasets._arrays.segments import path_of
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet

@@ -24,7 +24,7 @@ from fbuf._host.codecs.base import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.field_names import default_view
+from fbuf.datasets._arrays.episodes import default_view
 from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_a_piece, write
 from fbuf.datasets._lock import held
 from fbuf.datasets._preprocess_source import Origin, origin_of

@@ -175,7 +175,7 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
     """What the view makes of anchors, and which are there."""
     spec, structure = buffer.storage.spec(state.rows)
     mask = jnp.ones(slot.shape, bool)
-    window = buffer.view.window(spec, state_ops.population(buffer, state), slot, mask, key)
+    window = buffer.view.window(spec, state_ops.eligible_set(buffer, state), slot, mask, key)
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
 

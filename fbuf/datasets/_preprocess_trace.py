@@ -21,7 +21,7 @@ from fbuf._checkpoint import row_schema
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._formats import dataset
 from fbuf._host.codecs.base import Codec
-from fbuf.interop._source import DTYPES
+from fbuf.interop._columns import DTYPES
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CALLBACK = re.compile(r"callback\[")  # what Python does then no text says

@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
     game = _check_options(options)
 
     # Only now: these load JAX and the extras.
-    from fbuf.demo import _compare_storages, _plot, _report, _run
+    from fbuf.demo import _compare_storages, _report, _run
     from fbuf.demo._atari import VectorAtari
 
     steps = options.steps or (STEPS_COMPARED if options.compare else STEPS)
@@ -76,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
         columns = _compare_storages.compare(rows, progress)
     print(f"\n{_report.table(results)}\n\n{_report.storages(columns)}")
     try:
-        _plot.plot(results, options.out)
+        _report.plot(results, options.out)
     except OSError as error:
         raise CommandError(f"--out {options.out}: {error.strerror or error}. Choose another: --out PATH.png") from error
     print(f"\npicture: {options.out}")

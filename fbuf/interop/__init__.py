@@ -6,14 +6,13 @@ states are checked against the file; what cannot be read is refused by name. Wha
 tensorstore) is imported by the call that needs it.
 """
 
-from fbuf.interop._arrays import from_arrays
-from fbuf.interop._columns import TED
 from fbuf.interop._export import Exported, to_file
 from fbuf.interop._flashbax import from_flashbax
-from fbuf.interop._load import from_file
+from fbuf.interop._load import from_arrays, from_file
 from fbuf.interop._ted import to_ted
 from fbuf.interop._torchrl import from_torchrl
 from fbuf.interop._vault import from_vault
+from fbuf.torch._tensordict import TED
 
 __all__ = [
     "TED",

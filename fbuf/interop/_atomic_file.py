@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.interop import _hdf5, _npz
-from fbuf.interop._source import check_name
+from fbuf.interop._columns import check_name
 
 H5 = (".h5", ".hdf5")
 MASK = "__mask__"  # which rows there are, where lanes hold different numbers

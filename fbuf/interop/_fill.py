@@ -25,8 +25,7 @@ from fbuf._core.pytree import nested
 from fbuf._core.sample import Index
 from fbuf._host.io.directory import undone
 from fbuf._interfaces.storage import Growable
-from fbuf.interop._columns import Fields, blocks, chosen, converted, rows_a_block, without_last_axes
-from fbuf.interop._source import Column, Source
+from fbuf.interop._columns import Column, Fields, Source, blocks, chosen, converted, rows_a_block, without_last_axes
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 

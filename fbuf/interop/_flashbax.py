@@ -20,9 +20,8 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
-from fbuf.interop._columns import Fields
+from fbuf.interop._columns import Column, Fields, Source
 from fbuf.interop._fill import fill
-from fbuf.interop._source import Column, Source
 
 _CALL = "from_flashbax"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.interop._source import DTYPES, Column, check_name, refused
+from fbuf.interop._columns import DTYPES, Column, check_name, refused
 
 _ABOUT = "fbuf"  # the attribute that describes the file
 _LARGEST_CHUNK = 2**30  # bytes

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.interop._source import DTYPES, MOST_DEPTH, check_name, check_shape, read_json
+from fbuf.interop._columns import DTYPES, MOST_DEPTH, check_name, check_shape, read_json
 
 Leaf = tuple[Path, np.dtype[Any], tuple[int, ...]]
 """File, dtype and shape of an array."""

@@ -22,9 +22,8 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf.interop._columns import Fields
+from fbuf.interop._columns import Column, Fields, Source, check_count, read_json, refused
 from fbuf.interop._fill import fill
-from fbuf.interop._source import Column, Source, check_count, read_json, refused
 from fbuf.interop._tensordict_dumps import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
 
 _CALL = "from_torchrl"

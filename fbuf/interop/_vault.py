@@ -20,9 +20,8 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf.interop._columns import Fields
+from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_name, read_json
 from fbuf.interop._fill import fill
-from fbuf.interop._source import DTYPES, Column, Source, check_name, read_json
 
 _CALL = "from_vault"
 

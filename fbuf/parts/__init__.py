@@ -1,97 +1,70 @@
-"""For parts of your own: what storages, samplers, views, writers and transforms are, and three bases that do the rest.
+"""Interfaces and base classes for storages, samplers, views, writers and transforms of your own.
 
-A part is any frozen dataclass of values with the methods of its Protocol (`Storage`, `Sampler`, `View`, `Streaming` or
-`Scattering`, `Transform`); nothing need be inherited, and fbuf's own inherit nothing. `component` makes such a class of yours
-hash, compare, print and be static in `jit`; `state` makes a class of arrays a pytree. What a part may have besides
-(`Growable`, `Limited`, `InOrder`, ...) is a Protocol of its own. A storage, sampler or view that differs from the usual in one
-thing only derives from `ArrayStorage`, `NthSampler` or `FieldsView`, and says that one thing. A class decorator that adds
-what is missing was rejected: type checkers do not see what it adds.
-
-Names here are public: they change as `fbuf`'s own do. The README has an example of each.
+A part is a frozen dataclass of values with the methods of its Protocol: `Storage`, `Sampler`, `View`, `Streaming` or
+`Scattering`, `Transform`. It need not inherit from anything. `component` makes the class hashable, comparable and static in
+`jit`; `state` makes a class of arrays a pytree. Each Protocol lists the optional members that a part may add; groups of
+optional methods are Protocols too (`Growable`, `Resumable`, ...). `ArrayStorage`, `NthSampler` and `FieldsView` implement
+all but one to three methods. The README has an example of each.
 """
 
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry, Placement, Ring
 from fbuf._interfaces.sampler import (
-    Bounded,
-    ByRank,
-    Change,
     Draw,
-    HostKept,
-    InOrder,
+    EligibilityUpdate,
+    EligibleSet,
+    EpisodeStarts,
+    HostSampler,
     Inspected,
-    Inspecting,
-    Joint,
-    Limited,
-    Population,
-    Rebuilding,
     Sampler,
-    Starts,
 )
 from fbuf._interfaces.storage import (
     Forecast,
-    Forecasting,
     Growable,
-    Held,
+    LeafBytes,
+    Prefetchable,
+    RaggedStorage,
     Read,
-    Recording,
-    Requesting,
     Resumable,
     Storage,
-    Weighing,
 )
-from fbuf._interfaces.transform import Context, Invertible, Keyed, Remembering, Transform
-from fbuf._interfaces.view import Deciding, Prompt, Rule, View, Window
-from fbuf._interfaces.writer import Forgetting, ReadOnly, Reporting, Scattering, Streaming, Writer
+from fbuf._interfaces.transform import Context, StatefulTransform, Transform
+from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
 from fbuf.parts._sampler import NthSampler
 from fbuf.parts._storage import ArrayStorage
 from fbuf.parts._view import FieldsView, earlier, later
 
 __all__ = [
     "ArrayStorage",
-    "Bounded",
-    "ByRank",
-    "Change",
     "Context",
-    "Deciding",
     "Draw",
+    "EligibilityRule",
+    "EligibilityUpdate",
+    "EligibleSet",
+    "EpisodeStarts",
     "FieldsView",
     "Forecast",
-    "Forecasting",
-    "Forgetting",
     "Geometry",
     "Growable",
-    "Held",
-    "HostKept",
-    "InOrder",
+    "HostSampler",
     "Inspected",
-    "Inspecting",
-    "Invertible",
-    "Joint",
-    "Keyed",
-    "Limited",
+    "LeafBytes",
     "NthSampler",
     "Placement",
-    "Population",
-    "Prompt",
+    "Prefetchable",
+    "RaggedStorage",
     "Read",
     "ReadOnly",
-    "Rebuilding",
-    "Recording",
-    "Remembering",
-    "Reporting",
-    "Requesting",
     "Resumable",
     "Ring",
-    "Rule",
     "Sampler",
     "Scattering",
-    "Starts",
+    "StatefulTransform",
     "Storage",
     "Streaming",
     "Transform",
     "View",
-    "Weighing",
     "Window",
     "Writer",
     "component",

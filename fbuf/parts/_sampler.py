@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import Log
-from fbuf._interfaces.sampler import NO_NUMBERS, NO_STAMP, Change, Draw, Population
+from fbuf._interfaces.sampler import NO_NUMBERS, NO_STAMP, Draw, EligibilityUpdate, EligibleSet
 
 
 class NthSampler:
@@ -61,7 +61,7 @@ class NthSampler:
     def init(self, geometry: Geometry, dense: bool) -> Log:
         return anchor_log.init(geometry, dense)
 
-    def change(self, sampler: Log, change: Change, geometry: Geometry, token: jax.Array) -> Log:
+    def change(self, sampler: Log, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Log:
         return anchor_log.follow(sampler, change, geometry, token)
 
     def draw(
@@ -69,18 +69,18 @@ class NthSampler:
         sampler: Log,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[Log, Draw]:
         del options, token
-        total = jnp.sum(population.available, dtype=jnp.int32)
+        total = jnp.sum(eligible.available, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         nth, probability = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
-        slot = anchor_log.nth(sampler, population, nth)
+        slot = anchor_log.nth(sampler, eligible, nth)
         return sampler, Draw(
-            slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
+            slot=jnp.where(mask, slot, jnp.int32(eligible.geometry.capacity)),
             probability=jnp.where(mask, probability.astype(jnp.float32), jnp.float32(0)),
             weight=mask.astype(jnp.float32),
             mask=mask,

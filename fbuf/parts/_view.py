@@ -15,9 +15,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, nested
 from fbuf._indexing import ring
 from fbuf._indexing.anchors import END, START, has
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Rule, Window
+from fbuf._interfaces.view import EligibilityRule, Window
 
 
 @component
@@ -30,18 +30,19 @@ class _Names:
 class FieldsView:
     """Base of a view whose batches are dicts of leaves of rows.
 
-    A subclass is a `component` with a `rule` and one method, `fields`. `Rule("name", back=b, ahead=a)` says how many rows
-    behind a drawn one must still be held (an episode may begin after them), and how many of its episode must have come after
-    it; the name tells its states from those of other views. Episodes end where `Buffer(episode_end=...)` says so.
+    A subclass is a `component` with a `rule` and one method, `fields`. With `EligibilityRule("name", back=b, ahead=a)` a row
+    can be drawn while the `b` rows before it are held (fewer at the start of an episode) and once `a` more rows of its episode
+    are written. The name distinguishes its states from those of other views. `Buffer(episode_end=...)` names what ends
+    episodes.
 
     Example: the action before, zeros where an episode begins.
       >>> import fbuf, jax.numpy as jnp
       >>> @fbuf.parts.component
       ... class WithLastAction(fbuf.parts.FieldsView):
-      ...     rule = fbuf.parts.Rule("last_action", back=1)
+      ...     rule = fbuf.parts.EligibilityRule("last_action", back=1)
       ...
-      ...     def fields(self, spec, population, slot):
-      ...         before = fbuf.parts.earlier(population, slot, 1)
+      ...     def fields(self, spec, eligible, slot):
+      ...         before = fbuf.parts.earlier(eligible, slot, 1)
       ...         return {name: (name, slot) for name in spec} | {"last_action": ("action", before)}
       >>> buffer = fbuf.Buffer(100, view=WithLastAction(), episode_end=("done",))
       >>> state = buffer.init({"action": 0, "done": False})
@@ -51,16 +52,16 @@ class FieldsView:
       [(1, 0), (2, 1), (3, 2), (4, 3), (5, 0), (6, 5), (7, 6), (8, 7)]
     """
 
-    rule = Rule()
+    rule = EligibilityRule()
 
-    def fields(self, spec: Spec, population: Population, slot: jax.Array) -> Mapping[str, tuple[str, jax.Array]]:
+    def fields(self, spec: Spec, eligible: EligibleSet, slot: jax.Array) -> Mapping[str, tuple[str, jax.Array]]:
         """Name of each leaf of the batch ("a/b": nested), to a leaf of rows and its slots int32[B, ...].
 
         `slot` int32[B] was drawn. A slot C gives zeros; `earlier` and `later` make it where there is no such row.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: a view that derives from FieldsView needs a method fields. Write "
-            f"def fields(self, spec, population, slot): return {{name: (name, slot) for name in spec}}."
+            f"def fields(self, spec, eligible, slot): return {{name: (name, slot) for name in spec}}."
         )
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
@@ -73,9 +74,9 @@ class FieldsView:
         ahead = jnp.int32(self.rule.ahead)
         return jnp.full_like(step, ahead), step >= ahead
 
-    def window(self, spec: Spec, population: Population, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
-        nowhere = jnp.int32(population.geometry.capacity)
-        fields = self.fields(spec, population, jnp.where(mask, slot, nowhere))
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+        nowhere = jnp.int32(eligible.geometry.capacity)
+        fields = self.fields(spec, eligible, jnp.where(mask, slot, nowhere))
         unknown = [name for name, _ in fields.values() if name not in spec]
         if unknown:
             raise ValueError(
@@ -87,34 +88,34 @@ class FieldsView:
         return nested(dict(zip(window.context.names, arrays, strict=True)))
 
 
-def earlier(population: Population, slot: jax.Array, steps: int) -> jax.Array:
+def earlier(eligible: EligibleSet, slot: jax.Array, steps: int) -> jax.Array:
     """Slots of the rows `steps` before those in `slot` int32[...], in the same episode; C where there is none.
 
     The view's rule needs `back >= steps`. Cost: O(steps) flags a slot.
     """
-    return _moved("earlier", population, slot, -steps, START)
+    return _moved("earlier", eligible, slot, -steps, START)
 
 
-def later(population: Population, slot: jax.Array, steps: int) -> jax.Array:
+def later(eligible: EligibleSet, slot: jax.Array, steps: int) -> jax.Array:
     """Slots of the rows `steps` after those in `slot` int32[...], in the same episode; C where there is none.
 
     The view's rule needs `ahead >= steps`. Cost: O(steps) flags a slot.
     """
-    return _moved("later", population, slot, steps, END)
+    return _moved("later", eligible, slot, steps, END)
 
 
-def _moved(call: str, population: Population, slot: jax.Array, offset: int, border: int) -> jax.Array:
-    geometry, nowhere = population.geometry, jnp.int32(population.geometry.capacity)
-    if population.flags is None:
+def _moved(call: str, eligible: EligibleSet, slot: jax.Array, offset: int, border: int) -> jax.Array:
+    geometry, nowhere = eligible.geometry, jnp.int32(eligible.geometry.capacity)
+    if eligible.flags is None:
         need = "back" if offset < 0 else "ahead"
         raise ValueError(
             f"fbuf.parts.{call}: this view looks at no neighbours; expected a rule that says so. Write "
-            f'rule = fbuf.parts.Rule("name", {need}={abs(offset)}).'
+            f'rule = fbuf.parts.EligibilityRule("name", {need}={abs(offset)}).'
         )
     inside = (slot >= jnp.int32(0)) & (slot < nowhere)
     safe = jnp.where(inside, slot, jnp.int32(0))
     sign = jnp.int32(-1 if offset < 0 else 1)
     passed = (sign * jnp.arange(abs(offset), dtype=jnp.int32)).reshape((1,) * slot.ndim + (-1,))
-    near = population.flags.at[ring.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
+    near = eligible.flags.at[ring.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
     whole = ~jnp.any(has(near, border), axis=-1)
     return jnp.where(inside & whole, ring.shift(geometry, safe, jnp.int32(offset)), nowhere)

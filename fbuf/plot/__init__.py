@@ -13,10 +13,8 @@ Example:
   'age: rows of the lane that came later'
 """
 
-from fbuf.plot._evolution import Evolution
 from fbuf.plot._frames import frames
-from fbuf.plot._histograms import ages, episode_lengths, priorities
-from fbuf.plot._memory import memory
-from fbuf.plot._overview import overview
+from fbuf.plot._histograms import Evolution, ages, episode_lengths, priorities
+from fbuf.plot._overview import memory, overview
 
 __all__ = ["Evolution", "ages", "episode_lengths", "frames", "memory", "overview", "priorities"]

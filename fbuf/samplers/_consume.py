@@ -17,8 +17,8 @@ from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import Roster
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import pin
-from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
+from fbuf._core.ordering import order_after_reads
+from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
 
 
 @state
@@ -70,13 +70,15 @@ class Consume:
         size = 0 if self.times == 1 else geometry.capacity
         return ConsumeState(roster=slot_pool.init(geometry.capacity), left=jnp.zeros((size,), jnp.int32))
 
-    def change(self, sampler: ConsumeState, change: Change, geometry: Geometry, token: jax.Array) -> ConsumeState:
+    def change(
+        self, sampler: ConsumeState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> ConsumeState:
         nowhere = jnp.int32(geometry.capacity)
         roster = sampler.roster
         if change.close_slot.size:
             closed = jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1)
             place, token = slot_pool.places(roster, closed, token)
-            roster = slot_pool.strike(roster, place, place >= jnp.int32(0), token)
+            roster = slot_pool.remove(roster, place, place >= jnp.int32(0), token)
         opened = jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1)
         # Where every row is an anchor, a new row may take the place of one that is still on the list.
         mask = change.open_mask.reshape(-1)
@@ -91,11 +93,11 @@ class Consume:
         sampler: ConsumeState,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[ConsumeState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
 
     def draw_some(
         self,
@@ -103,19 +105,19 @@ class Consume:
         key: jax.Array,
         batch_size: int,
         wanted: jax.Array,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[ConsumeState, Draw]:
         del options
-        roster, capacity = sampler.roster, jnp.int32(population.geometry.capacity)
+        roster, capacity = sampler.roster, jnp.int32(eligible.geometry.capacity)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
         place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
         slot = roster.slot.at[place].get(mode="promise_in_bounds")
         left = jnp.ones_like(slot) if self.times == 1 else sampler.left.at[slot].get(mode="promise_in_bounds")
-        token, (place, slot, left) = pin(token, (place, slot, left))
+        token, (place, slot, left) = order_after_reads(token, (place, slot, left))
         after = ConsumeState(
-            roster=slot_pool.strike(roster, place, mask & (left <= jnp.int32(1)), token),
+            roster=slot_pool.remove(roster, place, mask & (left <= jnp.int32(1)), token),
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
@@ -145,10 +147,7 @@ class Consume:
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number
 
-    def fetch(self, sampler: ConsumeState) -> None:
-        return None
-
-    def inspect(self, sampler: ConsumeState, population: Population, fetched: None) -> Inspected:
+    def inspect(self, sampler: ConsumeState, eligible: EligibleSet, fetched: None) -> Inspected:
         listed = sampler.roster.place >= jnp.int32(0)
         number = jnp.maximum(sampler.roster.number, jnp.int32(1)).astype(jnp.float32)
         left = listed.astype(jnp.int32) if self.times == 1 else jnp.where(listed, sampler.left, jnp.int32(0))

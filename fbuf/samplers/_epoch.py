@@ -26,10 +26,10 @@ from fbuf._algorithms import permutation
 from fbuf._algorithms.random_bits import anew
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import any_of
+from fbuf._core.ordering import any_unbatched
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import Log
-from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
+from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
 
 
 @state
@@ -133,7 +133,9 @@ class Epoch:
         )
         return EpochState(log=anchor_log.init(geometry, dense), held=jnp.zeros(lanes, jnp.int32), turn=turn)
 
-    def change(self, sampler: EpochState, change: Change, geometry: Geometry, token: jax.Array) -> EpochState:
+    def change(
+        self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> EpochState:
         held, closed = anchor_log.closed(sampler.held, change, geometry)
         turn = sampler.turn
         lost = jnp.minimum(closed, turn.start - turn.closed)
@@ -148,11 +150,11 @@ class Epoch:
         sampler: EpochState,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[EpochState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
 
     def draw_some(
         self,
@@ -160,12 +162,12 @@ class Epoch:
         key: jax.Array,
         batch_size: int,
         wanted: jax.Array,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[EpochState, Draw]:
         del options, token
-        geometry = population.geometry
+        geometry = eligible.geometry
         held = sampler.held
         least = wanted if self.drop_last else jnp.int32(1)  # fewer are no batch
         enough = (jnp.sum(held, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
@@ -187,11 +189,11 @@ class Epoch:
             return self._take(_Batch(turn, batch.chosen, found), wants, wanted, geometry)
 
         nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), jnp.zeros((), jnp.int32))
-        turn, chosen, found = lax.while_loop(lambda batch: any_of(wanting(batch)), fill, nothing)
+        turn, chosen, found = lax.while_loop(lambda batch: any_unbatched(wanting(batch)), fill, nothing)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
         lane, number = anchor_log.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
-        slot = anchor_log.at(sampler.log, population, lane, rank)
+        slot = anchor_log.at(sampler.log, eligible, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         return dataclasses.replace(sampler, turn=turn), Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -216,16 +218,13 @@ class Epoch:
     def available(self, sampler: EpochState, count: jax.Array) -> jax.Array:
         return count
 
-    def fetch(self, sampler: EpochState) -> None:
-        return None
-
-    def inspect(self, sampler: EpochState, population: Population, fetched: None) -> Inspected:
-        geometry, turn = population.geometry, sampler.turn
+    def inspect(self, sampler: EpochState, eligible: EligibleSet, fetched: None) -> Inspected:
+        geometry, turn = eligible.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
         lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
         rank = number - turn.closed[lane]
         live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still one
-        slot = anchor_log.at(sampler.log, population, lane, jnp.maximum(rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, eligible, lane, jnp.maximum(rank, jnp.int32(0)))
         slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
         waits = live & (place >= turn.taken)
         number = jnp.sum(waits, dtype=jnp.int32)
@@ -254,7 +253,7 @@ class Epoch:
                 def shuffled(order: jax.Array) -> jax.Array:
                     return jnp.where(few, permutation.shuffled(bits[2:], total), order)
 
-                order = lax.cond(any_of(few), shuffled, lambda order: order, order)
+                order = lax.cond(any_unbatched(few), shuffled, lambda order: order, order)
             fresh = Turn(
                 start=held,
                 closed=jnp.zeros_like(held),
@@ -265,7 +264,7 @@ class Epoch:
             )
             return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, turn)
 
-        return lax.cond(any_of(begins), new, lambda turn: turn, turn)
+        return lax.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
     def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
         """Fills the first `wanted` of the batch from one lot of places in the order; nothing happens unless it `wants`."""

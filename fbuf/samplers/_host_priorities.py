@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._algorithms import sum_tree, sum_tree_draw
+from fbuf._algorithms import sum_tree
 from fbuf._bridge import lifetime, priority_callbacks
 from fbuf._host import OnHost
 from fbuf._host.priorities import store as _store
@@ -79,7 +79,7 @@ def init() -> HostTree:
 
 
 def _layout(capacity: int) -> Layout:
-    return Layout(*sum_tree.layout(capacity), sum_tree_draw.middle(capacity))
+    return Layout(*sum_tree.layout(capacity), sum_tree.middle(capacity))
 
 
 def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None) -> HostTree:
@@ -109,7 +109,7 @@ def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> H
 
 def draw(tree: HostTree, key: jax.Array, batch_size: int, stratified: bool) -> Drawn:
     """Leaves in proportion. One callback."""
-    top, bottom = sum_tree_draw.uniforms(key, batch_size, stratified=stratified)
+    top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
     return Drawn(*priority_callbacks.draw(tree.id, tree.version, top, bottom))
 
 

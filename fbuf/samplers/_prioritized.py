@@ -27,7 +27,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._indexing import anchor_log
 from fbuf._indexing.importance import importance
-from fbuf._interfaces.sampler import Change, Draw, Inspected, Population
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers import _prioritized_draw, _priority_common, _priority_leaves
 from fbuf.samplers._priority_leaves import PrioritizedState
 
@@ -106,7 +106,6 @@ class Prioritized:
     by_rank = True
     by_episode = False
     stamp = None
-    since = ""
     most = {"uniform": 1.0}
 
     def __post_init__(self) -> None:
@@ -163,7 +162,7 @@ class Prioritized:
         )
 
     def change(
-        self, sampler: PrioritizedState, change: Change, geometry: Geometry, token: jax.Array
+        self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
         token = _priority_leaves.after(sampler, token)
         slot, given, largest = _priority_common.written(change, geometry.capacity)
@@ -182,11 +181,11 @@ class Prioritized:
         sampler: PrioritizedState,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[PrioritizedState, Draw]:
-        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), population, options, token)
+        return self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
 
     def draw_some(
         self,
@@ -194,25 +193,25 @@ class Prioritized:
         key: jax.Array,
         batch_size: int,
         wanted: jax.Array,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
-        number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
+        number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
             chosen = _prioritized_draw.with_replacement(
-                sampler, key, batch_size, population, number, share, self.stratified
+                sampler, key, batch_size, eligible, number, share, self.stratified
             )
             mask = chosen.mask & (lax.iota(np.int32, batch_size) < wanted)
         else:
-            chosen = _prioritized_draw.without_replacement(sampler, key, batch_size, wanted, population, number)
+            chosen = _prioritized_draw.without_replacement(sampler, key, batch_size, wanted, eligible, number)
             mask = chosen.mask
         slot, _, chance, least = chosen
         beta = options.get("beta", sampler.beta)
         return sampler, Draw(
-            slot=jnp.where(mask, slot, jnp.int32(population.geometry.capacity)),
+            slot=jnp.where(mask, slot, jnp.int32(eligible.geometry.capacity)),
             probability=jnp.where(mask, chance, jnp.float32(0)),
             weight=importance(number, chance, mask, beta, self.normalize, least),
             mask=mask,
@@ -237,7 +236,7 @@ class Prioritized:
     def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
         return dataclasses.replace(sampler, tree=_host_priorities.open(call, geometry.capacity, self._least))
 
-    def deepen(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
+    def with_capacity(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
         leaves = _host_priorities.leaves(sampler.tree)
         return dataclasses.replace(
             sampler, tree=_host_priorities.open("Buffer.grow", geometry.capacity, self._least, leaves)
@@ -252,18 +251,18 @@ class Prioritized:
     def available(self, sampler: PrioritizedState, count: jax.Array) -> jax.Array:
         return count
 
-    def fetch(self, sampler: PrioritizedState) -> Any:
+    def to_host(self, sampler: PrioritizedState) -> Any:
         return _host_priorities.leaves(sampler.tree) if self.on_host else None
 
-    def inspect(self, sampler: PrioritizedState, population: Population, fetched: Any) -> Inspected:
-        capacity = population.geometry.capacity
+    def inspect(self, sampler: PrioritizedState, eligible: EligibleSet, fetched: Any) -> Inspected:
+        capacity = eligible.geometry.capacity
         leaf = sampler.tree[:capacity] if fetched is None else fetched
-        number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+        number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
         return Inspected(
-            _priority_common.shared(chance, sampler.uniform, population), _priority_leaves.priority_of(sampler, leaf)
+            _priority_common.shared(chance, sampler.uniform, eligible), _priority_leaves.priority_of(sampler, leaf)
         )
 
     def stats(self, sampler: PrioritizedState) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ from jax import lax
 from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
 from fbuf._algorithms.random_bits import anew
 from fbuf._indexing.importance import alike, unit
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf.samplers import _priority_common, _priority_leaves
 from fbuf.samplers._priority_leaves import PrioritizedState
 
@@ -33,13 +33,13 @@ def with_replacement(
     sampler: PrioritizedState,
     key: jax.Array,
     batch_size: int,
-    population: Population,
+    eligible: EligibleSet,
     number: jax.Array,
     share: jax.Array | None,
     stratified: bool,
 ) -> Chosen:
     """Each row on its own, in proportion to its leaf; a `share` float32[] (or None) of them whatever it is."""
-    capacity = population.geometry.capacity
+    capacity = eligible.geometry.capacity
     some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
     slot, leaf, mass, low = _priority_leaves.draw(sampler, key, batch_size, capacity, stratified)
     flat = mass <= jnp.float32(0)  # every leaf is 0: all anchors alike
@@ -48,13 +48,13 @@ def with_replacement(
         slot, leaf = slot[order], leaf[order]
     if share is not None:
         share = unit(share)
-        slot = _priority_common.sharing(slot, key, share, population, sampler.log, some, stratified=stratified)
+        slot = _priority_common.sharing(slot, key, share, eligible, sampler.log, some, stratified=stratified)
         leaf = sum_tree.get(sampler.tree, slot)
 
     own = anew(key)  # `vmap` selects between keys
 
     def all_alike(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        any_slot = alike(jax.random.fold_in(own(), 1), population, sampler.log, batch_size, some & flat)
+        any_slot = alike(jax.random.fold_in(own(), 1), eligible, sampler.log, batch_size, some & flat)
         return any_slot, jnp.ones_like(leaf)
 
     slot, leaf = lax.cond(flat, all_alike, lambda slot, leaf: (slot, leaf), slot, leaf)
@@ -75,11 +75,11 @@ def without_replacement(
     key: jax.Array,
     batch_size: int,
     wanted: jax.Array,
-    population: Population,
+    eligible: EligibleSet,
     number: jax.Array,
 ) -> Chosen:
     """The first `wanted` int32[] of them one after another, each in proportion to the leaves that are left."""
-    capacity, mass = population.geometry.capacity, sum_tree.root(sampler.tree)
+    capacity, mass = eligible.geometry.capacity, sum_tree.root(sampler.tree)
     flat = mass <= jnp.float32(0)
     race = draw_without_replacement.draw(sampler.tree, key, batch_size, capacity, wanted)
     size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
@@ -87,7 +87,7 @@ def without_replacement(
 
     def all_alike(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = alike(jax.random.fold_in(own(), 1), population, sampler.log, batch_size, there & flat, distinct=True)
+        slot = alike(jax.random.fold_in(own(), 1), eligible, sampler.log, batch_size, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 

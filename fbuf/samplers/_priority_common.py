@@ -11,7 +11,7 @@ import numpy as np
 
 from fbuf._indexing.anchor_log import Log
 from fbuf._indexing.importance import alike, ignoring, unit
-from fbuf._interfaces.sampler import Change, Population
+from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
 
 def check(sampler: Any, names: tuple[str, ...]) -> None:
@@ -55,7 +55,7 @@ def initial(sampler: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: jnp.full((), getattr(sampler, name), jnp.float32) if name in known else None for name in names}
 
 
-def written(change: Change, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def written(change: EligibilityUpdate, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Slots int32[K + A] that close, then those that open, C for none; bool[A], which of these were given a priority; and the
     largest given, float32[]."""
     nowhere = jnp.int32(capacity)
@@ -74,7 +74,7 @@ def sharing(
     slot: jax.Array,
     key: jax.Array,
     share: jax.Array,
-    population: Population,
+    eligible: EligibleSet,
     log: Log | None,
     some: jax.Array,
     *,
@@ -83,12 +83,12 @@ def sharing(
     """Slots int32[B], a `share` float32[] in [0, 1] of them replaced by any anchor's; `some` bool[B]: there are anchors."""
     batch_size = slot.shape[0]
     ignores = ignoring(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
-    return jnp.where(ignores, alike(jax.random.fold_in(key, 4), population, log, batch_size, some), slot)
+    return jnp.where(ignores, alike(jax.random.fold_in(key, 4), eligible, log, batch_size, some), slot)
 
 
-def shared(chance: jax.Array, share: jax.Array | None, population: Population) -> jax.Array:
+def shared(chance: jax.Array, share: jax.Array | None, eligible: EligibleSet) -> jax.Array:
     """float32[C], chances of anchors where a `share` float32[] of draws goes by none of them."""
     if share is None:
         return chance
-    number = jnp.maximum(jnp.sum(population.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+    number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
     return (jnp.float32(1) - unit(share)) * chance + unit(share) / number

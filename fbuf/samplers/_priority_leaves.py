@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._algorithms import sum_tree, sum_tree_draw
+from fbuf._algorithms import sum_tree
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._host import OnHost
 from fbuf._indexing.anchor_log import Log
 from fbuf._indexing.importance import exponent
@@ -57,10 +57,10 @@ def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
 
 
 def draw(sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool) -> Drawn:
-    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._algorithms.sum_tree_draw.draw`."""
+    """Leaves in proportion, the same wherever they lie, bit for bit; see `fbuf._algorithms.sum_tree.draw`."""
     if isinstance(sampler.tree, OnHost):
         return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
-    slot, leaf = sum_tree_draw.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
+    slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
     least = sum_tree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
     return Drawn(slot, leaf, sum_tree.root(sampler.tree), least)
 
@@ -116,14 +116,14 @@ def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> Pri
     if sampler.top is None:
         return dataclasses.replace(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
     # Pinned: else a later write in the same step would copy the tree, to look at its root again.
-    _, held = pin(token, sum_tree.root(sampler.top))
+    _, held = order_after_reads(token, sum_tree.root(sampler.top))
     return dataclasses.replace(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
 
 
 def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:
     """The token, so that what writes with it comes after `max_priority` was read from the tree of maxima.
 
-    It is never negative, which XLA cannot know. A `pin` whose reads nobody uses would be dropped.
+    It is never negative, which XLA cannot know. A `order_after_reads` whose reads nobody uses would be dropped.
     """
     return token if sampler.top is None else token + (sampler.max_priority < jnp.float32(0)).astype(jnp.int32)
 

@@ -21,11 +21,11 @@ from fbuf._algorithms import permutation, rank_buckets
 from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import Log
 from fbuf._indexing.importance import exponent, importance, unit
-from fbuf._interfaces.sampler import Change, Draw, Inspected, Population
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers import _priority_common
 
 _NUMBERS = ("alpha", "beta", "uniform")
@@ -88,7 +88,6 @@ class Ranked:
     by_rank = True
     by_episode = False
     stamp = None
-    since = ""
     most = {"uniform": 1.0}
     rebuilds = ""
 
@@ -111,11 +110,13 @@ class Ranked:
             **_priority_common.initial(self, _NUMBERS),
         )
 
-    def change(self, sampler: RankedState, change: Change, geometry: Geometry, token: jax.Array) -> RankedState:
+    def change(
+        self, sampler: RankedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> RankedState:
         slot, given, largest = _priority_common.written(change, geometry.capacity)
         first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
-            token, held = pin(token, rank_buckets.highest(sampler.ranks))
+            token, held = order_after_reads(token, rank_buckets.highest(sampler.ranks))
             first = jnp.where(held > jnp.int32(0), held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
         bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
@@ -131,13 +132,13 @@ class Ranked:
         sampler: RankedState,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[RankedState, Draw]:
         del token
-        ranks, capacity = sampler.ranks, population.geometry.capacity
-        number = jnp.sum(population.available, dtype=jnp.int32).astype(jnp.float32)
+        ranks, capacity = sampler.ranks, eligible.geometry.capacity
+        number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
         now = rank_buckets.table(ranks, exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
@@ -147,7 +148,7 @@ class Ranked:
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:
             share = unit(options.get("uniform", sampler.uniform))
-            slot = _priority_common.sharing(slot, key, share, population, sampler.log, some, stratified=self.stratified)
+            slot = _priority_common.sharing(slot, key, share, eligible, sampler.log, some, stratified=self.stratified)
             index = jnp.maximum(rank_buckets.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
             each = share / jnp.maximum(number, jnp.float32(1))
             chance = (jnp.float32(1) - share) * now.each[index] + each
@@ -182,16 +183,13 @@ class Ranked:
     def available(self, sampler: RankedState, count: jax.Array) -> jax.Array:
         return count
 
-    def fetch(self, sampler: RankedState) -> None:
-        return None
-
-    def inspect(self, sampler: RankedState, population: Population, fetched: None) -> Inspected:
+    def inspect(self, sampler: RankedState, eligible: EligibleSet, fetched: None) -> Inspected:
         ranks = sampler.ranks
-        bucket = ranks.bucket[: population.geometry.capacity].astype(jnp.int32)
+        bucket = ranks.bucket[: eligible.geometry.capacity].astype(jnp.int32)
         each = rank_buckets.table(ranks, exponent(sampler.alpha)).each[jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
         known = jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
-        return Inspected(_priority_common.shared(chance, sampler.uniform, population), known)
+        return Inspected(_priority_common.shared(chance, sampler.uniform, eligible), known)
 
     def stats(self, sampler: RankedState) -> dict[str, jax.Array]:
         return {"max_priority": sampler.max_priority, "alpha": sampler.alpha, "beta": sampler.beta}

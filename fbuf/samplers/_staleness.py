@@ -26,7 +26,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import name_of
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import Log
-from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
+from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
 
 _MOST = 2**16  # runs of a lane; all are weighed at each draw
 _RUNS = 64
@@ -103,7 +103,6 @@ class Staleness:
     prioritized = False
     by_rank = True
     by_episode = False
-    since = ""
     in_order = True
 
     def __post_init__(self) -> None:
@@ -161,7 +160,9 @@ class Staleness:
             version=jnp.zeros((0,) if self.version is None else (), jnp.int32),
         )
 
-    def change(self, sampler: StalenessState, change: Change, geometry: Geometry, token: jax.Array) -> StalenessState:
+    def change(
+        self, sampler: StalenessState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> StalenessState:
         held, closed = anchor_log.closed(sampler.held, change, geometry)
         count = _without_oldest(sampler.count, sampler.held, closed)
         opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
@@ -189,7 +190,7 @@ class Staleness:
             version=version,
         )
 
-    def _arrived(self, sampler: StalenessState, change: Change) -> _Arrived:
+    def _arrived(self, sampler: StalenessState, change: EligibilityUpdate) -> _Arrived:
         mask, newest = change.open_mask, sampler.stamp[-1]
         if self.version is None:
             rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
@@ -230,12 +231,12 @@ class Staleness:
         sampler: StalenessState,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[StalenessState, Draw]:
         del options, token
-        geometry, count = population.geometry, sampler.count
+        geometry, count = eligible.geometry, sampler.count
         weight = self._weights(sampler)
         mass = (weight * count.astype(jnp.float32)).T.reshape(-1)
         upto = lax.cummax(jnp.cumsum(mass))  # a sum in another order may come out smaller by a hair
@@ -250,7 +251,7 @@ class Staleness:
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
         rank = sampler.held[lane] - newer[run, lane] + random_bits.randint_below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
-        slot = anchor_log.at(sampler.log, population, lane, jnp.where(mask, rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, eligible, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
         return sampler, Draw(
             slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -273,11 +274,8 @@ class Staleness:
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
 
-    def fetch(self, sampler: StalenessState) -> None:
-        return None
-
-    def inspect(self, sampler: StalenessState, population: Population, fetched: None) -> Inspected:
-        geometry, count = population.geometry, sampler.count
+    def inspect(self, sampler: StalenessState, eligible: EligibleSet, fetched: None) -> Inspected:
+        geometry, count = eligible.geometry, sampler.count
         weight = self._weights(sampler)
         total = jnp.sum(weight * count.astype(jnp.float32))
         each = weight / jnp.where(total > jnp.float32(0), total, jnp.float32(1))
@@ -290,7 +288,7 @@ class Staleness:
         run = jax.vmap(lambda of, at: jnp.searchsorted(of, at, side="right"), 1, 1)(upto, rank).astype(jnp.int32)
         run = jnp.minimum(run, jnp.int32(count.shape[0] - 1))
         here = (rank >= (upto[0] - count[0])[None, :]) & (rank < sampler.held[None, :])
-        slot = anchor_log.at(sampler.log, population, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))
+        slot = anchor_log.at(sampler.log, eligible, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))
         slot = jnp.where(here.reshape(-1), slot, jnp.int32(geometry.capacity))
         nothing = jnp.zeros((geometry.capacity,), jnp.float32)
         return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))

@@ -18,7 +18,7 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import EpisodeLog, Log
-from fbuf._interfaces.sampler import NO_NUMBERS, Change, Draw, Inspected, Population
+from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet, Inspected
 
 
 @component
@@ -46,7 +46,6 @@ class Uniform:
     prioritized = False
     by_rank = True
     stamp = None
-    since = ""
 
     def __post_init__(self) -> None:
         if self.over not in ("anchors", "episodes"):
@@ -60,7 +59,7 @@ class Uniform:
         return anchor_log.init_episodes(geometry) if self.by_episode else anchor_log.init(geometry, dense)
 
     def change(
-        self, sampler: Log | EpisodeLog, change: Change, geometry: Geometry, token: jax.Array
+        self, sampler: Log | EpisodeLog, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
     ) -> Log | EpisodeLog:
         if isinstance(sampler, EpisodeLog):
             return anchor_log.follow_episodes(sampler, change, geometry, token)
@@ -71,18 +70,18 @@ class Uniform:
         sampler: Log | EpisodeLog,
         key: jax.Array,
         batch_size: int,
-        population: Population,
+        eligible: EligibleSet,
         options: Mapping[str, jax.Array],
         token: jax.Array,
     ) -> tuple[Log | EpisodeLog, Draw]:
         del options, token
-        geometry = population.geometry
-        total = jnp.sum(population.available, dtype=jnp.int32)
+        geometry = eligible.geometry
+        total = jnp.sum(eligible.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeLog):
-            slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, population)
+            slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
         else:
             nth = random_bits.randint_below(key, (batch_size,), total)
-            slot = anchor_log.nth(sampler, population, nth)
+            slot = anchor_log.nth(sampler, eligible, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, Draw(
@@ -111,12 +110,9 @@ class Uniform:
     def available(self, sampler: Log | EpisodeLog, count: jax.Array) -> jax.Array:
         return count
 
-    def fetch(self, sampler: Log | EpisodeLog) -> None:
-        return None
-
-    def inspect(self, sampler: Log | EpisodeLog, population: Population, fetched: None) -> Inspected:
+    def inspect(self, sampler: Log | EpisodeLog, eligible: EligibleSet, fetched: None) -> Inspected:
         if isinstance(sampler, EpisodeLog):
-            return Inspected(anchor_log.chances_by_episode(sampler, population.geometry))
+            return Inspected(anchor_log.chances_by_episode(sampler, eligible.geometry))
         return Inspected(None)
 
     def stats(self, sampler: Log | EpisodeLog) -> dict[str, jax.Array]:

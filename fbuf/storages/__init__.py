@@ -13,10 +13,9 @@ from fbuf.storages._deduplicated import Deduplicated
 from fbuf.storages._device import Device
 
 if TYPE_CHECKING:
-    from fbuf.storages._codecs import BitPack, Codec, Raw, Zstd
-    from fbuf.storages._compressed import Compressed
+    from fbuf.storages._compressed import BitPack, Codec, Compressed, Raw, Zstd
     from fbuf.storages._dataset import DataSet
-    from fbuf.storages._host import Host
+    from fbuf.storages._host_storage import Host
     from fbuf.storages._memmap import Memmap
     from fbuf.storages._ragged.storage import Ragged
 
@@ -37,10 +36,9 @@ __all__ = [
 __getattr__, __dir__ = later(
     __name__,
     {
-        "fbuf.storages._codecs": ["BitPack", "Codec", "Raw", "Zstd"],
-        "fbuf.storages._compressed": ["Compressed"],
+        "fbuf.storages._compressed": ["BitPack", "Codec", "Compressed", "Raw", "Zstd"],
         "fbuf.storages._dataset": ["DataSet"],
-        "fbuf.storages._host": ["Host"],
+        "fbuf.storages._host_storage": ["Host"],
         "fbuf.storages._memmap": ["Memmap"],
         "fbuf.storages._ragged.storage": ["Ragged"],
     },

@@ -19,7 +19,7 @@ from fbuf._algorithms import block_grid, block_table
 from fbuf._algorithms.block_grid import Grid
 from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, state
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
@@ -191,7 +191,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array]
         ok = there if ok is None else ok & there
     if ids:
         # Pinned: XLA would look the ids up again for every word it copies.
-        _, ids = pin(jnp.max(reads[0].slot, initial=0), ids)
+        _, ids = order_after_reads(jnp.max(reads[0].slot, initial=0), ids)
     tables = {cut.name: rows.tables[cut.table].words for cut in rows.cuts}
     blocks = {key: tables[key[0]].at[at].get(mode="promise_in_bounds") for key, at in ids.items()}
     out = []
@@ -275,7 +275,7 @@ def _forget(
         ids = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
         if only is not None:
             ids = jnp.where(only[:, None], ids, jnp.int32(0))
-        token, (ids,) = pin(token, (ids,))
+        token, (ids,) = order_after_reads(token, (ids,))
         table, token = block_table.release(rows.tables[cut.table], ids.reshape(-1), token)
         rows = _set_table(rows, cut.table, table)
     return rows, token
@@ -303,7 +303,7 @@ def _encode(
     guessed = table.words.at[guess].get(mode="promise_in_bounds")
     alive = table.count.at[guess].get(mode="promise_in_bounds") != jnp.uint32(0)
     changed = block_grid.differ_from_blocks(words[:lanes], guessed, grid) | ~alive | (guess == jnp.int32(0))
-    token, (changed,) = pin(token, (changed,))
+    token, (changed,) = order_after_reads(token, (changed,))
     if number > lanes:
         later = block_grid.differ(words[lanes:], words[:-lanes], grid) | ~keep[:-lanes, None]
         changed = jnp.concatenate([changed, later])
@@ -394,7 +394,7 @@ def _update_chunk(
     coded, accept = {}, keep
     for cut in cuts:
         guess = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
-        token, (guess,) = pin(token, (guess,))
+        token, (guess,) = order_after_reads(token, (guess,))
         table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
         rows = _set_table(rows, cut.table, table)
         accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)

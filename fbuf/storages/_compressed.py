@@ -1,9 +1,8 @@
-"""`Compressed`: chosen leaves live in host memory, zstd-compressed, and are read inside jit.
+"""`Compressed`: chosen leaves are stored in host memory, compressed with zstd, and read inside jit.
 
-A stream of frames repeats itself: chunks of consecutive rows of a lane, compressed against a few past rows, take a few
-hundredths of what stacks would (the ratio on real frames: `python -m benchmarks --only compression`). Frames are stored
-once; stacks, next observations and n-step windows are views of them. Rows that come as stacks are recognised, and become
-single frames as well. The rest of the row stays on the device.
+Chunks of consecutive rows of a lane are compressed together, against a dictionary of past rows. Frames are stored once;
+stacks, next observations and n-step windows are views of them. Stacked rows are recognised and stored as single frames. Other
+leaves stay on the device.
 """
 
 from __future__ import annotations
@@ -14,11 +13,18 @@ from typing import cast
 
 import jax
 
-from fbuf._core.component import component
+from fbuf._core.component import allow, component
 from fbuf._core.pytree import Spec, item_bytes, name_of
+from fbuf._host.codecs.base import Codec, Raw, Zstd
+from fbuf._host.codecs.bitpack import BitPack
 from fbuf._host.columns.spec import Column
-from fbuf.storages._codecs import Codec, Zstd
 from fbuf.storages._host_storage import Hosted
+
+__all__ = ["BitPack", "Codec", "Raw", "Zstd"]
+
+for _codec in (BitPack, Raw, Zstd):
+    allow(_codec, f"fbuf.storages.{_codec.__name__}")
+
 
 _LARGE = 1024  # bytes a row
 

@@ -20,7 +20,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, tree_bytes
 from fbuf._formats import dataset as _dataset
 from fbuf._formats.checkpoint import SchemaError
-from fbuf._interfaces.storage import Held, Read
+from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _host_reads, _host_rows
 from fbuf.storages._host_reads import SideHeld
 from fbuf.storages._host_rows import Layout, SideRows
@@ -150,9 +150,9 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_host_reads.collect(rows, self.hold(rows, reads), strict=True, ahead=False))
+        return _there(_host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False))
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
         tickets: list[jax.Array] = []
         known: dict[int, int] = {}
@@ -166,11 +166,11 @@ class DataSet:
             sources.append((read.name, at))
         return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), (), tuple(sources))
 
-    def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _host_reads.request(rows, held)
+    def start_read(self, rows: SideRows, held: SideHeld) -> SideHeld:
+        return _host_reads.start_read(rows, held)
 
-    def collect(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _there(_host_reads.collect(rows, held, strict=True))
+    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
+        return _there(_host_reads.finish_read(rows, held, strict=True))
 
     def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
         return _host_reads.host_bytes(rows, held)
@@ -179,8 +179,8 @@ class DataSet:
         store = _host_rows.store_of(rows)
         return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
-    def weigh(self, rows: SideRows) -> dict[str, Held]:
-        return _host_rows.weigh(rows)
+    def bytes_per_leaf(self, rows: SideRows) -> dict[str, LeafBytes]:
+        return _host_rows.bytes_per_leaf(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Where the rows lie and which they are, as JSON: they stay where they are."""

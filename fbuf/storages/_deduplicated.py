@@ -28,7 +28,7 @@ from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, to_config
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
-from fbuf._interfaces.storage import Forecast, Held, Read
+from fbuf._interfaces.storage import Forecast, LeafBytes, Read
 from fbuf.storages import _array_rows, _block_fit, _block_rows
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
@@ -221,7 +221,7 @@ class Deduplicated:
 
     # ----------------------------------------------------------------------------------------------- writing
 
-    def crowded(self, rows: DeduplicatedRows, more: jax.Array) -> jax.Array | None:
+    def needs_eviction(self, rows: DeduplicatedRows, more: jax.Array) -> jax.Array | None:
         if self.on_full == "refuse":
             return None
         places = jnp.asarray([table.count.shape[0] for table in rows.tables], jnp.float32)
@@ -317,7 +317,7 @@ class Deduplicated:
     def nbytes(self, rows: DeduplicatedRows) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
-    def weigh(self, rows: DeduplicatedRows) -> dict[str, Held]:
+    def bytes_per_leaf(self, rows: DeduplicatedRows) -> dict[str, LeafBytes]:
         """Ids, and of a table that several leaves share a part by how many blocks a row has of each."""
         size = {name: tree_bytes(array) for name, array in named_leaves(rows.tree).items()}
         for number, table in enumerate(rows.tables):
@@ -327,7 +327,7 @@ class Deduplicated:
                 share = left * cut.grid.blocks // blocks
                 left, blocks = left - share, blocks - cut.grid.blocks
                 size[cut.name] += share + tree_bytes(rows.last[cut.name])
-        return {name: Held(device=number) for name, number in size.items()}
+        return {name: LeafBytes(device=number) for name, number in size.items()}
 
     def to_arrays(self, rows: DeduplicatedRows) -> dict[str, Any]:
         return {"cuts": _as_bytes(rows.cuts), "growth": rows.growth, **_by_name(rows)}

@@ -15,7 +15,7 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._host import OnHost
-from fbuf._interfaces.storage import Held, Read
+from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
 
 
@@ -89,8 +89,8 @@ class Device:
     def nbytes(self, rows: PyTree) -> dict[str, int]:
         return {"device": tree_bytes(rows), "host": 0, "disk": 0}
 
-    def weigh(self, rows: PyTree) -> dict[str, Held]:
-        return {name: Held(device=tree_bytes(array)) for name, array in named_leaves(rows).items()}
+    def bytes_per_leaf(self, rows: PyTree) -> dict[str, LeafBytes]:
+        return {name: LeafBytes(device=tree_bytes(array)) for name, array in named_leaves(rows).items()}
 
     def to_arrays(self, rows: PyTree) -> dict[str, Any]:
         return named_leaves(rows)

@@ -41,7 +41,7 @@ def _from_store(rows: SideRows, name: str) -> bool:
     return name in rows.layout.columns and name != TICKET
 
 
-def hold(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     """What reads depend on that writes may change."""
     device: list[jax.Array] = []
     tickets: list[jax.Array] = []
@@ -59,7 +59,7 @@ def hold(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), tuple(device), tuple(sources))
 
 
-def request(rows: SideRows, held: SideHeld) -> SideHeld:
+def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
     """The same, asked for ahead."""
     columns = rows.layout.columns
     wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if _from_store(rows, name)]
@@ -68,7 +68,7 @@ def request(rows: SideRows, held: SideHeld) -> SideHeld:
     return dataclasses.replace(held, number=callbacks.request(rows.id, wanted))
 
 
-def collect(
+def finish_read(
     rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """All host leaves in one callback, and the rest; see `Storage.read`. `ahead`: they may have been asked for."""

@@ -22,7 +22,7 @@ from jax import lax
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import Spec, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
@@ -32,7 +32,7 @@ from fbuf._host.interfaces import Served
 from fbuf._host.io.directory import Folder
 from fbuf._host.ragged.column import Leaf
 from fbuf._host.store.store import Column, Store
-from fbuf._interfaces.storage import Held
+from fbuf._interfaces.storage import LeafBytes
 from fbuf.storages import _array_rows
 
 
@@ -265,7 +265,7 @@ def update(rows: SideRows, slot: jax.Array, leaves: Mapping[str, jax.Array], tok
     if not side:
         return rows.replace(rows.ticket, device)
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
-    token, (old,) = pin(token, (_array_rows.read(rows.ticket, slot),))
+    token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
     return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
 
@@ -286,11 +286,11 @@ def nbytes(rows: SideRows) -> dict[str, int]:
     return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
 
 
-def weigh(rows: SideRows) -> dict[str, Held]:
+def bytes_per_leaf(rows: SideRows) -> dict[str, LeafBytes]:
     """Bytes of leaves on the device, of columns, and of what rows of `Ragged` hold beside; without tickets and changes."""
     store: Any = store_of(rows)
-    size = {name: Held(device=tree_bytes(array)) for name, array in rows.device.items()}
-    return size | {name: Held(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
+    size = {name: LeafBytes(device=tree_bytes(array)) for name, array in rows.device.items()}
+    return size | {name: LeafBytes(host=memory, disk=disk) for name, (memory, disk) in store.sizes().items()}
 
 
 def to_arrays(rows: SideRows) -> dict[str, Any]:

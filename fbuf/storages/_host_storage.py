@@ -1,7 +1,7 @@
-"""The verbs of a storage whose chosen leaves lie in a host store: the same for all, whatever the rows become there.
+"""`Host`, and the methods shared by all storages that keep leaves in a host store.
 
-A storage says which leaves go there and how (`_columns`) and opens the store (`_open`); everything else is `_side`. A base
-class for once, because a dozen methods that only hand on their arguments would be written out for each.
+A storage says which leaves are stored there and how (`_columns`) and opens the store (`_open`). The rest is in `_host_rows`
+and `_host_reads`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
 from fbuf._host.codecs.base import Codec
 from fbuf._host.columns.spec import Column
 from fbuf._host.store.store import Store
-from fbuf._interfaces.storage import Held, Read
+from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows, _host_reads, _host_rows, _on_disk
 from fbuf.storages._host_reads import SideHeld
 from fbuf.storages._host_rows import SideRows
@@ -132,16 +133,18 @@ class Hosted:
         return _host_rows.write(rows, slot, leaves, keep, token), None
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.collect(rows, _host_reads.hold(rows, reads), strict=not self.masks_expired, ahead=False)
+        return _host_reads.finish_read(
+            rows, _host_reads.prepare_read(rows, reads), strict=not self.masks_expired, ahead=False
+        )
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
-        return _host_reads.hold(rows, reads)
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+        return _host_reads.prepare_read(rows, reads)
 
-    def request(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _host_reads.request(rows, held)
+    def start_read(self, rows: SideRows, held: SideHeld) -> SideHeld:
+        return _host_reads.start_read(rows, held)
 
-    def collect(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.collect(rows, held, strict=not self.masks_expired)
+    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
+        return _host_reads.finish_read(rows, held, strict=not self.masks_expired)
 
     def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
         return _host_reads.host_bytes(rows, held)
@@ -157,8 +160,8 @@ class Hosted:
     def nbytes(self, rows: SideRows) -> dict[str, int]:
         return _host_rows.nbytes(rows)
 
-    def weigh(self, rows: SideRows) -> dict[str, Held]:
-        return _host_rows.weigh(rows)
+    def bytes_per_leaf(self, rows: SideRows) -> dict[str, LeafBytes]:
+        return _host_rows.bytes_per_leaf(rows)
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         return _host_rows.to_arrays(rows)
@@ -202,3 +205,29 @@ class Hosted:
 
     def flush(self, rows: SideRows) -> None:
         cast(Store, _host_rows.store_of(rows)).flush()
+
+
+@component
+class Host(Hosted):
+    """Rows whose leaves are numpy arrays on the host.
+
+    Attributes:
+      keys: Leaves (or subtrees) that go to the host; None: all of them.
+      slack: Rows kept beyond the capacity, so that a state a little old reads its own rows; None: a sixteenth of the
+        capacity, at most 4096 a lane.
+      on_expired: What a read of a row dropped since does: "raise", or "mask" (zeros, and `mask` False).
+
+    Cost: a write or read is one callback and one copy of its rows.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.storages.Host(keys=("obs",)).keys
+      ('obs',)
+    """
+
+    keys: tuple[str, ...] | None = None
+    slack: int | None = None
+    on_expired: str = "raise"
+
+    def __post_init__(self) -> None:
+        self._check()

@@ -1,10 +1,4 @@
-"""`from_torch`: tensors as JAX arrays, copied by default.
-
-Rejected (jax 0.10, torch 2.13): `jnp.from_dlpack(t, copy=True)`, which does not copy; `jax.device_put(x, may_alias=False)` as
-the copy on one device, which transfer guards refuse.
-
-Source: the DLPack protocol of the Python array API standard.
-"""
+"""`from_torch`: tensors as JAX arrays, copied by default, through the DLPack protocol of the Python array API standard."""
 
 from __future__ import annotations
 
@@ -14,34 +8,32 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core.pytree import PyTree
-from fbuf.torch._dtypes import NARROW, SHARED, cross, import_torch, name_leaf, refuse
+from fbuf.torch._dtypes import NARROW, SHARED, convert, import_torch, name_leaf, refuse
 
-_ALIGNMENT = 64  # bytes; what is aligned to less, XLA copies on import (CPU)
+_ALIGNMENT = 64  # bytes; XLA copies less aligned memory on import (CPU)
 
 
 def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.sharding.Sharding | None = None) -> PyTree:
-    """Turns the tensors of a pytree into JAX arrays; the structure stays.
+    """Convert the tensors of a pytree to JAX arrays; the structure stays.
 
     Args:
-      tree: Pytree of dense `torch.Tensor` leaves outside autograd, any shape (0-d and empty too).
-        64-bit tensors are refused, not narrowed, unless `jax_enable_x64` is on.
-      copy: True makes arrays that XLA owns: later writes by torch do not show, donation works in
-        place, any strides and alignment will do. False shares memory, which must be compact (a
-        transpose is) and on CPU 64-byte aligned; from then on nobody may write to the tensor,
-        since compiled code takes an array for constant, and donating the array copies it.
-      device: Where the arrays go; by default they stay where the tensors are (CPU tensors on JAX's
-        first CPU device, so name the accelerator if that is where they are used). With
-        `copy=False` no other device will do.
+      tree: Pytree of dense `torch.Tensor` leaves outside autograd, any shape (0-d and empty too). 64-bit tensors are refused,
+        not narrowed, unless `jax_enable_x64` is on.
+      copy: True makes arrays that XLA owns: later writes by torch do not show, and donation works in place. Any strides and
+        alignment are accepted. False shares memory, which must be compact (a transpose is) and on CPU 64-byte aligned. The
+        tensor must not be written to afterwards, since compiled code takes an array for constant; donating the array copies.
+      device: The device of the arrays; None: that of the tensors (CPU tensors go to JAX's first CPU device, so name the
+        accelerator if they are used there). `copy=False` accepts no other device.
     Returns:
-      `tree` with committed arrays of the same shapes and dtypes; if copied, complete, not pending.
+      `tree` with committed arrays of the same shapes and dtypes; copies are complete, not pending.
     Raises:
       ImportError: torch is missing.
-      TypeError, ValueError: a leaf cannot cross, or not without a copy under `copy=False`; or the
-        call is inside `jax.jit`, where the values would become constants.
-      RuntimeError: torch or JAX refused a leaf that had passed every check.
-    Cost: some 100 us a leaf shared, 150 us copied, plus the memory copy (two if strided or
-      misaligned). A copy waits for the work queued on its device.
-    Source: https://dmlc.github.io/dlpack/latest/python_spec.html
+      TypeError, ValueError: a leaf cannot be converted, or not without a copy under `copy=False`; or the call is inside
+        `jax.jit`, where the values would become constants.
+      RuntimeError: torch or JAX refused a leaf that passed every check.
+    Cost: about 100 us per leaf shared, 150 us copied, plus the memory copy (two if strided or misaligned). A copy waits for
+      the work queued on its device.
+
     Example:
       >>> import torch
       >>> from_torch({"td_error": torch.ones(2)})
@@ -54,28 +46,25 @@ def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.shar
             f"{call}: device is {device!r}; expected a jax.Device or jax.sharding.Sharding. "
             f"Use device=jax.devices('cpu')[0]."
         )
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [name_leaf(call, path, "the tensor") for path, _ in leaves]
-    for where, (_, leaf) in zip(names, leaves, strict=True):
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [(name_leaf(call, path, "the tensor"), leaf) for path, leaf in paths]
+    for where, leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             refuse(where, leaf, "a torch.Tensor", "torch.as_tensor(x)")
         _check_tensor(where, leaf, torch, copy)
-    out = []
-    for where, (_, leaf) in zip(names, leaves, strict=True):
-        array = cross(where, _copied if copy else _shared, leaf, device)
-        if not copy:
+    out = [convert(where, _copy if copy else _share, leaf, device) for where, leaf in leaves]
+    if not copy:
+        for (where, _), array in zip(leaves, out, strict=True):
             _check_device(where, array, device)
-        out.append(array)
-    if out and isinstance(out[0] if copy else _probe(torch), jax.core.Tracer):
+    # Without a copy, an empty array tells whether this is inside jit; transfer guards would refuse a constant.
+    probe = out[0] if out and copy else jnp.array(jnp.from_dlpack(torch.empty(0)), copy=True) if out else None
+    if isinstance(probe, jax.core.Tracer):
         raise TypeError(
-            f"{call}: called inside jax.jit; expected an eager call, for the values would become "
-            f"constants of the program. Hand them in: step(from_torch(tree))."
+            f"{call}: called inside jax.jit; expected an eager call, since the values would become constants of the program. "
+            f"Pass them as arguments: step(from_torch(tree))."
         )
-    if copy:
-        # Copies queue behind other work, on CPU too: unwaited, one reads what is written next.
-        for array in out:
-            array.block_until_ready()
-    return jax.tree.unflatten(structure, out)
+    # Copies queue behind other work, on CPU too: without waiting, one reads later writes.
+    return jax.tree.unflatten(structure, jax.block_until_ready(out) if copy else out)
 
 
 def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
@@ -97,10 +86,10 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
         )
     if x.requires_grad:
         raise ValueError(f"{where} requires grad; expected a tensor outside autograd. Use x.detach().")
-    if not _holds(x):
+    if not _has_memory(x):
         raise ValueError(
-            f"{where} has no memory behind its shape {list(x.shape)} (resized, or a stand-in of torch.compile or torch.func); "
-            f"expected one that has. Copy it before it is freed, x.clone(), or call {where.split(':')[0]} outside of these."
+            f"{where} has no memory for its shape {list(x.shape)} (resized, or a stand-in of torch.compile or torch.func); "
+            f"expected a tensor that has. Use x.clone() before it is freed, or call {where.split(':')[0]} outside of these."
         )
     # JAX refuses the conjugate bit but drops the negative one: the values would change their sign.
     for lazy, is_set in (("conj", x.is_conj()), ("neg", x.is_neg())):
@@ -121,24 +110,20 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
         )
 
 
-def _holds(x: Any) -> bool:
-    """Whether there is memory as far as the tensor says: one resized meanwhile, fake or functional ends the process."""
+def _has_memory(x: Any) -> bool:
+    """Return whether the storage covers the tensor: a resized, fake or functional one ends the process."""
     if x.numel() == 0 or x.is_meta:
         return True
     try:
         storage = x.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # a tensor without storage of its own: what comes next refuses it
+    except (RuntimeError, NotImplementedError):  # no storage of its own: later checks refuse it
         return True
     try:
-        there = storage.device == x.device and storage.data_ptr() != 0
+        allocated = storage.device == x.device and storage.data_ptr() != 0
     except RuntimeError:  # a functional tensor's
-        there = False
-    if not there:
-        return False
-    held = storage.nbytes()
+        allocated = False
     last = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-    within: bool = (last + 1) * x.element_size() <= held
-    return within
+    return allocated and bool((last + 1) * x.element_size() <= storage.nbytes())
 
 
 def _jax_reaches(kind: str) -> bool:
@@ -146,12 +131,12 @@ def _jax_reaches(kind: str) -> bool:
         return kind == "cpu"
     try:
         return bool(jax.devices("gpu"))
-    except RuntimeError:  # there is no such backend
+    except RuntimeError:  # no such backend
         return False
 
 
 def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements fill their memory without gap or overlap, whatever the order of the axes."""
+    """Return whether the elements fill their memory without gap or overlap, in any order of the axes."""
     dense = 1
     for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride != dense:
@@ -160,14 +145,14 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _shared(x: Any, device: Any) -> jax.Array:
+def _share(x: Any, device: Any) -> jax.Array:
     return jnp.from_dlpack(x, copy=False)
 
 
-def _copied(x: Any, device: Any) -> jax.Array:
+def _copy(x: Any, device: Any) -> jax.Array:
     array: jax.Array = jnp.from_dlpack(x.contiguous())
     if device is None or array.sharding.device_set == {device}:
-        # A copy computes nothing: NaN in the data is not what these switches look for.
+        # NaN in copied data must not trip these switches.
         with jax.debug_nans(False), jax.debug_infs(False):
             return jnp.array(array, copy=True)
     moved: jax.Array = jax.device_put(array, device, may_alias=False)
@@ -175,15 +160,10 @@ def _copied(x: Any, device: Any) -> jax.Array:
 
 
 def _check_device(where: str, array: jax.Array, device: Any) -> None:
-    """Checks that sharing memory has met the user's wish for a device."""
+    """Raise ValueError if shared memory is not on the device asked for."""
     wanted = {device} if isinstance(device, jax.Device) else device and device.device_set
     if wanted and wanted != array.sharding.device_set:
         raise ValueError(
             f"{where} is on {array.device}; expected {device} to share memory there. "
             f"Use from_torch(tree, copy=True, device=device)."
         )
-
-
-def _probe(torch: Any) -> jax.Array:
-    """An empty array; inside jit a tracer. A constant would do, but transfer guards refuse it."""
-    return jnp.array(jnp.from_dlpack(torch.empty(0)), copy=True)

@@ -1,9 +1,9 @@
-"""`Loader`: batches for a torch learner, drawn ahead by one thread, where the learner wants them.
+"""`Loader`: batches for a torch learner, prefetched by one thread, on the learner's device.
 
-It is an iterable data set of torch's (`isinstance(loader, torch.utils.data.IterableDataset)`), registered and not derived,
-so that importing fbuf does not import torch. Used by hand or under a `DataLoader(loader, batch_size=None)`. Worker processes
-are refused: a buffer's state lives in one process, a forked JAX may hang, and what they would overlap with the learner the
-thread does already.
+It is registered as a `torch.utils.data.IterableDataset`, not derived, so that importing fbuf does not import torch. Use it
+directly or in a `DataLoader(loader, batch_size=None)`. Worker processes are refused: a buffer's state exists in one process,
+and a forked JAX may hang. On a GPU a batch is kept until torch's stream has read it, since JAX reuses unreferenced memory
+whatever work torch has queued.
 """
 
 from __future__ import annotations
@@ -12,51 +12,181 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fbuf._buffer.state import BufferState
-from fbuf._concurrency.wakeup import Stop
+from fbuf._concurrency.prefetcher import Prefetch
+from fbuf._concurrency.wakeup import ReplayClosed, Stop
 from fbuf._core.sample import Sample
 from fbuf.torch._dtypes import import_torch
-from fbuf.torch._iterator import Batches, Drawn, mark
 from fbuf.torch._tensordict import to_tensordict
 from fbuf.torch._to_torch import sample_to_torch
 
-_FORMS = ("torch", "tensordict")
+
+class Drawn(NamedTuple):
+    """A batch that is ready to be returned."""
+
+    out: Any
+    batch: Sample  # the tensors it was made from, whose memory must last
+    ready: Any
+
+
+class Batches:
+    """One iteration of a `Loader`: an iterator that can be closed.
+
+    Args:
+      draw: Return one batch; the thread calls it with a `Stop`.
+      left: The loader's batches that no iteration has returned; `close` returns prefetched ones to it.
+      check_process: Raise in a process other than the loader's.
+      steps: Batches of the iteration; None: no end.
+      prefetch: Batches that a thread prefetches; 0: none.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[..., Drawn],
+        left: deque[Drawn],
+        check_process: Callable[[], None],
+        steps: int | None,
+        prefetch: int,
+    ) -> None:
+        self._draw, self._left, self._check_process, self._steps = draw, left, check_process, steps
+        self._taken, self._closed = 0, False
+        self._count_lock = threading.Lock()  # guards `_taken` if threads share the iterator
+        self._in_use: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
+        self._last: Drawn | None = None
+        self._prefetch: Prefetch | None = None
+        if prefetch and (steps is None or steps > 0):
+            ready = [left.popleft() for _ in range(min(len(left), steps or len(left)))]
+            self._prefetch = Prefetch(self, "fbuf.torch.Loader", draw, prefetch, number=steps, ready=ready)
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        self._release()
+        prefetch = self._prefetch  # read before `_closed`, which `close` sets first
+        if self._closed or not self._may_take(drawing=prefetch is None):
+            self.close()
+            raise StopIteration
+        self._check_process()
+        try:
+            drawn = self._next() if prefetch is None else prefetch.take()
+        except ReplayClosed:
+            self._closed = True
+            raise StopIteration from None
+        except BaseException:
+            self._closed = True
+            raise
+        if prefetch is not None:
+            with self._count_lock:
+                self._taken += 1
+        if drawn.ready is not None:
+            _wait(drawn)
+            self._last = drawn
+        return drawn.out
+
+    def _may_take(self, drawing: bool) -> bool:
+        """Return whether the iteration has another batch; count it if it is drawn now."""
+        with self._count_lock:
+            more = self._steps is None or self._taken < self._steps
+            self._taken += drawing and more
+        return more
+
+    def _next(self) -> Drawn:
+        """Return a batch left by an earlier iteration, or draw one."""
+        try:
+            return self._left.popleft()
+        except IndexError:
+            return self._draw()
+
+    def close(self) -> None:
+        """End the thread. The next iteration returns the batches that were prefetched but not returned.
+
+        Raises:
+          BaseException: an error of the thread that was not raised yet.
+        """
+        self._closed = True
+        if self._prefetch is not None:
+            prefetch, self._prefetch = self._prefetch, None
+            prefetch.hear()
+            self._left.extend(prefetch.end())
+            prefetch.check()
+
+    def _release(self) -> None:
+        """Keep the last batch until torch's stream has read it; drop those it has."""
+        if self._last is not None:
+            import torch
+
+            done = torch.cuda.Event()
+            done.record()
+            self._in_use.append((done, self._last))
+            self._last = None
+        while self._in_use and self._in_use[0][0].query():
+            self._in_use.popleft()
+
+
+def mark(torch: Any, batch: Sample) -> Any:
+    """Record an event behind the work queued for tensors on a GPU; return None without a GPU."""
+    devices = {x.device for x in jax.tree.leaves(batch) if isinstance(x, torch.Tensor) and x.is_cuda}
+    if not devices:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(devices.pop()))
+    return event
+
+
+def _wait(drawn: Drawn) -> None:
+    """Let the caller's stream wait for a batch that another stream made."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    stream.wait_event(drawn.ready)
+    values = drawn.out.values(True, True) if hasattr(drawn.out, "batch_size") else jax.tree.leaves(drawn.out)
+    for leaf in [*values, *jax.tree.leaves(drawn.batch)]:
+        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+            leaf.record_stream(stream)
+
+
+_WORKER = (
+    "; expected DataLoader(loader, batch_size=None, num_workers=0), since the buffer exists in one process. The loader "
+    "prefetches by a thread: prefetch=2."
+)
 
 
 class Loader:
     """Batches of a `Replay`, or of a buffer and its state, as tensors.
 
     Args:
-      source: A `Replay`, which others may add to meanwhile, and close, which ends the iteration; or a `Buffer` and its
-        `state=`, as of a data set.
+      source: A `Replay`, which other threads may extend and close (which ends the iteration); or a `Buffer` with `state=`,
+        such
+        as a data set's.
       batch_size: B; None: the buffer's.
       steps: Batches of one iteration; None: no end.
-      prefetch: Batches drawn ahead by a thread, at least 1; 0: drawn when asked for. Those drawn ahead show the rows and
-        priorities of their draw. Rows of a `Replay` that is written to may be overwritten in between: `update_priority` skips
-        such stale indices, and `stats` counts them.
-      to: "torch": a `Sample` of tensors; "tensordict": as `to_tensordict` gives it.
-      device: Where tensors go, as torch names it ("cuda"); None: where JAX has the arrays.
-      pin: Whether CPU tensors are put into pinned memory, from where a GPU copies while the learner computes; None: where
-        `device` is a GPU.
-      transform: Called in the thread with each batch; gives what is handed out.
-      state: With a `Buffer`, its state; the loader carries it on (`loader.state`), the caller's stays as it is.
-      seed: With a `Buffer`, of the draws. The i-th batch does not depend on `prefetch`.
+      prefetch: Batches that a thread prefetches; 0: draw on request. Prefetched batches show the rows and priorities of
+        their draw. `update_priority` skips indices that have become stale, and `stats` counts them.
+      to: "torch": a `Sample` of tensors; "tensordict": the result of `to_tensordict`.
+      device: Device of the tensors by torch's name ("cuda"); None: where JAX has the arrays.
+      pin: Whether to put CPU tensors into pinned memory, so that a GPU copies while the learner computes; None: if
+        `device` is a
+        GPU.
+      transform: Called in the thread with each batch; its result is returned.
+      state: The state of a `Buffer`. The loader updates its own copy (`loader.state`).
+      seed: Of the draws from a `Buffer`. The i-th batch does not depend on `prefetch`.
       options: As for `sample`: `beta=0.6`.
     Raises:
       ImportError: torch (or tensordict) is missing.
-      TypeError, ValueError: arguments that do not fit. From the iterator: what `sample` raises; nothing is there to draw;
-        an error of `transform`.
+      TypeError, ValueError: an invalid argument. From the iterator: errors of `sample` and `transform`, or an empty buffer.
       RuntimeError: in a worker process of a DataLoader, or after a fork.
 
-    Batches left over when an iteration is cut short are handed out first by the next one, so an epoch misses no row. Two
-    iterators of one loader share its draws, and threads may share an iterator: together they get `steps` batches. On a GPU
-    keep a tensor beyond the next batch as `x.clone()`: until then the loader sees to it that JAX leaves its memory alone. A
-    `DataLoader` takes tensordicts apart; with `to="tensordict"` give it `collate_fn=lambda batch: batch`.
+    The next iteration first returns batches left by one that was cut short, so an epoch misses no row. Iterators of one
+    loader
+    share its draws. Threads may share an iterator: together they get `steps` batches. On a GPU use `x.clone()` to keep a
+    tensor
+    beyond the next batch. A `DataLoader` unpacks tensordicts; with `to="tensordict"` pass `collate_fn=lambda batch: batch`.
 
     Example:
       >>> import fbuf, numpy as np, torch
@@ -91,9 +221,7 @@ class Loader:
         self.device = None if device is None else _device(torch, device)
         on_gpu = self.device is not None and self.device.type == "cuda"
         if (on_gpu or pin) and not torch.cuda.is_available():
-            raise ValueError(
-                f"Loader: device is {device!r} and pin {pin!r}, but this torch finds no GPU. Leave out device= and pin=."
-            )
+            raise ValueError(f"Loader: device is {device!r} and pin {pin!r}, but torch finds no GPU. Leave both out.")
         self.pin = on_gpu if pin is None else pin
         self._source, self._state, self._key = source, state, jax.random.key(seed)
         self._lock, self._left, self._process = threading.Lock(), deque[Drawn](), os.getpid()
@@ -105,9 +233,9 @@ class Loader:
 
     @property
     def state(self) -> BufferState:
-        """Of a loader over a `Buffer`: the state that its draws have come to, those drawn ahead included."""
+        """The state after all draws of a loader over a `Buffer`, those prefetched included."""
         if self._state is None:
-            raise AttributeError("Loader: there is no state here, for it draws from a Replay. Use replay.state.")
+            raise AttributeError("Loader: it has no state, since it draws from a Replay. Use replay.state.")
         return self._state
 
     def __iter__(self) -> Iterator[Any]:
@@ -116,29 +244,23 @@ class Loader:
 
     def __len__(self) -> int:
         if self.steps is None:
-            raise TypeError("Loader: it has no end; expected steps. Write Loader(..., steps=1000).")
+            raise TypeError("Loader: steps is None, so it has no length. Write Loader(..., steps=1000).")
         return self.steps
 
     def __repr__(self) -> str:
         return f"Loader({self._source!r}, batch_size={self.batch_size}, steps={self.steps}, prefetch={self.prefetch})"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "Loader: it cannot go to another process, because the buffer lives in this one; expected "
-            "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
-        )
+        raise TypeError("Loader: it cannot be sent to another process" + _WORKER)
 
     def _check_process(self) -> None:
         import torch
 
         if torch.utils.data.get_worker_info() is not None or os.getpid() != self._process:
-            raise RuntimeError(
-                "Loader: this is a worker process, but the buffer lives in the one that made the loader; expected "
-                "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
-            )
+            raise RuntimeError("Loader: this is a worker process" + _WORKER)
 
     def _draw(self, stop: Stop | None = None) -> Drawn:
-        """The next batch as it is handed out, what it lies in, and what says on a GPU that it is there."""
+        """Draw and convert the next batch."""
         import torch
 
         batch = self._sample(stop)
@@ -153,14 +275,14 @@ class Loader:
             return Drawn(out, batch, mark(torch, batch))
 
     def _sample(self, stop: Stop | None) -> Sample:
-        """Waits for a limit of the replay until `stop` tells it not to."""
+        """Draw a batch; a replay's limit may block until `stop` is set."""
         if self._state is None:
             return sample_to_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))
         with self._lock:
             self._key, key = jax.random.split(self._key)
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)
         if not np.asarray(drawn.mask).any():
-            raise ValueError("Loader: there is nothing to draw. Add rows first; buffer.can_sample(state) says when.")
+            raise ValueError("Loader: there is nothing to draw. Add rows first; check buffer.can_sample(state).")
         return sample_to_torch(drawn)
 
     def _placed(self, tensor: Any) -> Any:
@@ -179,40 +301,30 @@ def _device(torch: Any, device: Any) -> Any:
 
 
 def _refuse_collating(batch: Any, **_: Any) -> Any:
-    """What a `DataLoader` calls that would put batches into batches."""
-    raise TypeError(
-        "Loader: the DataLoader would make batches of batches; expected none of its own. Write DataLoader(loader, "
-        "batch_size=None)."
-    )
+    """Raise TypeError, where a `DataLoader` would collate batches."""
+    raise TypeError("Loader: the DataLoader would batch the batches. Write DataLoader(loader, batch_size=None).")
 
 
 def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
     if not hasattr(source, "sample"):
-        raise TypeError(
-            f"Loader: source is {type(source).__name__}; expected a Replay, or a Buffer. Write Loader(replay, 256), or "
-            f"Loader(buffer, 256, state=state)."
-        )
+        raise TypeError(f"Loader: source is {type(source).__name__}; expected a Replay or a Buffer.")
     if type(source).__name__ == "Mixture":
         raise TypeError(
-            "Loader: source is Mixture; expected a Replay, or a Buffer. Draw yourself: state, batch = mixture.sample(state, "
-            "key, 256), then fbuf.torch.to_torch(batch)."
+            "Loader: source is Mixture; expected a Replay or a Buffer. Convert its batches: fbuf.torch.to_torch(batch)."
         )
     if (state is None) is not hasattr(source, "buffer"):
         what = "a Buffer without state" if state is None else "a Replay, which has its own state, and state"
-        raise TypeError(f"Loader: given {what}; expected Loader(replay, 256), or Loader(buffer, 256, state=state).")
+        raise TypeError(f"Loader: got {what}; expected Loader(replay, 256), or Loader(buffer, 256, state=state).")
     if state is not None and not isinstance(state, BufferState):
-        raise TypeError(f"Loader: state is {type(state).__name__}; expected a BufferState, as `init` gives it.")
+        raise TypeError(f"Loader: state is {type(state).__name__}; expected a BufferState, as `init` returns it.")
     for name, value in (("steps", steps), ("prefetch", prefetch)):
         none = name == "steps" and value is None
         if not none and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ValueError(
-                f"Loader: {name} is {value!r}; expected an int, 0 or more{', or None' * (name == 'steps')}."
-            )
-    if to not in _FORMS:
+            raise ValueError(f"Loader: {name} is {value!r}; expected an int >= 0{', or None' * (name == 'steps')}.")
+    if to not in ("torch", "tensordict"):
         raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
     sampler = getattr(source, "buffer", source).sampler
     for name in options:
         if name not in sampler.options:
-            raise ValueError(
-                f"Loader: {sampler!r} has no number '{name}' (it has: {', '.join(sampler.options) or 'none'}). Leave it out."
-            )
+            known = ", ".join(sampler.options) or "none"
+            raise ValueError(f"Loader: {sampler!r} has no option '{name}' (it has: {known}). Leave it out.")

@@ -1,11 +1,8 @@
-"""`to_tensordict`: batches as torchrl's losses read them.
+"""Convert batches to tensordicts in torchrl's layout ("TED"), and torchrl's rollouts to rows.
 
-torchrl's layout ("TED") nests what came of a step under `next`, gives scalars a last axis of one, and has the next
-observation in `next/observation`: the one the view made.
-
-An n-step batch carries `steps_to_next_obs`, because torchrl's value estimators raise gamma to it; a batch of transitions
-therefore needs its view. Rejected: taking n = 1 where no view is given, which would bootstrap with the wrong power of gamma
-and say nothing.
+TED nests the results of a step under `next`, with scalars of shape [1], and holds each observation twice. A buffer holds it
+once, so rows leave out (`next`, `observation`), except as the true final observation of truncated episodes. An n-step batch
+needs `steps_to_next_obs`, because torchrl's value estimators raise gamma to it; only its view knows n.
 
 Source: torchrl's documentation, "TED-format"; `objectives/value/advantages.py` of torchrl 0.14.1.
 """
@@ -13,12 +10,14 @@ Source: torchrl's documentation, "TED-format"; `objectives/value/advantages.py` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fbuf._core.pytree import name_of, named_leaves, nested
+import jax
+
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf.torch._dtypes import import_torch
+from fbuf.torch._dtypes import NARROW, import_torch
 from fbuf.torch._from_torch import from_torch
 from fbuf.torch._to_torch import as_tensors
 
@@ -31,26 +30,28 @@ _INDEX = {"index": "slot", "index_generation": "ticket"}
 def to_tensordict(
     batch: Sample | Rows, view: Any = None, *, names: Mapping[str | tuple[str, ...], str | None] | None = None
 ) -> Any:
-    """A batch as a `TensorDict` in torchrl's layout, without a copy of what `to_torch` shares.
+    """Convert a batch to a `TensorDict` in torchrl's layout; memory is shared as by `to_torch`.
 
     Keys `[B, ...]`: `observation`, `action`, (`next`, `observation`), (`next`, `reward`), (`next`, `done`), (`next`,
-    `terminated`), (`next`, `truncated`), every other leaf under its own name, and `index`, `index_generation` (both int64;
-    see `index_of`), `priority_weight`, `probability`, `mask`. `done`, `terminated` and `truncated` at the root are those of
-    the step before: False. `is_first` is `is_init`. Ragged leaves are nested tensors, text and objects a `NonTensorStack`.
+    `terminated`), (`next`, `truncated`), every other leaf under its own name, `index` and `index_generation` (int64; see
+    `index_of`), `priority_weight`, `probability`, `mask`. `done`, `terminated` and `truncated` at the root are those of
+    the step
+    before: False. `is_first` becomes `is_init`. Ragged leaves are nested tensors; text and objects are a `NonTensorStack`.
 
     Args:
       batch: From `sample`, `peek`, `get`, `rows`, `last`; of JAX arrays, numpy or tensors.
-      view: The view that made the batch, `buffer.view`. A batch of transitions needs it: with n_step > 1 the flags are those of
-        the n steps together, and `steps_to_next_obs` int64[B, 1] says how many there were. (A truncation exactly at the n-th
-        step is not seen; its bootstrap is right all the same.)
-      names: `{leaf or subtree: name there}`, None to leave it out. `{"obs": "pixels"}` names (`next`, `pixels`) too.
+      view: The view that made the batch, `buffer.view`; required for transitions. With n_step > 1 the flags cover all n
+        steps,
+        and `steps_to_next_obs` int64[B, 1] is their number. A truncation exactly at step n is not seen; its bootstrap is
+        right.
+      names: `{leaf or subtree: its name there}`, None to leave it out. `{"obs": "pixels"}` names (`next`, `pixels`) too.
     Returns:
       A TensorDict of batch size `[B]`, or `[B, T]` for windows, where index and weights are repeated for every step.
     Raises:
       ImportError: torch or tensordict is missing.
-      TypeError, ValueError: what it is given is no batch; transitions without their view; two leaves of one name; else as
+      TypeError, ValueError: `batch` is not a batch; transitions without their view; two leaves of one name; else as
         `to_torch`.
-    Cost: that of `to_torch`, and some 100 us.
+    Cost: that of `to_torch`, and about 100 us.
 
     Example:
       >>> import fbuf, numpy as np
@@ -68,50 +69,53 @@ def to_tensordict(
         raise TypeError(
             f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
         )
-    leaves = as_tensors(torch, call, named_leaves(batch.data))
-    beside = as_tensors(torch, call, _beside(batch))
-    windows = "learning_mask" in leaves and leaves["learning_mask"].ndim > beside["mask"].ndim
-    lead = tuple(leaves["learning_mask" if windows else "mask"].shape if windows else beside["mask"].shape)
+    leaves = as_tensors(torch, named_leaves(batch.data))
+    index: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
+    if isinstance(batch, Sample):
+        index |= {"priority_weight": batch.weight, "probability": batch.probability}
+    index = as_tensors(torch, index)
+    windows = "learning_mask" in leaves and leaves["learning_mask"].ndim > index["mask"].ndim
+    lead = tuple((leaves["learning_mask"] if windows else index["mask"]).shape)
     if windows:
-        del beside["mask"]  # the data has one of every step
+        del index["mask"]  # the data has one of every step
     while view is not None and hasattr(view, "view"):  # Hindsight
         view = view.view
     if "discount" in leaves and "next_obs" in leaves:
-        leaves = _transitions(torch, call, leaves, view, beside["mask"])
+        leaves = _transitions(torch, call, leaves, view, index["mask"])
     renamed = _renamed(call, leaves, view, names)
     for name in _SCALARS:
         if name in renamed and renamed[name].ndim == len(lead):
             renamed[name] = renamed[name].unsqueeze(-1)
     _add_flags(torch, renamed)
-    for name, value in beside.items():
+    for name, value in index.items():
         if name in renamed:
-            raise ValueError(
-                f"{call}: rows have a leaf '{name}', a name that this gives to what belongs to the batch. Rename it: "
-                f"names={{'{name}': 'my_{name}'}}."
-            )
+            raise ValueError(f"{call}: leaf '{name}' has a reserved name. Rename it: names={{'{name}': 'my_{name}'}}.")
         value = value.to(torch.int64) if name in _INDEX else value
         renamed[name] = value.reshape(value.shape + (1,) * windows).expand(lead)
     out = tensordict.TensorDict(nested(renamed), batch_size=lead)
-    for name, value in _lazy(tensordict, batch, leaves).items():
-        out[tuple(name.split("/"))] = value
+    for name in batch.lazy if batch.ragged is not None else ():
+        if name not in leaves:
+            values = batch.lazy[name]
+            numbers = all(hasattr(value, "dtype") for value in values)
+            out[tuple(name.split("/"))] = batch.lazy.nested(name) if numbers else tensordict.NonTensorStack(*values)
     return out
 
 
 def index_of(batch: Any) -> Index:
-    """The `Index` of a batch that `to_tensordict` made, for `update_priority` and `update_rows`.
+    """Return the `Index` of a batch that `to_tensordict` made, for `update_priority` and `update_rows`.
 
     Args:
-      batch: A TensorDict with `index` and `index_generation`, `[B]` or, of windows, `[B, T]`.
+      batch: A TensorDict with `index` and `index_generation`, `[B]` or, for windows, `[B, T]`.
     Returns:
       `Index` of JAX arrays `[B]`.
     Raises:
-      ValueError: it has none; it was made in another way.
+      ValueError: the keys are missing.
     """
     torch = import_torch("index_of")
     if any(key not in batch.keys() for key in _INDEX):
         raise ValueError(
-            f"index_of: the TensorDict has {', '.join(map(str, batch.keys()))}; expected index and index_generation, as "
-            f"to_tensordict writes them. Keep them, or keep the Sample: replay.update_priority(sample.index, td_error)."
+            f"index_of: the TensorDict has {', '.join(map(str, batch.keys()))}; expected index and index_generation of "
+            f"to_tensordict. Keep them, or keep the Sample: replay.update_priority(sample.index, td_error)."
         )
     slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
     arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
@@ -128,19 +132,12 @@ def _import_tensordict(call: str) -> Any:
     return tensordict
 
 
-def _beside(batch: Sample | Rows) -> dict[str, Any]:
-    out: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
-    if isinstance(batch, Sample):
-        out |= {"priority_weight": batch.weight, "probability": batch.probability}
-    return out
-
-
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:
-    """With the flags of n steps instead of those of the first."""
+    """Replace the first step's flags by those of all n steps."""
     if not hasattr(view, "n_step"):
         raise ValueError(
-            f"{call}: a batch of transitions, and view is {view!r}; expected the view that made it, which knows n_step and "
-            f"gamma. Write {call}(batch, buffer.view)."
+            f"{call}: view is {view!r}; expected the view that made the transitions, which has n_step and gamma. "
+            f"Write {call}(batch, buffer.view)."
         )
     n, gamma, discount = view.n_step, view.gamma, leaves["discount"]
     if n == 1:
@@ -159,7 +156,7 @@ def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask:
 
 
 def _renamed(call: str, leaves: dict[str, Any], view: Any, names: Mapping[Any, str | None] | None) -> dict[str, Any]:
-    """Leaves by their names in the TensorDict."""
+    """Return the leaves by their names in the TensorDict."""
     given = {name_of(name): None if to is None else name_of(to) for name, to in (names or {}).items()}
     rules: dict[str, str | None] = dict(_HERE)
     rules |= {name: f"next/{to}" for name, to in _NEXT.items()}
@@ -170,7 +167,7 @@ def _renamed(call: str, leaves: dict[str, Any], view: Any, names: Mapping[Any, s
     if given.get("obs"):
         rules["next_obs"] = f"next/{given['obs']}"
     rules |= given
-    unknown = [name for name in given if not any(leaf == name or leaf.startswith(name + "/") for leaf in leaves)]
+    unknown = [name for name in given if not under(name, leaves)]
     if unknown:
         raise ValueError(f"{call}: names has '{unknown[0]}', but the batch has {', '.join(leaves)}.")
     out: dict[str, Any] = {}
@@ -189,6 +186,7 @@ def _renamed(call: str, leaves: dict[str, Any], view: Any, names: Mapping[Any, s
 
 
 def _add_flags(torch: Any, out: dict[str, Any]) -> None:
+    """Add the flags that torchrl expects and the view did not make."""
     ended = out.get("next/terminated")
     if ended is None:
         return
@@ -198,15 +196,121 @@ def _add_flags(torch: Any, out: dict[str, Any]) -> None:
         out.setdefault(flag, torch.zeros_like(ended))
 
 
-def _lazy(tensordict: Any, batch: Sample | Rows, leaves: dict[str, Any]) -> dict[str, Any]:
-    """Ragged leaves that are no arrays: numbers as nested tensors, the rest as it is."""
-    out: dict[str, Any] = {}
-    for name in batch.lazy if batch.ragged is not None else ():
-        if name in leaves:
-            continue
-        values = batch.lazy[name]
-        if all(hasattr(value, "dtype") for value in values):
-            out[name] = batch.lazy.nested(name)
-        else:
-            out[name] = tensordict.NonTensorStack(*values)
+TED = {
+    "observation": "obs",
+    "action": "action",
+    "next/reward": "reward",
+    "next/terminated": "terminated",
+    "next/truncated": "truncated",
+}
+"""The leaves of torchrl's layout that `fields="ted"` takes; `next/observation` is the next row's observation."""
+Fields = Mapping[Any, str] | Sequence[Any] | str | None
+
+
+def from_tensordict(
+    batch: Any,
+    fields: Fields = "ted",
+    *,
+    final_observation: str | None = None,
+    device: jax.Device | jax.sharding.Sharding | None = None,
+) -> PyTree:
+    """Convert a TensorDict of a torchrl collector or environment to rows for `extend`.
+
+    Args:
+      batch: Batch size `[N]`, time first; or `[E, N]` (torchrl's order), whose rows are `[N, E, ...]`. An axis named
+        "time" is
+        time wherever it is.
+      fields: "ted": `observation` as `obs`, `action`, and (`next`, `reward` | `terminated` | `truncated`), scalars without
+        their last axis. `{name there: name here}`, where `("next", "reward")` and `"next/reward"` are both names; names;
+        None:
+        all leaves under their own names. Subtrees count.
+      final_observation: Name for (`next`, `observation`), for `Transition(final_observation=name)`, so that truncated
+        episodes
+        bootstrap from it. It is stored in every row.
+      device: As for `from_torch`.
+    Returns:
+      Nested dicts of JAX arrays that do not share torch's memory. int64 and uint64 become 32 bits wide unless
+      `jax_enable_x64` is on, if no value changes.
+    Raises:
+      ImportError: torch is missing.
+      TypeError, ValueError: it is not a TensorDict of rows; a field is missing; an integer does not fit; else as
+        `from_torch`.
+    Cost: that of `from_torch`, and two passes over 64-bit integers.
+    """
+    call = "from_tensordict"
+    torch = import_torch(call)
+    if not (hasattr(batch, "batch_size") and hasattr(batch, "keys")):
+        raise TypeError(
+            f"{call}: batch is {type(batch).__name__}; expected a TensorDict. Convert dicts by from_torch(tree)."
+        )
+    lead = len(batch.batch_size)
+    if lead == 0:
+        raise ValueError(f"{call}: batch_size is []; expected [N] or [E, N]. Convert one row as batch.unsqueeze(0).")
+    found = {name_of(key): value for key, value in batch.items(True, True)}
+    chosen = _choose(call, found, fields, final_observation)
+    names = list(getattr(batch, "names", None) or [None] * lead)
+    time = names.index("time") if "time" in names else lead - 1
+    out = {}
+    for here, (name, squeeze) in chosen.items():
+        value = found[name]
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{call}: leaf '{name}' is {type(value).__name__}; expected a tensor. Leave it out: fields={{...}}."
+            )
+        if squeeze and value.ndim == lead + 1 and value.shape[-1] == 1:
+            value = value.squeeze(-1)
+        value = value.detach().movedim(time, 0)
+        if lead > 2:
+            value = value.flatten(1, lead - 1)
+        out[here] = _narrow(torch, call, name, value)
+    rows: PyTree = from_torch(nested(out), device=device)
+    return rows
+
+
+def _choose(
+    call: str, found: Mapping[str, Any], fields: Fields, final_observation: str | None
+) -> dict[str, tuple[str, bool]]:
+    """Return `{name here: (name there, whether to drop its last axis of one)}`."""
+    ted = fields == "ted"
+    if isinstance(fields, str):
+        if not ted:
+            raise ValueError(f'{call}: fields is {fields!r}; expected "ted", a dict, a sequence of names, or None.')
+        optional = ("action", "next/truncated")
+        fields = {name: here for name, here in TED.items() if name not in optional or under(name, found)}
+    elif fields is None:
+        fields = {name: name for name in found}
+    elif not isinstance(fields, Mapping):
+        fields = {name: name_of(name) for name in fields}
+    pairs = [(name_of(name), name_of(here)) for name, here in fields.items()]
+    if final_observation is not None:
+        pairs.append(("next/observation", final_observation))
+    out: dict[str, tuple[str, bool]] = {}
+    for name, here in pairs:
+        leaves = under(name, found)
+        if not leaves:
+            raise ValueError(f"{call}: fields has '{name}', but the TensorDict has {', '.join(found)}.")
+        for leaf in leaves:
+            to = here + leaf[len(name) :]
+            if to in out:
+                raise ValueError(f"{call}: two leaves get the name '{to}'. Rename one: fields={{'{leaf}': ...}}.")
+            out[to] = (leaf, ted and here in ("reward", "terminated", "truncated"))
     return out
+
+
+def under(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are `name`, or in the subtree of that name."""
+    return [leaf for leaf in names if leaf == name or leaf.startswith(name + "/")]
+
+
+def _narrow(torch: Any, call: str, name: str, value: Any) -> Any:
+    """Return integers as wide as JAX holds them. Raises ValueError if a value would change."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in ("int64", "uint64") or jax.config.read("jax_enable_x64"):
+        return value
+    narrow = value.to(getattr(torch, NARROW[dtype]))
+    if not bool((narrow.to(value.dtype) == value).all()):
+        raise ValueError(
+            f"{call}: leaf '{name}' is {dtype} with values that {NARROW[dtype]} cannot hold. Enable jax_enable_x64, or leave "
+            f"it out of fields."
+        )
+    return narrow

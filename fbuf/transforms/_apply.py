@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core.pytree import PyTree, named_leaves
-from fbuf._interfaces.transform import Context, Keyed, Transform
+from fbuf._interfaces.transform import Context, Transform
 
 
 def apply(
@@ -49,7 +49,7 @@ def apply(
             f"transforms.apply: leaves are {found or 'none'}; expected leading axes that are the same in all, {lead} of "
             f"them. Write lead=... for as many as there are before those of a row: 0 for one row."
         )
-    if isinstance(transform, Keyed) and transform.keyed and key is None:
+    if getattr(transform, "keyed", False) and key is None:
         raise ValueError(f"transforms.apply: {transform!r} needs a key. Write apply(..., key=jax.random.key(0)).")
     if lead == 0:  # as a batch of one
         data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], data)

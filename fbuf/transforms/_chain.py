@@ -16,7 +16,7 @@ import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of
-from fbuf._interfaces.transform import Context, Invertible, Keyed, Remembering, Transform
+from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf.transforms import _per_window
 from fbuf.transforms._map import Map
 
@@ -115,12 +115,13 @@ class Chain:
         """
         stages = []
         for name, transform in reversed(self.stages):
-            if not isinstance(transform, Invertible):
+            inverse = getattr(transform, "inverse", None)
+            if inverse is None:
                 raise ValueError(
                     f"Chain.inverse: stage '{name}', {transform!r}, has no inverse; expected stages that can be undone. Leave "
                     f"it out: chain.remove({name!r}).inverse()."
                 )
-            stages.append((name, transform.inverse()))
+            stages.append((name, inverse()))
         return Chain(tuple(stages))
 
     @property
@@ -151,8 +152,8 @@ class Chain:
             if isinstance(transform, Chain):
                 data, memory[name] = transform.write(data, inner)
                 continue
-            if isinstance(transform, Remembering):
-                remembering: Remembering = transform
+            if isinstance(transform, StatefulTransform):
+                remembering: StatefulTransform = transform
                 memory[name] = remembering.observe(inner.memory, named_leaves(data), context.mask)
                 inner = inner._replace(memory=memory[name])
             data = transform.apply(data, inner)
@@ -186,8 +187,8 @@ class Chain:
         """Names of the stages that remember something."""
         return tuple(n for n, t in self._remembering() if not isinstance(t, Chain) or t.remembers)
 
-    def _remembering(self) -> list[tuple[str, Remembering]]:
-        return [(name, transform) for name, transform in self if isinstance(transform, Remembering)]
+    def _remembering(self) -> list[tuple[str, StatefulTransform]]:
+        return [(name, transform) for name, transform in self if isinstance(transform, StatefulTransform)]
 
     def opened(self, example: PyTree) -> tuple[dict[str, Any], PyTree]:
         """What the stages know before the first row is written, and what becomes of a row like `example`, as shapes.
@@ -200,8 +201,8 @@ class Chain:
             if isinstance(transform, Chain):
                 memory[name], example = transform.opened(example)
                 continue
-            if isinstance(transform, Remembering):
-                remembering: Remembering = transform
+            if isinstance(transform, StatefulTransform):
+                remembering: StatefulTransform = transform
                 memory[name] = remembering.init(spec_of(example))
             example = _after(name, transform, example, memory.get(name))
         return memory, example
@@ -226,7 +227,7 @@ def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyT
 
 
 def _wants_key(transform: Transform) -> bool:
-    return isinstance(transform, Keyed) and transform.keyed
+    return bool(getattr(transform, "keyed", False))
 
 
 def _may_collapse(transform: Transform) -> bool:

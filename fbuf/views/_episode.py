@@ -16,9 +16,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
 from fbuf._indexing import ring
 from fbuf._indexing.anchors import RESET, has
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Rule, Window
+from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
@@ -65,10 +65,10 @@ class Episode:
             raise ValueError("Episode: episode_end is (); expected at least one name, as nothing else ends an episode.")
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         length = self.max_length
         resets = self.autoreset == "next_step"
-        return Rule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
+        return EligibilityRule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
@@ -86,12 +86,12 @@ class Episode:
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,
     ) -> Window:
-        geometry, flags = population.geometry, population.flags
+        geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = ring.shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])

@@ -24,9 +24,9 @@ from fbuf._algorithms import random_bits
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, expand, name_of
 from fbuf._indexing.anchors import END, episode_around, has
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Deciding, Rule, View, Window
+from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views._fields import check_free, under
 
 
@@ -85,7 +85,7 @@ class Hindsight:
     def __post_init__(self) -> None:
         if (
             isinstance(self.view, type)
-            or not isinstance(self.view, Deciding)
+            or not hasattr(self.view, "decide")
             or not hasattr(self.view, "final_observation")
         ):
             raise TypeError(
@@ -111,7 +111,7 @@ class Hindsight:
         object.__setattr__(self, "fraction", float(self.fraction))
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         return dataclasses.replace(self.view.rule, spans=True)
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
@@ -162,21 +162,22 @@ class Hindsight:
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        assert isinstance(self.view, Deciding)
-        return self.view.decide(flags, available, step)
+        view: Any = self.view  # `decide` is optional
+        decided: tuple[jax.Array, jax.Array, jax.Array | None] = view.decide(flags, available, step)
+        return decided
 
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,
     ) -> Window:
-        geometry, ring, flags, starts = population.geometry, population.ring, population.flags, population.starts
+        geometry, ring, flags, starts = eligible.geometry, eligible.ring, eligible.flags, eligible.starts
         assert flags is not None and starts is not None
         inner: Any = self.view
-        made = inner.window(spec, population, slot, mask, key)
+        made = inner.window(spec, eligible, slot, mask, key)
         nowhere, lanes, length = jnp.int32(geometry.capacity), jnp.int32(geometry.lanes), jnp.int32(geometry.length)
         safe = jnp.where(mask, slot, jnp.int32(0))
         lane = safe % lanes

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Rule, Window
+from fbuf._interfaces.view import EligibilityRule, Window
 
 
 @component
@@ -26,8 +26,8 @@ class Row:
     """
 
     @property
-    def rule(self) -> Rule:
-        return Rule("row")
+    def rule(self) -> EligibilityRule:
+        return EligibilityRule("row")
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return (), None
@@ -41,7 +41,7 @@ class Row:
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,

@@ -22,9 +22,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
 from fbuf._indexing import ring
 from fbuf._indexing.anchors import RESET, START, has
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Rule, Window
+from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
@@ -108,8 +108,8 @@ class Sequence:
         return (self.length - 1 - self.at) * self.dilation
 
     @property
-    def rule(self) -> Rule:
-        return Rule(
+    def rule(self) -> EligibilityRule:
+        return EligibilityRule(
             self.boundary,
             self.back,
             self.ahead,
@@ -146,12 +146,12 @@ class Sequence:
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,
     ) -> Window:
-        geometry, flags = population.geometry, population.flags
+        geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
         number, apart = self.length, self.dilation
         safe = jnp.where(mask, slot, jnp.int32(0))

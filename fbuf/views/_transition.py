@@ -35,9 +35,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, expand, name_of
 from fbuf._indexing import ring
 from fbuf._indexing.anchors import END, RESET, START, TERMINATED, has
-from fbuf._interfaces.sampler import Population
+from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import Rule, Window
+from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import check_flag, check_free, place, subtree, under
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
@@ -123,10 +123,10 @@ class Transition:
         return (self.stack or 1) - 1
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> EligibilityRule:
         resets = self.autoreset == "next_step"
         cut_ends = self.final_observation is not None or resets
-        return Rule("steps", self.back, self.n_step, prompt=False, reset_rows=resets, cut_ends=cut_ends)
+        return EligibilityRule("steps", self.back, self.n_step, prompt=False, reset_rows=resets, cut_ends=cut_ends)
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         ends = (self.terminated,) + ((self.truncated,) if self.truncated is not None else ())
@@ -183,12 +183,12 @@ class Transition:
     def window(
         self,
         spec: Spec,
-        population: Population,
+        eligible: EligibleSet,
         slot: jax.Array,
         mask: jax.Array,
         key: jax.Array,
     ) -> Window:
-        geometry, flags = population.geometry, population.flags
+        geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
         steps, back, nowhere = self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))

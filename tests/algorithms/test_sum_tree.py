@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._algorithms import random_bits, sum_tree_draw
+from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.support.sum_tree import (
     check_every_row,
@@ -67,9 +67,9 @@ def test_memory_is_an_eighth_more_than_the_leaves() -> None:
 
 
 def test_messages() -> None:
-    with pytest.raises(ValueError, match=r"sumtree: capacity is 0; expected 1 to 2\*\*30"):
+    with pytest.raises(ValueError, match=r"sum_tree: capacity is 0; expected 1 to 2\*\*30"):
         st.init(0)
-    with pytest.raises(ValueError, match=r"sumtree.init: fill is 2.0; .*rebuild\(jnp.full"):
+    with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*rebuild\(jnp.full"):
         st.init(8, 2.0)
 
 
@@ -95,7 +95,7 @@ def test_extreme_uniforms(path: str) -> None:
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
-    draw = jax.jit(functools.partial(sum_tree_draw._descend_by_loop, batch=16, capacity=5000))
+    draw = jax.jit(functools.partial(st._descend_by_loop, batch=16, capacity=5000))
     index, leaf = draw(expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32))
     assert np.all(leaves[np.asarray(index)] > 0)
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
@@ -155,9 +155,9 @@ def test_keep_last(batch: int, below: int | None) -> None:
 def test_a_uniform_has_24_bits() -> None:
     words = np.array([0, 255, 256, 2**31, 2**32 - 1], np.uint32)
     expected = np.array([0, 0, 2**-24, 0.5, 1 - 2**-24], np.float32)
-    np.testing.assert_array_equal(np.asarray(sum_tree_draw._unit(jnp.asarray(words))), expected)
+    np.testing.assert_array_equal(np.asarray(st._unit(jnp.asarray(words))), expected)
 
 
 def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it() -> None:
-    top, _ = sum_tree_draw.uniforms(jax.random.key(0), 8, 9, stratified=True)
+    top, _ = st.uniforms(jax.random.key(0), 8, 9, stratified=True)
     np.testing.assert_array_equal(np.floor(np.asarray(top[:8]) * 8), np.arange(8))

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._checkpoint import block_hash, device_arrays, snapshot
+from fbuf._checkpoint import async_save, device_arrays
 from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
@@ -50,8 +50,8 @@ def test_a_second_save_writes_what_is_new(storage: Any, wait: bool, tmp_path: Pa
 
 
 def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[snapshot.Held] = []
-    made = snapshot.Held.__init__
+    held: list[async_save.Snapshot] = []
+    made = async_save.Snapshot.__init__
 
     def watched(self: Any, *args: Any) -> None:
         made(self, *args)
@@ -59,7 +59,7 @@ def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path: Path, monkeypatc
 
     state = filled(BUFFER, 10_000)
     fbuf.save(tmp_path / "saved", BUFFER, state, wait=False).result()
-    monkeypatch.setattr(snapshot.Held, "__init__", watched)
+    monkeypatch.setattr(async_save.Snapshot, "__init__", watched)
     fbuf.save(tmp_path / "saved", BUFFER, state, wait=False).result()
     assert sum(h.nbytes for h in held) < 150_000  # arrays below 64 KiB are always copied
     held.clear()
@@ -96,13 +96,13 @@ def test_equal_rows_at_the_end_are_not_stored(data: st.DataObject) -> None:
     values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = data.draw(st.integers(0, 1))
     bits = values.reshape(-1).view(np.uint8).reshape(values.size, -1)
     differs = (bits != bits[-1]).any(axis=1).reshape(shape[0], -1).any(axis=1)
-    assert device_arrays._last_differing(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
+    assert device_arrays._count_written_host(values) == (np.flatnonzero(differs)[-1] + 1 if differs.any() else 0)
 
 
 def test_sums_are_those_of_plain_python() -> None:
     values = np.random.default_rng(0).integers(0, 256, (6, 4), np.uint8)
     words = values.view("<u2").astype(np.uint64)
-    key = jax.random.key(block_hash._SEED, impl="threefry2x32")
+    key = jax.random.key(device_arrays._SEED, impl="threefry2x32")
     want = []
     for part in (words[:4], words[4:]):
         sums = []
@@ -110,7 +110,7 @@ def test_sums_are_those_of_plain_python() -> None:
             keys = np.asarray(jax.random.bits(jax.random.fold_in(key, i), (4, 2), jnp.uint32)).astype(np.uint64)
             sums.append(int((part * keys[: len(part)]).sum()) % 2**32)
         want.append(sums)
-    assert np.asarray(block_hash._sums(jnp.asarray(values), 4)).tolist() == want
+    assert np.asarray(device_arrays._sums(jnp.asarray(values), 4)).tolist() == want
 
 
 # ------------------------------------------------------------------------------------------------ in the background

@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two data sets, an unfinished one, and another folder."""
     make(tmp_path / "Pong/1")
     make(tmp_path / "minari/D4RL/door/human-v2", 3)
-    with dataset.PieceWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:
+    with dataset.SegmentWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(4, dtype=np.int32)})
         piece.commit()
     (tmp_path / "notes").mkdir()

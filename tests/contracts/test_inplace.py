@@ -54,15 +54,15 @@ def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: st
 
 @pytest.fixture
 def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Replaces `pin` by the identity, and gives a capacity no other test uses: verbs traced so far stay cached."""
+    """Replace `order_after_reads` by the identity. Return a capacity that no other test uses, so that nothing is cached."""
     from fbuf._core import ordering
 
-    real, found = ordering.pin, 0
+    real, found = ordering.order_after_reads, 0
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "fbuf" and getattr(module, "pin", None) is real:
-            monkeypatch.setattr(module, "pin", lambda token, reads: (token, reads))
+        if name.split(".")[0] == "fbuf" and getattr(module, "order_after_reads", None) is real:
+            monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))
             found += 1
-    assert found >= 2, "who uses pin?"
+    assert found >= 2, "no module uses order_after_reads"
     return CAPACITY + 2 * LANES
 
 

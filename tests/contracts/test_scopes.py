@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf._buffer import verbs
+from fbuf._buffer import operations
 
 ROW = {
     "obs": jax.ShapeDtypeStruct((4,), jnp.uint8),
@@ -73,5 +73,5 @@ def test_a_scope_of_the_user_stays_around_them() -> None:
 
 
 def test_an_eager_call_is_named_after_its_method() -> None:
-    lowered = verbs.stats._jitted.lower(fbuf.uniform(4), (), fbuf.uniform(4).init(0), ())
+    lowered = operations.stats._jitted.lower(fbuf.uniform(4), (), fbuf.uniform(4).init(0), ())
     assert "jit_fbuf_stats" in lowered.as_text()

@@ -15,11 +15,11 @@ import pytest
 import fbuf
 import fbuf.datasets
 from fbuf._formats import dataset
-from fbuf.datasets._atari import download, games, plan, volumes, workers
-from fbuf.datasets._atari.volumes import BEFORE
+from fbuf.datasets import _remote
+from fbuf.datasets._atari import atari, download, plan, segment, workers
+from fbuf.datasets._atari.segment import BEFORE
 from fbuf.datasets._open import default_root
 from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
-from fbuf.datasets._remote import files as source_files
 from fbuf.views import Row, Transition
 from tests.support import atari_runs as made
 from tests.support.atari_runs import FRAMES, RUN, get, same
@@ -34,7 +34,7 @@ def run() -> made.Run:
 @pytest.fixture
 def files(run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of synthetic frames on the disk; a download that fails is tried again at once."""
-    monkeypatch.setattr(source_files, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(_remote, "WAITS", (0.0, 0.0))
     made.write(tmp_path / "files", "Pong/1", run, level=1)
     return tmp_path / "files"
 
@@ -59,8 +59,8 @@ def test_a_source_is_any_folder_above_the_files(files: Path, run: made.Run, tmp_
 
 def test_the_public_bucket_is_read(files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer.of(files, listing="bucket") as server:
-        monkeypatch.setattr(source_files, "BUCKET", server.base)
-        monkeypatch.setattr(source_files, "LISTING", f"{server.base}/listing")
+        monkeypatch.setattr(_remote, "BUCKET", server.base)
+        monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
         rows = get(tmp_path, None)
         same(rows, run)
         meta = rows["meta"]
@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_damaged_segment(
     files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was committed early, where a segment takes much memory, is removed; a killed process's remains are, too."""
-    monkeypatch.setattr(volumes, "MOST_BYTES", 1)
+    monkeypatch.setattr(segment, "MOST_BYTES", 1)
     monkeypatch.setattr(workers, "_BLOCK_ROWS", 100)
     path, file = tmp_path / "Pong" / "1", file_of(files, "$store$_observation", 1)
     data = file.read_bytes()
@@ -233,7 +233,7 @@ def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, 
     with pytest.raises(ValueError, match="made from other files .*download='force'"):
         get(tmp_path, server.base)
     same(get(tmp_path, server.base, download="force"), other)
-    with dataset.PieceWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
+    with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(3, dtype=np.int32)})
         piece.commit()
     with pytest.raises(ValueError, match="a data set of another kind"):
@@ -256,7 +256,7 @@ def test_all_runs_are_listed() -> None:
     ids = fbuf.datasets.available()
     assert len(ids) == len(set(ids)) == 300
     assert {"StarGunner/1", "Tennis/2", "Zaxxon/5", "Pong/1"} <= set(ids)  # torchrl's list ends before these
-    assert list(games.GAMES) == sorted(games.GAMES) and len(games.GAMES) == 60
+    assert list(atari.GAMES) == sorted(atari.GAMES) and len(atari.GAMES) == 60
 
 
 def test_an_unknown_id_names_near_ones() -> None:

@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf.datasets._atari import plan
-from fbuf.datasets._atari import volumes as _volumes
+from fbuf.datasets._atari import plan, segment
 from fbuf.datasets._atari.continuity import Seam, Use, pack, seams, unpack
 from fbuf.datasets._atari.dopamine_log import ring
 from fbuf.datasets._atari.plan import stretches
-from fbuf.datasets._atari.segment import convert, schema
-from fbuf.datasets._atari.volumes import BEFORE, RUNS
+from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, schema
 from fbuf.datasets._remote import FileCorrupted
 from tests.support import atari_runs as made
 
@@ -44,7 +42,7 @@ class InMemory:
 
 
 class Writer:
-    """Keeps rows where a `PieceWriter` would write them."""
+    """Keeps rows where a `SegmentWriter` would write them."""
 
     kept: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
 
@@ -75,7 +73,7 @@ class Writer:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    monkeypatch.setattr(_volumes.dataset, "PieceWriter", Writer)
+    monkeypatch.setattr(segment.dataset, "SegmentWriter", Writer)
     Writer.kept = {}
     return Writer
 
@@ -138,7 +136,7 @@ def check(run: made.Run, numbers: list[int]) -> list[Seam]:
 )
 def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode, blanks, final, most, data):
     """Pieces of the data set have about `most` rows here."""
-    monkeypatch.setattr(_volumes, "MOST_BYTES", most)
+    monkeypatch.setattr(segment, "MOST_BYTES", most)
     log = made.synthetic(450, seed, episode)
     run = made.record(log, capacity, blanks=blanks, final=final)
     everything = [piece.number for piece in run.pieces]
@@ -190,11 +188,11 @@ def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
 
 
 def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
-    monkeypatch.setattr(_volumes, "MOST_BYTES", 100)
+    monkeypatch.setattr(segment, "MOST_BYTES", 100)
     run = made.record(made.synthetic(400, seed=2, episode=10**9), 300)
     check(run, [0, 1])
     assert sorted(Writer.kept) == [0, 1, RUNS, 2 * RUNS, BEFORE + 1]
-    monkeypatch.setattr(_volumes, "MOST", 2)
+    monkeypatch.setattr(segment, "MOST", 2)
     check(run, [0, 1])
     assert sorted(Writer.kept) == [0, 1, RUNS, BEFORE + 1]
 

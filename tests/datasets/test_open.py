@@ -42,7 +42,7 @@ def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
     pieces.write(tmp_path, 4, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
     assert not info.finished and info.rows == 6 and "(not finished)" in str(info)
-    _dataset.finish(tmp_path, [_dataset.Used(4)], {"terminal": "\x1b[2J"})
+    _dataset.finish(tmp_path, [_dataset.SegmentRows(4)], {"terminal": "\x1b[2J"})
     pieces.write(tmp_path, 5, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
     assert info.finished and info.beside == (5,) and "\x1b" not in str(info)
@@ -52,7 +52,9 @@ def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
 
 def test_long_metadata_is_counted(tmp_path: Path) -> None:
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(0), 6))
-    _dataset.finish(tmp_path, [_dataset.Used(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300})
+    _dataset.finish(
+        tmp_path, [_dataset.SegmentRows(0)], {"seams": [{"before": i} for i in range(50)], "note": "x" * 300}
+    )
     text = str(datasets.info(tmp_path))
     assert "seams       50 entries: .meta['seams']" in text and "{" not in text
     assert f"note        {'x' * 197}..." in text
@@ -65,9 +67,9 @@ def test_verify_names_the_damaged_segment(tmp_path: Path) -> None:
     text = bytearray(data.read_bytes())
     text[-3] ^= 1
     data.write_bytes(text)
-    with pytest.raises(fbuf.StoreCorrupted, match=r"piece 1 of .* is damaged.*or remove .*pieces/1"):
+    with pytest.raises(fbuf.StoreCorrupted, match=r"segment 1 of .* is damaged.*or remove .*pieces/1"):
         datasets.verify(tmp_path)
-    with pytest.raises(fbuf.StoreCorrupted, match="piece 1"):
+    with pytest.raises(fbuf.StoreCorrupted, match="segment 1"):
         datasets.open(tmp_path, verify="full")
     with pytest.raises(ValueError, match="expected 'full' or 'lazy'"):
         datasets.open(tmp_path, verify="no")
@@ -86,9 +88,9 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) ->
         with pytest.raises(fbuf.StoreCorrupted) as told:
             fbuf.datasets.verify(tmp_path / "a")
         words = str(told.value).partition("or remove ")[2]
-        folder, manifest = words.partition(", and run again what made")[0].split(" and ")
+        folder, manifest = words.partition(", and write the data set again")[0].split(" and ")
         shutil.rmtree(folder)
-        with pytest.raises(FileNotFoundError, match=f"Put it back; or remove {manifest}, and run again"):
+        with pytest.raises(FileNotFoundError, match=f"Restore its folder, or remove {manifest}, and write"):
             fbuf.datasets.open(tmp_path / "a")
         os.unlink(manifest)
         assert make().tolist() == list(range(9))
@@ -99,7 +101,7 @@ def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
     """Never other data: the step fails, and says why."""
     rows = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
-        column: object = dataset.store._parts[0]
+        column: object = dataset.store._columns[0]
         offset = int(column.address[0]) & (1 << 40) - 1  # type: ignore[attr-defined]
     (data,) = (tmp_path / "pieces" / "3").glob("data-*")
     text = bytearray(data.read_bytes())
@@ -148,6 +150,6 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
     for number, (names, structure) in enumerate(cases):
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
-        _dataset.finish(path, [_dataset.Used(0)])
+        _dataset.finish(path, [_dataset.SegmentRows(0)])
         with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
             fbuf.datasets.open(path)

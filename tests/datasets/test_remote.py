@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, fetch, files, list_files
+from fbuf.datasets import _remote
+from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, fetch, list_files
 from tests.support.fault_server import LISTING, Cut, Damage, FaultServer, Status
 
 FOLDER = "dqn/Pong/1/replay_logs/"
@@ -26,7 +27,7 @@ FILES = {NAME: DATA, SMALL: gzip.compress(b"small"), FOLDER + "old/add_count_ckp
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(_remote, "WAITS", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def test_files_of_a_web_server_are_listed(listing: str, tmp_path: Path, monkeypa
     """The public bucket's listing comes page by page; a page of links says neither sizes nor hashes."""
     with FaultServer(FILES, listing, page=1) as server:
         if listing == "bucket":
-            monkeypatch.setattr(files, "BUCKET", server.base)
-            monkeypatch.setattr(files, "LISTING", f"{server.base}/listing")
+            monkeypatch.setattr(_remote, "BUCKET", server.base)
+            monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
         address = address_of("get", None if listing == "bucket" else server.base + "/")
         found = {file.name: file for file in list_files(address, FOLDER) if file.name.endswith(".gz")}
         assert sorted(found) == sorted([NAME, SMALL])
@@ -82,7 +83,7 @@ def test_files_of_a_folder_and_of_fsspec_are_listed(tmp_path: Path) -> None:
 
 
 def test_the_default_source_is_the_public_bucket() -> None:
-    assert address_of("get", None) == files.BUCKET == "https://storage.googleapis.com/atari-replay-datasets"
+    assert address_of("get", None) == _remote.BUCKET == "https://storage.googleapis.com/atari-replay-datasets"
     with pytest.raises(TypeError, match="get: source is a int; expected an address, a folder or None"):
         address_of("get", 3)  # type: ignore[arg-type]
 
@@ -118,7 +119,7 @@ def test_a_folder_is_listed_without_packages(tmp_path: Path, monkeypatch: pytest
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / NAME).write_bytes(DATA)
     (tmp_path / FOLDER / "broken").symlink_to(tmp_path / "nowhere")
-    assert list_files(str(tmp_path), FOLDER) == [files.File(NAME, str(tmp_path / NAME), len(DATA))]
+    assert list_files(str(tmp_path), FOLDER) == [_remote.File(NAME, str(tmp_path / NAME), len(DATA))]
 
 
 # ----------------------------------------------------------------------------------------------------------- downloads
@@ -174,7 +175,7 @@ def test_a_full_disk_is_not_an_error_of_the_source(server: FaultServer, tmp_path
             raise OSError(errno.ENOSPC, "No space left on device")
 
     file = listed(server.base)
-    monkeypatch.setattr(files, "open", lambda *_: Full(), raising=False)
+    monkeypatch.setattr(_remote, "open", lambda *_: Full(), raising=False)
     with pytest.raises(OSError, match="No space left") as info:
         got(file, tmp_path)
     assert type(info.value) is OSError and server.asked == [NAME]

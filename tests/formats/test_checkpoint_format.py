@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
-from fbuf._formats.checkpoint.layout import MOST_BLOCKS, Layout, block_rows
+from fbuf._formats.checkpoint.layout import MAX_BLOCKS, Layout, default_block
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
 
 
@@ -123,12 +123,12 @@ def test_loaded_arrays_are_sources(tmp_path: Path) -> None:
 def test_block_sizes_and_layouts() -> None:
     for rows in (0, 1, 1000, 10**6, 10**9, 10**13):
         for size in (0, 1, 3, 4096, 7056, 10**6):
-            block = block_rows(rows, size)
+            block = default_block(rows, size)
             assert block >= 1 and (not size or block & (block - 1) == 0)
-            assert -(-rows // block) <= MOST_BLOCKS
-    assert block_rows(10**4, 7056) == 32
+            assert -(-rows // block) <= MAX_BLOCKS
+    assert default_block(10**4, 7056) == 32
     layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
-    assert [layout.first(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
+    assert [layout.block_of_row(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
     assert layout.sizes.tolist() == [16, 0, 24]
 
 
@@ -314,9 +314,9 @@ def test_large_files_are_flushed_while_they_are_written(sync: bool, tmp_path: Pa
     begun: list[tuple[int, int]] = []
 
     class Watched(checkpoint.Disk):
-        def begin(self, fd: int, at: int, size: int) -> None:
+        def start_writeback(self, fd: int, at: int, size: int) -> None:
             begun.append((at, size))
-            super().begin(fd, at, size)
+            super().start_writeback(fd, at, size)
 
     arrays = {"a": np.arange(20 << 18, dtype=np.int32)}
     checkpoint.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())

@@ -22,7 +22,7 @@ from fbuf.storages import BitPack, Raw, Zstd
 from tests.support import pieces
 from tests.support.pieces import check, same
 
-Used = _dataset.Used
+SegmentRows = _dataset.SegmentRows
 DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64", "bfloat16")
 
 
@@ -42,7 +42,7 @@ def data_sets(draw: Any) -> Any:
     used = []
     for number, size in enumerate(sizes):
         begin = draw(st.integers(0, size - 1))
-        used.append(Used(number, begin, draw(st.integers(begin + 1, size)), draw(st.booleans())))
+        used.append(SegmentRows(number, begin, draw(st.integers(begin + 1, size)), draw(st.booleans())))
     values = draw(st.sampled_from([2, 3, 1000]))
     return leaves, codecs, sizes, draw(st.permutations(used)), values, draw(st.integers(1, 9))
 
@@ -76,7 +76,7 @@ def test_chunks_are_cached(tmp_path: Path) -> None:
     with _dataset.DataSet.open(tmp_path, cache=1 << 20) as dataset:
         for _ in range(2):
             same(dataset.read_rows(0, 34, ["obs"]), {"obs": want["obs"]})
-        cache = dataset.store._parts[0].cache  # type: ignore[union-attr]
+        cache = dataset.store._columns[0].cache  # type: ignore[union-attr]
         assert cache is not None and cache.hits == cache.misses == 11 and cache.nbytes <= dataset.store.nbytes
 
 
@@ -93,7 +93,7 @@ def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path: Path) -> None:
     }
     for number, mine in rows.items():
         pieces.write(tmp_path, number, schema, mine, 100)
-    used = tuple(Used(k) for k in rows)
+    used = tuple(SegmentRows(k) for k in rows)
     _dataset.finish(tmp_path, used)
     for memory in (0, 1 << 20):
         check(tmp_path, pieces.used_of(rows, used), memory=memory)
@@ -108,7 +108,7 @@ def test_memory_holds_an_index_and_codes(tmp_path: Path) -> None:
     obs = np.arange(rows).astype(np.uint8)[:, None, None] * np.ones((40, 40), np.uint8)
     mine = {"obs": obs, "action": np.arange(rows, dtype=np.int32) % 18, "done": np.zeros(rows, bool)}
     pieces.write(tmp_path, 0, schema, mine, 1000)
-    _dataset.finish(tmp_path, [Used(0)])
+    _dataset.finish(tmp_path, [SegmentRows(0)])
     with _dataset.DataSet.open(tmp_path) as dataset:
         assert dataset.store.nbytes <= rows * (18 / 8 + 1 + 1 / 8) + 200
         dataset.read_rows(0, rows)
@@ -142,16 +142,16 @@ def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch:
     want = pieces.make(tmp_path)
     spans: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, how: spans.append((at, size)))
-    monkeypatch.setattr(chunked_leaf, "_SEVERAL", 1)
+    monkeypatch.setattr(chunked_leaf, "_MIN_RUNS", 1)
     with _dataset.DataSet.open(tmp_path) as dataset:
         for cold, hints in ((1.0, False), (-1.0, False), (1.0, True)):
-            monkeypatch.setattr(chunked_leaf, "_COLD", cold)
+            monkeypatch.setattr(chunked_leaf, "_COLD_SECONDS", cold)
             spans.clear()
             same(dataset.read_rows(0, 34), want)
             assert bool(spans) == hints
-        assert len(spans) == 4 and dataset.store._parts[0].arena.announced == chunked_leaf._ANNOUNCED - 1  # type: ignore[union-attr]
+        assert len(spans) == 4 and dataset.store._columns[0].arena.hinted == chunked_leaf._HINTED_BATCHES - 1  # type: ignore[union-attr]
         data = {size for _, size in spans}
-        assert sum(data) >= dataset.store._parts[0].payload * 0.7  # type: ignore[union-attr]
+        assert sum(data) >= dataset.store._columns[0].payload * 0.7  # type: ignore[union-attr]
 
 
 def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
 
 def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 9)
-    with _dataset.PieceWriter(tmp_path, 7, pieces.SCHEMA) as piece:
+    with _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA) as piece:
         piece.append(rows)
         assert piece.rows == 9 and piece.nbytes > 0
     assert _dataset.committed(tmp_path) == {} and not _dataset.is_dataset(tmp_path)
@@ -192,7 +192,7 @@ def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
     assert (info.rows, info.meta, info.schema) == (9, {"url": "x"}, pieces.SCHEMA)
     assert _dataset.is_dataset(tmp_path)
     with pytest.raises(FileExistsError, match=r"discard\(path, 7\)"):
-        _dataset.PieceWriter(tmp_path, 7, pieces.SCHEMA)
+        _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA)
     _dataset.discard(tmp_path, 7)
     _dataset.discard(tmp_path, 7)
     assert _dataset.committed(tmp_path) == {} and not (tmp_path / "pieces" / "7").exists()
@@ -202,19 +202,19 @@ def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
 def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 9)
     with (
-        _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as one,
-        _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as two,
+        _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as one,
+        _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as two,
     ):
         one.append(rows)
         two.append(rows)
         one.commit()
-        with pytest.raises(FileExistsError, match="has a piece 0"):
+        with pytest.raises(FileExistsError, match="has a segment 0"):
             two.commit()
 
 
 def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 4)
-    with _dataset.PieceWriter(tmp_path, 0, pieces.SCHEMA) as piece:
+    with _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as piece:
         for change, error, match in (
             ({"obs": None}, ValueError, "'obs' is missing"),
             ({"more": rows["action"]}, ValueError, "'more' is not in the schema"),
@@ -231,13 +231,13 @@ def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is closed"):
         piece.append(rows)
     with pytest.raises(ValueError, match="expected an int from 0"):
-        _dataset.PieceWriter(tmp_path, -1, pieces.SCHEMA)
+        _dataset.SegmentWriter(tmp_path, -1, pieces.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
     odd = _dataset.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
     with pytest.raises(
         ValueError, match=r"'c': 'BitPack\(chunk=61\)'.*only at every 245952 rows; expected at most 4096"
     ):
-        _dataset.PieceWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
+        _dataset.SegmentWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
 
 
 def test_invalid_schemas_are_refused() -> None:
@@ -247,7 +247,7 @@ def test_invalid_schemas_are_refused() -> None:
         ({"x": ((-1,), "int32")}, {}, "has shape"),
         ({"x#": ((), "int32")}, {}, "without '#'"),
         ({"x": ((), "int32")}, {"codec": {"y": Zstd()}}, "codec names 'y'"),
-        ({"x": ((), "int32")}, {"codec": {"x": "zlib"}}, "which every reader knows"),
+        ({"x": ((), "int32")}, {"codec": {"x": "zlib"}}, r"expected Zstd\(\.\.\.\), BitPack\(\) or Raw\(\)"),
         ({"x": ((), "int32")}, {"structure": {"dict": [["x", 1]]}}, "each of 1 leaves once"),
         ({"x": ((), "int32")}, {"structure": {"own": "os:system"}}, "dicts, lists and tuples"),
     ]
@@ -276,28 +276,28 @@ def test_a_data_set_is_finished_with_whole_segments_of_one_kind(tmp_path: Path) 
         _dataset.DataSet.open(tmp_path)
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(rng, 3))
-    with pytest.raises(FileNotFoundError, match="not finished: 1 pieces are there"):
+    with pytest.raises(FileNotFoundError, match="not finished: 1 segments are there"):
         _dataset.DataSet.open(tmp_path)
-    with pytest.raises(ValueError, match="piece 1 is not at"):
-        _dataset.finish(tmp_path, [Used(0), Used(1)])
+    with pytest.raises(ValueError, match="segment 1 is not at"):
+        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
     with pytest.raises(ValueError, match="each once"):
-        _dataset.finish(tmp_path, [Used(0), Used(0)])
-    for used in (Used(0, 3), Used(0, 0, 4), Used(0, -1), Used(0, 2, 2)):
+        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])
+    for used in (SegmentRows(0, 3), SegmentRows(0, 0, 4), SegmentRows(0, -1), SegmentRows(0, 2, 2)):
         with pytest.raises(ValueError, match="it has 3"):
             _dataset.finish(tmp_path, [used])
     other = _dataset.Schema({"t": ((), "int32")})
     pieces.write(tmp_path, 1, other, {"t": np.zeros(3, np.int32)})
-    with pytest.raises(ValueError, match="as in piece 0"):
-        _dataset.finish(tmp_path, [Used(0), Used(1)])
+    with pytest.raises(ValueError, match="as in segment 0"):
+        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
     for number, (codec, match) in enumerate(
         ((Zstd(chunk=3), r"'obs': 'Zstd\(chunk=3\)'"), (Raw(), r"'obs': 'Raw\(\)'")), 5
     ):
         leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
         pieces.write(tmp_path, number, _dataset.Schema(leaves, codec={"obs": codec}), pieces.rows_of(rng, 3))
         with pytest.raises(ValueError, match=match):
-            _dataset.finish(tmp_path, [Used(0), Used(number)])
+            _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(number)])
     with pytest.raises(ValueError, match="no leaf 'truncated'"):
-        _dataset.finish(tmp_path, [Used(1, cut=True)])
+        _dataset.finish(tmp_path, [SegmentRows(1, cut=True)])
     assert not (tmp_path / "dataset.json").exists()
 
 
@@ -305,12 +305,12 @@ def test_segments_are_added_later(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, 6) for number in range(2)}
     pieces.write(tmp_path, 0, pieces.SCHEMA, rows[0])
-    _dataset.finish(tmp_path, [Used(0, cut=True)])
+    _dataset.finish(tmp_path, [SegmentRows(0, cut=True)])
     before = _dataset.DataSet.open(tmp_path)
     pieces.write(tmp_path, 1, pieces.SCHEMA, rows[1])
-    _dataset.finish(tmp_path, [Used(0), Used(1)])
-    check(tmp_path, pieces.used_of(rows, (Used(0), Used(1))))
-    same(before.read_rows(0, 6), pieces.used_of(rows, (Used(0, cut=True),)))  # an open data set does not change
+    _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
+    check(tmp_path, pieces.used_of(rows, (SegmentRows(0), SegmentRows(1))))
+    same(before.read_rows(0, 6), pieces.used_of(rows, (SegmentRows(0, cut=True),)))  # an open data set does not change
     with _dataset.DataSet.open(tmp_path) as after:
         assert after.identity != before.identity
 
@@ -318,10 +318,10 @@ def test_segments_are_added_later(tmp_path: Path) -> None:
 def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     _dataset.discard(tmp_path, 1)
-    with pytest.raises(FileNotFoundError, match="piece 1 of .* is missing"):
+    with pytest.raises(FileNotFoundError, match="segment 1 of .* is missing"):
         _dataset.DataSet.open(tmp_path)
     pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
-    with pytest.raises(FileNotFoundError, match="written anew"):
+    with pytest.raises(FileNotFoundError, match="was rewritten"):
         _dataset.DataSet.open(tmp_path)
 
 

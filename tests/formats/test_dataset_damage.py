@@ -18,7 +18,7 @@ from fbuf._formats.dataset import manifest
 from fbuf.storages import Zstd
 from tests.support import pieces
 
-Used = _dataset.Used
+SegmentRows = _dataset.SegmentRows
 
 
 def files_of(path: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
 def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
     schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
     pieces.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
-    _dataset.finish(tmp_path, [Used(0)])
+    _dataset.finish(tmp_path, [SegmentRows(0)])
     with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
         for file in files_of(tmp_path / "pieces"):
             os.truncate(file, 64)
@@ -64,7 +64,9 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
-    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":9', 1))
+    body = file.read_bytes().splitlines()[1].replace(b'"version":1', b'"version":9', 1)
+    head = b'{"format":"fbuf data set","version":9,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
+    file.write_bytes(head + b"\n" + body + b"\n")
     with pytest.raises(fbuf.VersionError, match="version 9"):
         _dataset.DataSet.open(tmp_path)
     os.truncate(file, 10)
@@ -195,6 +197,6 @@ def test_a_hostile_segment_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(checkpoint, "write", altered)
     pieces.write(tmp_path, 0, schema, rows)
-    _dataset.finish(tmp_path, [Used(0)])
+    _dataset.finish(tmp_path, [SegmentRows(0)])
     with pytest.raises(fbuf.StoreCorrupted):
         _dataset.DataSet.open(tmp_path).read_rows(0, 9)

@@ -15,7 +15,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import _atomic_file, _columns, _row_reader, from_arrays, from_file, to_file
-from fbuf.interop._source import DTYPES
+from fbuf.interop._columns import DTYPES
 from fbuf.storages import Compressed, Host, Memmap
 from tests.support.interop import check_equal, every_kind, held, read_file
 

@@ -108,10 +108,10 @@ def test_a_view_looks_back_within_the_episode() -> None:
 def test_a_view_looks_ahead_within_the_episode() -> None:
     @parts.component
     class Next(parts.FieldsView):
-        rule = parts.Rule("next", ahead=2)
+        rule = parts.EligibilityRule("next", ahead=2)
 
-        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
-            return {"now": ("t", slot), "later/t": ("t", parts.later(population, slot, 2))}
+        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
+            return {"now": ("t", slot), "later/t": ("t", parts.later(eligible, slot, 2))}
 
     buffer = fbuf.Buffer(12, view=Next(), episode_end=("done",))
     state = buffer.init({"t": 0, "done": False})
@@ -192,12 +192,12 @@ def test_what_is_wrong_is_said() -> None:
             return arrays[name][slot]
 
     class Unknown(OWN["WithLastAction"]):  # type: ignore[misc]
-        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
+        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
             return {"x": ("y", slot)}
 
     class Blind(parts.FieldsView):
-        def fields(self, spec: Any, population: Any, slot: Any) -> Any:
-            return {"x": ("t", parts.earlier(population, slot, 1))}
+        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
+            return {"x": ("t", parts.earlier(eligible, slot, 1))}
 
     row, key = {"t": np.float32(0)}, jax.random.key(0)
     for part, error, text in (

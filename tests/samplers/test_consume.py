@@ -149,7 +149,7 @@ def test_steps_are_in_place() -> None:
 
 def test_a_list_too_long_to_shuffle() -> None:
     """Of more than 1024: all different, in range, and every one in the end."""
-    add, strike = jax.jit(slot_pool.add), jax.jit(slot_pool.strike)
+    add, remove = jax.jit(slot_pool.add), jax.jit(slot_pool.remove)
     there = np.arange(5000) % 3 != 0
     roster = add(slot_pool.init(5000), np.arange(5000, dtype=np.int32), there, np.int32(0))
     draw = jax.jit(lambda r, key: (slot_pool.draw(r, key, 400), jnp.arange(400) < r.number))
@@ -157,7 +157,7 @@ def test_a_list_too_long_to_shuffle() -> None:
     for i in range(9):
         place, mask = draw(roster, jax.random.key(i))
         seen += np.asarray(roster.slot)[np.asarray(place)[np.asarray(mask)]].tolist()
-        roster = strike(roster, place, mask, np.int32(0))
+        roster = remove(roster, place, mask, np.int32(0))
     assert int(roster.number) == 0 and sorted(seen) == [i for i in range(5000) if i % 3]
 
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._algorithms import sum_tree, sum_tree_draw
+from fbuf._algorithms import sum_tree
 from fbuf._host.priorities import store as _store
 from fbuf._host.priorities import tree as _tree
 from fbuf._host.priorities.store import Priorities
@@ -35,7 +35,7 @@ from tests.support.trees import same
 
 
 def layout_of(capacity: int) -> Layout:
-    return Layout(*sum_tree.layout(capacity), sum_tree_draw.middle(capacity))
+    return Layout(*sum_tree.layout(capacity), sum_tree.middle(capacity))
 
 
 def some_leaves(rng: np.random.Generator, number: int) -> np.ndarray:
@@ -85,8 +85,8 @@ def padding(tree: Tree) -> list[np.ndarray]:
 @functools.cache
 def device_draw(capacity: int, stratified: bool) -> Any:
     def draw(tree: jax.Array, key: jax.Array) -> Any:
-        top, bottom = sum_tree_draw.uniforms(key, 300, stratified=stratified)
-        return top, bottom, sum_tree_draw.draw(tree, key, 300, capacity, stratified=stratified)
+        top, bottom = sum_tree.uniforms(key, 300, stratified=stratified)
+        return top, bottom, sum_tree.draw(tree, key, 300, capacity, stratified=stratified)
 
     return jax.jit(draw)
 

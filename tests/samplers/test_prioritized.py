@@ -104,8 +104,8 @@ def test_rows_that_are_not_wanted_are_masked() -> None:
 
     @jax.jit
     def some(state: Any) -> Any:
-        population = state_ops.population(buffer, state)
-        return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), population, {}, state.token)[1]
+        eligible = state_ops.eligible_set(buffer, state)
+        return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), eligible, {}, state.token)[1]
 
     draw = jax.device_get(some(state))
     assert draw.mask.tolist() == [True, True, False, False] and draw.slot[2:].tolist() == [6, 6]
@@ -115,7 +115,7 @@ def test_rows_that_are_not_wanted_are_masked() -> None:
 @pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
 def test_chances_and_priorities_can_be_inspected(by: Any) -> None:
     buffer, state = filled(by, [1.0, 2.0, 3.0, 4.0, 0.0], capacity=6)
-    see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.population(buffer, state), None))
+    see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.eligible_set(buffer, state), None))
     chance, priority, _ = jax.device_get(see(state))
     known = [1.25, 2.25, 3.25, 4.25, 0.25] if isinstance(by, Prioritized) else [4, 3, 2, 1, 5]
     expected = np.array(known) ** (0.5 if isinstance(by, Prioritized) else -0.7)

@@ -130,7 +130,7 @@ def check_masked_draws(sampler: str, view: str) -> None:
 
 
 def check_retirement(sampler: str, view: str) -> None:
-    """Held rows, anchors, priorities and batches are those of a `Device` buffer with room for just these rows."""
+    """LeafBytes rows, anchors, priorities and batches are those of a `Device` buffer with room for just these rows."""
     trial, history = full_trial("retire", sampler, view)
     buffer = trial.buffer
     held = trial.sizes()

@@ -150,7 +150,7 @@ class Memory(Disk):
     def size(self, fd: int) -> int:
         return len(self._file(fd).data)
 
-    def begin(self, fd: int, at: int, size: int) -> None:
+    def start_writeback(self, fd: int, at: int, size: int) -> None:
         pass
 
     def fsync(self, fd: int) -> None:

@@ -24,10 +24,10 @@ SCHEMA = _dataset.Schema(
     codec={"obs": fbuf.storages.Zstd(chunk=CHUNK)},
 )
 USED = (
-    _dataset.Used(3, begin=2, stop=13, cut=True),  # neither end at a chunk's
-    _dataset.Used(0),  # shorter than a chunk
-    _dataset.Used(1, begin=5),
-    _dataset.Used(2, stop=8, cut=True),  # whole chunks
+    _dataset.SegmentRows(3, begin=2, stop=13, cut=True),  # neither end at a chunk's
+    _dataset.SegmentRows(0),  # shorter than a chunk
+    _dataset.SegmentRows(1, begin=5),
+    _dataset.SegmentRows(2, stop=8, cut=True),  # whole chunks
 )
 SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
 
@@ -49,13 +49,13 @@ def rows_of(rng: np.random.Generator, count: int) -> Rows:
 
 def write(path: Path, number: int, schema: _dataset.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
     """One piece."""
-    with _dataset.PieceWriter(path, number, schema, sync=False) as piece:
+    with _dataset.SegmentWriter(path, number, schema, sync=False) as piece:
         for start in range(0, len(next(iter(rows.values()))), step):
             piece.append({name: array[start : start + step] for name, array in rows.items()})
         piece.commit(meta)
 
 
-def used_of(pieces: dict[int, Rows], used: tuple[_dataset.Used, ...]) -> Rows:
+def used_of(pieces: dict[int, Rows], used: tuple[_dataset.SegmentRows, ...]) -> Rows:
     """What a data set of these rows must read as."""
     parts = []
     for part in used:

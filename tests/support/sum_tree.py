@@ -1,4 +1,4 @@
-"""`fbuf._algorithms.sum_tree` and `fbuf._algorithms.sum_tree_draw` in numpy, and checks of both paths: CPUs go by loop, all
+"""`fbuf._algorithms.sum_tree` in numpy, and checks of both paths: CPUs go by loop, all
 else by level."""
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import pytest
 from jax import lax
 
 from fbuf._algorithms import sum_tree as st
-from fbuf._algorithms import sum_tree_draw
 from fbuf._algorithms.sum_tree import keep_last
-from fbuf._core.ordering import pin
+from fbuf._core.ordering import order_after_reads
 from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
@@ -26,7 +25,7 @@ def use_path(monkeypatch: pytest.MonkeyPatch, path: str) -> str:
     """Take the path of CPUs, or that of everything else."""
     if path == "level":
         monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
-        monkeypatch.setattr(sum_tree_draw, "_descend_by_loop", sum_tree_draw._descend_by_level)
+        monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
     return path
 
 
@@ -36,7 +35,7 @@ def setter(capacity: int, reduce: Any = "sum") -> Callable[..., jax.Array]:
 
 
 def drawer(capacity: int, batch: int, stratified: bool = False) -> Callable[..., Any]:
-    return jax.jit(lambda t, k: sum_tree_draw.draw(t, k, batch, capacity, stratified=stratified))
+    return jax.jit(lambda t, k: st.draw(t, k, batch, capacity, stratified=stratified))
 
 
 def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
@@ -56,7 +55,7 @@ def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.n
     @jax.jit
     def run(tree: jax.Array, key: jax.Array) -> jax.Array:
         def step(counts: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
-            index, _ = sum_tree_draw.draw(tree, key, batch, capacity, stratified=False)
+            index, _ = st.draw(tree, key, batch, capacity, stratified=False)
             return counts.at[index].add(np.int32(1)), None
 
         return lax.scan(step, jnp.zeros((capacity,), jnp.int32), jax.random.split(key, batches))[0]
@@ -65,7 +64,7 @@ def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.n
 
 
 def draw_write(tree: jax.Array, key: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    index, leaf = sum_tree_draw.draw(tree, key, 64, capacity, stratified=True)
+    index, leaf = st.draw(tree, key, 64, capacity, stratified=True)
     return st.set(tree, index, leaf * np.float32(0.5), capacity), index
 
 
@@ -162,9 +161,9 @@ def check_zero_leaves(capacity: int) -> None:
 
 def check_every_row(capacity: int) -> None:
     """For each of 2^24 rows alike there are uniforms of 24 bits that draw it: its block's, and its own in the block."""
-    block, part = 8 ** sum_tree_draw.middle(capacity), min(2**18, capacity)
+    block, part = 8 ** st.middle(capacity), min(2**18, capacity)
     tree = expected_tree(np.ones(capacity, np.float32))
-    draw = jax.jit(functools.partial(sum_tree_draw._descend_by_loop, batch=part, capacity=capacity))
+    draw = jax.jit(functools.partial(st._descend_by_loop, batch=part, capacity=capacity))
     for first in range(0, capacity, part):
         row = np.arange(first, first + part)
         top, bottom = (row // block + 0.5) * (block / capacity), (row % block + 0.5) / block
@@ -205,7 +204,7 @@ def check_strata(capacity: int) -> None:
     """Draw each block (where all are small: each leaf) as often as its share says, but for its two edges."""
     leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
     index, _ = drawer(capacity, 1024, True)(expected_tree(leaves), jax.random.key(0))
-    block = 8 ** sum_tree_draw.middle(capacity) if capacity > 512 else 1
+    block = 8 ** st.middle(capacity) if capacity > 512 else 1
     mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
     counts = np.bincount(np.asarray(index) // block, minlength=len(mass))
     assert np.all(np.abs(counts - 1024 * mass / mass.sum()) < 2 + 1e-3)
@@ -237,9 +236,9 @@ def check_inplace(batch: int) -> None:
     def loop(state: Any, keys: jax.Array) -> Any:
         def step(state: Any, key: jax.Array) -> Any:
             tree, token = state
-            drawn = sum_tree_draw.draw(tree, key, batch, capacity, stratified=True)
+            drawn = st.draw(tree, key, batch, capacity, stratified=True)
             # As the buffer does: without it XLA may draw again after the write, from a copy.
-            token, (index, leaf) = pin(token, drawn)
+            token, (index, leaf) = order_after_reads(token, drawn)
             tree = st.set(tree, index + token, leaf + np.float32(1), capacity)
             return (tree, token), (index, leaf)
 

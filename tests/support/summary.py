@@ -142,7 +142,7 @@ def check_chances(told: History) -> None:
     slot = slots_of(buffer, state)
     chance = np.zeros(buffer.capacity)
     anchor = seen.anchor
-    each = np.full(anchor.shape, 1 / max(anchor.sum(), 1)) if seen.alike else seen.probability
+    each = np.full(anchor.shape, 1 / max(anchor.sum(), 1)) if seen.uniform else seen.probability
     chance[slot[anchor]] = each[anchor]
     assert abs(chance.sum() - 1) < 1e-5
     is_exact = not isinstance(buffer.sampler, (Epoch, Consume)) and getattr(buffer.sampler, "replace", True)

@@ -99,7 +99,7 @@ def test_prefetched_batches_are_returned_by_the_next_iteration() -> None:
     for _ in range(2):  # broken off twice
         batches = iter(loader)
         out += [next(batches).data["t"].tolist() for _ in range(2)]
-        assert soon(lambda batches=batches: len(batches._ahead) == 3)
+        assert soon(lambda batches=batches: len(batches._prefetch) == 3)
         batches.close()
         with pytest.raises(StopIteration):
             next(batches)
@@ -202,21 +202,21 @@ def test_invalid_arguments_are_refused() -> None:
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "source is int", lambda: Loader(3)),
         (TypeError, "a Buffer without state", lambda: Loader(buffer)),
-        (TypeError, "source is Mixture; .* mixture.sample", lambda: Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2)),
+        (TypeError, r"source is Mixture; .*to_torch\(batch\)", lambda: Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2)),
         (TypeError, "which has its own state", lambda: Loader(source, state=state)),
         (TypeError, "state is dict; expected a BufferState", lambda: Loader(buffer, state={})),
         (ValueError, "steps is -1", lambda: Loader(source, steps=-1)),
         (ValueError, "prefetch is True", lambda: Loader(source, prefetch=True)),
         (ValueError, 'to is \'numpy\'; expected "torch" or "tensordict"', lambda: Loader(source, to="numpy")),
-        (TypeError, "it has no end; expected steps", lambda: len(Loader(source))),
+        (TypeError, "steps is None, so it has no length", lambda: len(Loader(source))),
         (ValueError, r"Loader: device is 'gpu'; .*device=\"cuda\"", lambda: Loader(source, device="gpu")),
-        (ValueError, r"Loader: Uniform\(\) has no number 'num_workers'", lambda: Loader(source, num_workers=2)),
+        (ValueError, r"Loader: Uniform\(\) has no option 'num_workers'", lambda: Loader(source, num_workers=2)),
         (TypeError, "batch_size=None", lambda: next(iter(torch.utils.data.DataLoader(Loader(source))))),
         (AttributeError, "draws from a Replay. Use replay.state", lambda: Loader(source).state),
     ]
     if not torch.cuda.is_available():
-        cases.append((ValueError, "finds no GPU. Leave out device", lambda: Loader(source, device="cuda")))
-        cases.append((ValueError, "finds no GPU. Leave out device", lambda: Loader(source, pin=True)))
+        cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, device="cuda")))
+        cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, pin=True)))
     for error, match, call in cases:
         with pytest.raises(error, match=match):
             call()

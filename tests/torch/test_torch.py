@@ -175,7 +175,7 @@ def refused(call: Any, leaf: Any, error: Any, match: str, **options: Any) -> Non
 
 
 def test_arrays_without_values_are_refused() -> None:
-    match = r"leaf 'obs' is a tracer; expected a concrete array\. Call it outside jax\.jit"
+    match = r"leaf 'obs' is a tracer; expected a concrete array\. Convert what the jitted function returns"
     for copy in (None, False, True):
         with pytest.raises(TypeError, match=match):
             jax.jit(lambda x, copy=copy: to_torch({"obs": x}, copy=copy) and x)(np.ones(2))

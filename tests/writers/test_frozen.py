@@ -238,7 +238,7 @@ def test_any_structure(tmp_path: Path) -> None:
         rows = {leaf.name: np.zeros((6, *leaf.shape), leaf.dtype) for leaf in schema.leaves}
         rows[schema.names[0]] = numbers
         pieces.write(tmp_path / str(i), 0, schema, rows)
-        dataset.finish(tmp_path / str(i), [dataset.Used(0)])
+        dataset.finish(tmp_path / str(i), [dataset.SegmentRows(0)])
         buffer, state = fbuf.datasets.open(tmp_path / str(i))
         data = buffer.rows(state).data
         assert jax.tree.structure(data) == jax.tree.structure(want)
@@ -247,7 +247,7 @@ def test_any_structure(tmp_path: Path) -> None:
 
 def test_64_bits_need_x64(tmp_path: Path) -> None:
     pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
-    dataset.finish(tmp_path, [dataset.Used(0)])
+    dataset.finish(tmp_path, [dataset.SegmentRows(0)])
     with pytest.raises(ValueError, match="leaf 't' is float64, but x64 is off.*float32"):
         fbuf.datasets.open(tmp_path)
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():

@@ -15,16 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import convert, state_ops, verbs
+from fbuf._buffer import convert, operations, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary.row_hash import hashed
-from fbuf._core.dispatch import Verb
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
 from fbuf._indexing import anchors, ring, scatter
-from fbuf._interfaces.sampler import Inspecting
-from fbuf._interfaces.storage import Read, Recording
+from fbuf._interfaces.storage import RaggedStorage, Read
 
 BLOCK_BYTES = 1 << 24
 """Bytes of rows that are read at once to compare them."""
@@ -37,7 +36,7 @@ class Seen:
     held: np.ndarray  # bool
     age: np.ndarray  # int64, rows of the lane that came later; or, where rows lie in no order, that were put in later
     anchor: np.ndarray  # bool, can be drawn
-    alike: bool  # whether all anchors are equally likely
+    uniform: bool  # whether all anchors are equally likely
     probability: np.ndarray | None  # float32, in the next draw
     priority: np.ndarray | None  # float32
     draws: np.ndarray | None  # int32
@@ -100,16 +99,16 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
 def _look_core(
     buffer: BufferConfig, state: BufferState, fetched: Any, number: int
 ) -> tuple[BufferState, dict[str, Any]]:
-    """`fetched`: what `Inspecting.fetch` gave; `number`: how many of the newest rows are compared, a lane."""
+    """`fetched`: what `Sampler.to_host` gave; `number`: how many of the newest rows are compared, a lane."""
     slot, held = _order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
         out["anchor"] = held & anchors.has(state.anchors.flags[slot], anchors.OPEN)
-    if isinstance(buffer.sampler, Inspecting):
-        inspecting: Inspecting = buffer.sampler
-        said = inspecting.inspect(state.sampler, state_ops.population(buffer, state), fetched)
+    inspect = getattr(buffer.sampler, "inspect", None)
+    if inspect is not None:
+        said = inspect(state.sampler, state_ops.eligible_set(buffer, state), fetched)
         named = {"probability": said.probability, "priority": said.priority, "draws": said.draws}
         out |= {name: array[slot] for name, array in named.items() if array is not None}
     if number:
@@ -117,21 +116,19 @@ def _look_core(
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
         newest = jnp.where(behind >= jnp.int32(0), newest, jnp.int32(buffer.capacity)).reshape(-1)
         out["hashes"] = _hashes(buffer, state, newest, newest.shape[0])
-    stats = verbs.stats.core(buffer, state)[1]
+    stats = operations.stats.core(buffer, state)[1]
     available = buffer.sampler.available(state.sampler, jnp.sum(state_ops.count(state), dtype=jnp.int32))
     return state, {**out, "stats": stats, "available": available}
 
 
-look = Verb(_look_core)
+look = Operation(_look_core)
 
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     """Everything about every row; of at most `compare` of the newest rows (a lane its share) what they hold. Eager."""
     lanes, length, _ = buffer.geometry
-    fetched, since = None, ""
-    if isinstance(buffer.sampler, Inspecting):
-        fetched = jax.device_put(buffer.sampler.fetch(state.sampler))
-        since = buffer.sampler.since
+    to_host = getattr(buffer.sampler, "to_host", None)
+    fetched = None if to_host is None else jax.device_put(to_host(state.sampler))
     number = min(-(-compare // lanes), length)
     raw: dict[str, Any] = jax.device_get(look(buffer, state, fetched, static=(number,))[1])
     held = raw["held"]
@@ -147,11 +144,11 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
         held=held,
         age=age,
         anchor=raw.get("anchor", held),
-        alike=isinstance(buffer.sampler, Inspecting) and "probability" not in raw,
+        uniform=hasattr(buffer.sampler, "inspect") and "probability" not in raw,
         probability=raw.get("probability"),
         priority=raw.get("priority"),
         draws=raw.get("draws"),
-        draws_since=since,
+        draws_since=getattr(buffer.sampler, "since", ""),
         start=raw.get("start"),
         end=raw.get("end"),
         reset=raw.get("reset"),
@@ -163,4 +160,4 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
 
 def whole_rows(buffer: BufferConfig) -> bool:
     """Whether arrays are all that rows hold, so that two rows can be compared."""
-    return not isinstance(buffer.storage, Recording)
+    return not isinstance(buffer.storage, RaggedStorage)

@@ -18,8 +18,8 @@ from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._core.text_table import Section, human, number
-from fbuf._interfaces.sampler import host_kept
-from fbuf._interfaces.storage import Held, Weighing
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.storage import LeafBytes
 
 _HEADS = ("mean", "least", "5 %", "25 %", "median", "75 %", "95 %", "most")
 
@@ -30,7 +30,7 @@ class LeafSummary:
 
     spec: str  # of one row: "uint8[84, 84]"
     raw: int | None  # bytes of the rows held, as they are; None: leaves of any shape
-    stored: Held | None  # bytes it takes, by place; None: the storage does not say
+    stored: LeafBytes | None  # bytes it takes, by place; None: the storage does not say
     distinct: int | None = None  # different ones among `Summary.compared` rows; None: not compared
 
     @property
@@ -80,7 +80,7 @@ class Summary:
     draws_since: str
     episodes: Episodes | None
     leaves: dict[str, LeafSummary]
-    parts: dict[str, Held]
+    parts: dict[str, LeafBytes]
     compared: int
     distinct: int | None
     refused: dict[str, int]
@@ -95,7 +95,7 @@ class Summary:
     def nbytes(self) -> dict[str, int]:
         """Bytes by place, as `Buffer.nbytes` has them."""
         all_of = [*(leaf.stored for leaf in self.leaves.values() if leaf.stored is not None), *self.parts.values()]
-        return {place: sum(getattr(held, place) for held in all_of) for place in Held._fields}
+        return {place: sum(getattr(held, place) for held in all_of) for place in LeafBytes._fields}
 
     @property
     def duplicates(self) -> float | None:
@@ -181,9 +181,9 @@ def _spread(name: str, of: Quantiles) -> tuple[str, ...]:
 
 def _memory(summary: Summary) -> Section:
     total = summary.nbytes
-    places = [place for place in Held._fields if total[place]]
+    places = [place for place in LeafBytes._fields if total[place]]
 
-    def cells(held: Held | None) -> tuple[str, ...]:
+    def cells(held: LeafBytes | None) -> tuple[str, ...]:
         return tuple("" if held is None or not getattr(held, p) else human(getattr(held, p)) for p in places)
 
     rows = []
@@ -194,7 +194,7 @@ def _memory(summary: Summary) -> Section:
         rows.append((name, leaf.spec, *cells(leaf.stored), raw, ratio, different))
     large = {name: held for name, held in summary.parts.items() if sum(held) >= 1024}
     small = [held for name, held in summary.parts.items() if name not in large]
-    large |= {"other": Held(*map(sum, zip(*small, strict=True)))} if small else {}
+    large |= {"other": LeafBytes(*map(sum, zip(*small, strict=True)))} if small else {}
     rows += [(name, "", *cells(held), "", "", "") for name, held in large.items()]
     rows.append(("total", "", *(human(total[place]) for place in places), "", "", ""))
     compared = f"distinct of {summary.compared:,}" if summary.compared else ""
@@ -240,7 +240,7 @@ def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summar
     chance: np.ndarray | None = None
     if found.probability is not None:
         chance = found.probability[anchor]
-    elif found.alike:
+    elif found.uniform:
         chance = np.ones(drawable)
     known = chance is not None and bool(chance.any())
     priority = None if found.priority is None else found.priority[anchor]
@@ -275,13 +275,15 @@ def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summar
 
 def _bytes(
     buffer: BufferConfig, state: BufferState, size: int, different: dict[str, int]
-) -> tuple[dict[str, LeafSummary], dict[str, Held]]:
+) -> tuple[dict[str, LeafSummary], dict[str, LeafBytes]]:
     """Leaves, and bytes that are no leaf's: together what `Buffer.nbytes` says."""
     storage = buffer.storage
     spec, _ = storage.spec(state.rows)
-    stored = storage.weigh(state.rows) if isinstance(storage, Weighing) else {}
+    stored: dict[str, LeafBytes] = getattr(storage, "bytes_per_leaf", lambda rows: {})(state.rows)
     total = storage.nbytes(state.rows)
-    rest = Held(*(total[place] - sum(held[i] for held in stored.values()) for i, place in enumerate(Held._fields)))
+    rest = LeafBytes(
+        *(total[place] - sum(held[i] for held in stored.values()) for i, place in enumerate(LeafBytes._fields))
+    )
     leaves = {}
     for name, leaf in spec.items():
         if name != TICKET:
@@ -295,8 +297,8 @@ def _bytes(
     for field in dataclasses.fields(state):
         bytes_of = tree_bytes(getattr(state, field.name)) if field.name != "rows" else 0
         if bytes_of:
-            parts[field.name] = Held(device=bytes_of)
-    kept = host_kept(buffer.sampler)
+            parts[field.name] = LeafBytes(device=bytes_of)
+    kept = host_sampler(buffer.sampler)
     if kept is not None:
-        parts["sampler"] = Held(parts.get("sampler", Held()).device, kept.host_bytes(state.sampler))
+        parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, kept.host_bytes(state.sampler))
     return leaves, parts

@@ -1,8 +1,7 @@
-"""A checkpoint's folder: its generations, its lock, and what may be removed from it.
+"""A checkpoint's folder: its generations, its lock, and the removal of files.
 
-A save holds the lock, writes its data file and a manifest, waits for the disk, and only then gives the manifest its name; so
-whatever moment it is killed at, the newest manifest is whole and so is all it names. What no kept manifest names is removed
-last of all.
+A save holds the lock, writes a data file and a manifest, syncs, and only then renames the manifest. Whenever it is killed,
+the newest manifest and all files it names are complete. Files that no kept manifest names are removed last.
 """
 
 from __future__ import annotations
@@ -15,47 +14,50 @@ from collections.abc import Callable, Iterator
 
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
 from fbuf._formats.checkpoint.errors import VersionError
-from fbuf._formats.checkpoint.filesystem import INSTEAD, Disk, read_into, sync_folder, write_all
-from fbuf._formats.checkpoint.manifest import MOST_BYTES, Manifest
-from fbuf._formats.checkpoint.manifest_parse import Damaged, decode
-from fbuf._formats.checkpoint.names import (
-    LAST,
+from fbuf._formats.checkpoint.filesystem import (
     LOCK,
+    MAX_GENERATION,
+    SAVE_ELSEWHERE,
+    Disk,
     data_name,
-    generations,
-    is_data,
-    is_new,
-    last_number,
+    find_generations,
+    is_data_name,
+    is_partial_name,
+    largest_number,
     manifest_name,
-    new_name,
+    partial_name,
+    read_into,
+    sync_folder,
+    write_partial,
 )
+from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, decode
 from fbuf._host.io import lock
 from fbuf._host.io.file import telling
 from fbuf._host.types import StoreCorrupted
 
-DAMAGED: set[str] = set()
-"""Ids of saves in which this process found a damaged block: no save builds on one, nor counts it among those it keeps."""
-LOST: set[str] = set()
-"""Ids of saves whose data file the disk failed to take when it was waited for later. To wait again proves nothing: the system
-may have dropped what it could not write, while reading still shows it. No save builds on such a file."""
-_known: dict[str, tuple[bytes, Manifest]] = {}
-"""By path: the manifest that this process wrote last, as bytes and parsed. Only what is on the disk is believed."""
-_MOST_KNOWN, _FEW = 1 << 20, 4
+DAMAGED_SAVES: set[str] = set()
+"""Ids of saves in which this process found a damaged block. No save builds on or keeps one."""
+UNSYNCED_SAVES: set[str] = set()
+"""Ids of saves whose data file failed to sync later. A second sync proves nothing: the system may have dropped the pages,
+while reads still return them. No save builds on such a file."""
+_manifest_cache: dict[str, tuple[bytes, Manifest]] = {}
+"""By path: the manifest that this process wrote last, as bytes and parsed, for a file with the same bytes."""
+_MAX_CACHED_BYTES, _MAX_CACHED = 1 << 20, 4
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Folder:
-    """Where a checkpoint lies."""
+    """The folder of a checkpoint."""
 
     def __init__(self, path: str | os.PathLike[str], disk: Disk) -> None:
         self.path, self.disk = os.path.realpath(os.fspath(path)), disk
 
     def file(self, name: str) -> str:
-        """Path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.path, name)
 
     def names(self) -> list[str]:
-        """What is there; nothing if there is no folder. Raises OSError."""
+        """Return the names in the folder; none without a folder. Raises OSError."""
         try:
             with telling("list", self.file("")):
                 return sorted(self.disk.listdir(self.path))
@@ -63,44 +65,45 @@ class Folder:
             return []
 
     def generations(self) -> list[int]:
-        """Those that have a manifest, newest first."""
-        return generations(self.names())
+        """Return the generations that have a manifest, newest first."""
+        return find_generations(self.names())
 
     def remember(self, text: bytes, manifest: Manifest) -> None:
-        """Keeps a manifest that is about to be written: the next save of this process need not parse it."""
-        _known.pop(self.path, None)
-        if len(text) <= _MOST_KNOWN:
-            _known[self.path] = text, manifest
-        while len(_known) > _FEW:
+        """Cache a manifest that is about to be written, so that the next save need not parse it."""
+        _manifest_cache.pop(self.path, None)
+        if len(text) <= _MAX_CACHED_BYTES:
+            _manifest_cache[self.path] = text, manifest
+        while len(_manifest_cache) > _MAX_CACHED:
             with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
-                del _known[next(iter(_known))]
+                del _manifest_cache[next(iter(_manifest_cache))]
 
     def manifest(self, generation: int, known: bool = False) -> Manifest:
-        """A manifest; `known`: one that this process wrote is not parsed. Raises StoreCorrupted, VersionError, OSError."""
+        """Read a manifest; `known` allows the cached one. Raises StoreCorrupted, VersionError, OSError."""
         path = self.file(manifest_name(generation))
         fd, size = open_plain(self.disk, path)
         try:
-            if size > MOST_BYTES:
-                raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MOST_BYTES}")
+            if size > MAX_BYTES:
+                raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MAX_BYTES}")
             text = bytearray(size)
             try:
                 got = read_into(self.disk, fd, path, memoryview(text), 0)
             except OSError as error:
                 raise StoreCorrupted(f"{path} cannot be read: {error}") from error
-            mine, manifest = _known.get(self.path, (b"", None)) if known else (b"", None)
-            if manifest is not None and manifest.generation == generation and mine == text[:got]:
-                return manifest
-            return decode(bytes(text[:got]), generation)
-        except Damaged as error:
-            raise StoreCorrupted(f"{path} is damaged: {error}") from None
-        except VersionError as error:
-            raise VersionError(f"fbuf: {path} {error}.") from None
         finally:
             self.disk.close(fd)
+        cached, manifest = _manifest_cache.get(self.path, (b"", None)) if known else (b"", None)
+        if manifest is not None and manifest.generation == generation and cached == text[:got]:
+            return manifest
+        try:
+            return decode(bytes(text[:got]), generation)
+        except VersionError as error:
+            raise VersionError(f"fbuf: {path} {error}.") from None
+        except INVALID as error:
+            raise StoreCorrupted(f"{path} is damaged ({type(error).__name__}): {str(error)[:200]}") from None
 
-    def whole(self, manifest: Manifest) -> bool:
-        """Whether all files that a manifest names are there, sizes and headers as it says, and no block known to be damaged."""
-        if manifest.save in DAMAGED:
+    def is_complete(self, manifest: Manifest) -> bool:
+        """Return whether all files of a manifest are there with the right sizes and headers, and no damage is known."""
+        if manifest.save in DAMAGED_SAVES:
             return False
         try:
             for entry in manifest.files:
@@ -109,8 +112,8 @@ class Folder:
             return False
         return True
 
-    def make(self, sync: bool) -> None:
-        """Makes the folder, and those that it lies in."""
+    def create(self, sync: bool) -> None:
+        """Create the folder and its parents."""
         missing, path = [], self.path
         while not self.disk.isdir(path) and path != os.path.dirname(path):
             missing.append(path)
@@ -123,32 +126,30 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other savers away. Raises BlockingIOError: one is at work; FileExistsError: a live store lies there."""
+        """Hold the lock. Raises BlockingIOError: another save holds it; FileExistsError: a live store is in the folder."""
         path = self.file(LOCK)
-        with telling("open", path, INSTEAD):
+        with telling("open", path, SAVE_ELSEWHERE):
             fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
         held = False
         try:
             try:
                 lock.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
-                with contextlib.suppress(
-                    OSError
-                ):  # what killed saves left may fill the disk, and goes only under the lock
+                with contextlib.suppress(OSError):  # leftovers may fill the disk; they are removed under the lock
                     lock.sign(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
                 warnings.warn(
-                    f"fbuf.save: the file system of {self.path} has no locks; two saves there at once would spoil one another.",
+                    f"fbuf.save: the file system of {self.path} has no locks; concurrent saves there would corrupt each other.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
             if "manifest.json" in self.names():
                 raise FileExistsError(
                     errno.EEXIST,
-                    f"fbuf.save: {self.path} holds the files of a live store; expected a checkpoint or nothing. Give the "
-                    f"checkpoint a folder of its own.",
+                    f"fbuf.save: {self.path} holds the files of a live store; expected a checkpoint or nothing. Save to a "
+                    f"separate folder.",
                 )
             yield
         finally:
@@ -157,80 +158,72 @@ class Folder:
             self.disk.close(fd)
 
     def next_number(self) -> int:
-        """The number of the next generation. Raises FileExistsError: a file has the last there is, which no save gave it."""
-        number = last_number(self.names()) + 1
-        if number > LAST:  # its name would be none of ours: saved, and never found again
+        """Return the next generation. Raises FileExistsError: a foreign file has the largest number."""
+        number = largest_number(self.names()) + 1
+        if number > MAX_GENERATION:  # its name would not be recognised
             raise FileExistsError(
                 errno.EEXIST,
-                f"fbuf.save: a file in {self.path} has the number {LAST}, which is the last there is; expected smaller ones. "
-                f"Give another path, or remove that file: no save has written it.",
+                f"fbuf.save: a file in {self.path} has the number {MAX_GENERATION}, which is the last there is. Save to "
+                f"another path, or remove that file.",
             )
         return number
 
     def publish(
         self, generation: int, text: bytes, sync: bool, named: bool, waiting: Callable[[], None] | None
     ) -> None:
-        """Puts a manifest in place: from then on its generation is the newest.
+        """Write and rename a manifest: from then on its generation is the newest.
 
         Args:
-          named: The names of all its data files are on the disk for sure.
-          waiting: Returns once the data file is on the disk, which it may be on its way to; None: there is none.
+          named: Whether the names of all its data files are already synced.
+          waiting: Waits until the data file is synced; None: there is none.
         """
-        new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
-        with telling("make", new, INSTEAD):
-            fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        try:
-            write_all(self.disk, fd, new, text, 0)
-            if sync:
-                with telling("sync", new, INSTEAD):
-                    self.disk.fsync(fd)
-        finally:
-            self.disk.close(fd)
+        new, path = self.file(partial_name(generation)), self.file(manifest_name(generation))
+        write_partial(self.disk, new, text, sync, SAVE_ELSEWHERE)
         if sync and not named:
-            sync_folder(self.disk, self.path)  # the data file's name, before anything names it
+            sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
         if waiting is not None:
             waiting()
-        with telling("rename", new, INSTEAD):
+        with telling("rename", new, SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:
             sync_folder(self.disk, self.path)
 
-    def withdraw(self, generation: int) -> None:
-        """Removes what a save that failed has written, the manifest first."""
-        for name in (manifest_name(generation), new_name(generation), data_name(generation)):
+    def remove_generation(self, generation: int) -> None:
+        """Remove the files of a failed save, the manifest first."""
+        for name in (manifest_name(generation), partial_name(generation), data_name(generation)):
             with contextlib.suppress(OSError):
                 self.disk.unlink(self.file(name))
 
-    def sweep(self) -> None:
-        """Removes what killed saves left: they may have filled the disk."""
+    def remove_leftovers(self) -> None:
+        """Remove the files of killed saves, which may fill the disk."""
         names = self.names()
-        newest = max(generations(names), default=0)
-        left = [n for n in names if is_new(n) or (is_data(n) and n > data_name(newest))]
+        newest = max(find_generations(names), default=0)
+        left = [n for n in names if is_partial_name(n) or (is_data_name(n) and n > data_name(newest))]
         self._remove(left)
 
     def prune(self, latest: Manifest, before: Manifest | None, keep: int) -> None:
-        """Removes all but the latest generation and the newest others that are whole, `keep` in all.
+        """Remove all but the latest generation and the newest other complete ones, `keep` in all.
 
         Args:
-          before: A generation that is whole, if one is known.
+          before: A generation known to be complete.
         Raises:
-          OSError, VersionError: a generation cannot be looked at; nothing was removed.
+          OSError, VersionError: a generation cannot be read; nothing was removed.
         """
         names = self.names()
         kept = [latest]
-        for generation in generations(names):
+        for generation in find_generations(names):
             if len(kept) >= keep:
                 break
             if generation != latest.generation:
                 with contextlib.suppress(StoreCorrupted):
                     if before is not None and before.generation == generation:
                         kept.append(before)
-                    elif self.whole(manifest := self.manifest(generation)):
+                    elif self.is_complete(manifest := self.manifest(generation)):
                         kept.append(manifest)
         manifests = {manifest_name(manifest.generation) for manifest in kept}
         named = {entry.name for manifest in kept for entry in manifest.files}
-        old = [manifest_name(g) for g in generations(names) if manifest_name(g) not in manifests]
-        data = [name for name in names if is_data(name) and name not in named]
+        old = [manifest_name(g) for g in find_generations(names) if manifest_name(g) not in manifests]
+        data = [name for name in names if is_data_name(name) and name not in named]
         self._remove([*reversed(old), *data])
 
     def _remove(self, names: list[str]) -> None:

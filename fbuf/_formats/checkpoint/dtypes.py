@@ -1,9 +1,7 @@
-"""The closed table of dtypes that a checkpoint may hold, and how each lies in a safetensors file.
+"""The dtypes that a checkpoint may hold, and how each is stored in a safetensors file.
 
-A manifest names a dtype, and the name is looked up here: nothing that a file says is ever given to `np.dtype` or to an
-attribute look-up. safetensors has no names for most of JAX's small floats and integers, and its numpy side knows not even
-bfloat16: these are stored as unsigned integers of the same size, and complex numbers as pairs of floats; the manifest has
-the true dtype. Everything is little endian. Objects, text, dates and records have no place.
+The manifest holds the true dtype's name, which is looked up here and nowhere else. Types that safetensors lacks are stored as
+unsigned integers of the same size, complex numbers as pairs of floats, all little endian.
 """
 
 from __future__ import annotations
@@ -38,16 +36,16 @@ _VIEWS = {"bfloat16": "U16"} | dict.fromkeys(
     "U8",
 )
 NAMES = (*_PLAIN, *_PAIRS, *_VIEWS)
-"""Every dtype there is."""
+"""All supported dtypes."""
 
 
 @functools.lru_cache(maxsize=64)
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype of a name in the table.
+    """Return the dtype of a name in the table.
 
     Raises:
-      KeyError: no such name.
-      ImportError: `ml_dtypes` is too old to have it.
+      KeyError: the name is unknown.
+      ImportError: `ml_dtypes` is too old for it.
     """
     if name in _PLAIN or name in ("complex64", "complex128"):
         dtype: np.dtype[Any] = np.dtype(name)
@@ -62,19 +60,19 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def canonical(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same dtype, little endian. Raises TypeError: it is not in the table."""
+    """Return the dtype in little endian. Raises TypeError: it is not supported."""
     if dtype.name in NAMES and (dtype.isbuiltin != 2 or dtype == dtype_named(dtype.name)):
         return dtype_named(dtype.name)
     raise TypeError(dtype.name)
 
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """What safetensors calls such an array, and its shape there."""
-    code, pair = _code(dtype)
-    return code, (*shape, 2) if pair else shape
+    """Return the name and shape of an array in safetensors."""
+    code, is_pair = _code(dtype)
+    return code, (*shape, 2) if is_pair else shape
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)  # `dtype.name` takes microseconds, and there are many blocks
 def _code(dtype: np.dtype[Any]) -> tuple[str, bool]:
     name = dtype.name
     return _PAIRS.get(name) or _PLAIN.get(name) or _VIEWS[name], name in _PAIRS

@@ -1,4 +1,4 @@
-"""The errors of checkpoints, beside `StoreCorrupted`, which is for bytes that are not what was written."""
+"""The errors of checkpoints besides `StoreCorrupted`, which reports damaged bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class CheckpointNotFound(FileNotFoundError):
 
 
 class VersionError(ValueError):
-    """A checkpoint was written by another release of fbuf and needs what this one does not have."""
+    """Another release of fbuf wrote the checkpoint, with features that this release lacks."""
 
 
 class SchemaError(ValueError):
-    """What a checkpoint holds is not what was asked for: other leaves, shapes or dtypes."""
+    """The checkpoint holds other leaves, shapes, dtypes or settings than requested."""

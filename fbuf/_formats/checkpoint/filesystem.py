@@ -1,7 +1,8 @@
-"""Every call to the system that a checkpoint makes, in one small class, so that tests can make each one fail.
+"""The names of a checkpoint's files, and every system call it makes.
 
-Files are written with `pwrite`, never through a mapping: a full disk is then an OSError and not a SIGBUS. No link is
-followed and nothing but a plain file is read: what lies in a folder may have been put there by others.
+Only these names are ever opened, written or removed, whatever a manifest says. Tests replace `Disk` to make each call fail.
+Files are written with `pwrite`, so that a full disk raises OSError; a mapping would end the process with SIGBUS. Links are
+not followed, and only plain files are read.
 """
 
 from __future__ import annotations
@@ -9,68 +10,119 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterable
 
 from fbuf._host.io.file import telling
 
-INSTEAD = "save to another path; the checkpoint that was there is as before"
-_MOST = 1 << 30  # Linux moves at most 2 GiB a call
+LOCK = "lock"
+MAX_GENERATION = 10**12 - 1
+"""The largest generation that fits in a name."""
+_MANIFEST = re.compile(r"manifest-([0-9]{12})\.json")
+_DATA = re.compile(r"data-([0-9]{12})\.safetensors")
+_PARTIAL = re.compile(r"manifest-([0-9]{12})\.json\.new")
+
+
+def manifest_name(generation: int) -> str:
+    """Return `manifest-000000000007.json`."""
+    return f"manifest-{generation:012d}.json"
+
+
+def data_name(generation: int) -> str:
+    """Return `data-000000000007.safetensors`."""
+    return f"data-{generation:012d}.safetensors"
+
+
+def partial_name(generation: int) -> str:
+    """Return the name of a manifest that is still being written."""
+    return f"{manifest_name(generation)}.new"
+
+
+def is_data_name(name: str) -> bool:
+    """Return whether a name is that of a data file."""
+    return _DATA.fullmatch(name) is not None
+
+
+def is_partial_name(name: str) -> bool:
+    """Return whether a name is that of an unfinished manifest."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return whether a name is that of a checkpoint's file."""
+    return name == LOCK or any(form.fullmatch(name) for form in (_MANIFEST, _DATA, _PARTIAL))
+
+
+def find_generations(names: Iterable[str]) -> list[int]:
+    """Return the generations that have a manifest, newest first."""
+    return sorted((int(found[1]) for found in map(_MANIFEST.fullmatch, names) if found), reverse=True)
+
+
+def largest_number(names: Iterable[str]) -> int:
+    """Return the largest number in the names, including files left by a killed save; 0 without any."""
+    found = (form.fullmatch(name) for name in names for form in (_MANIFEST, _DATA, _PARTIAL))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+SAVE_ELSEWHERE = "save to another path; the checkpoint that was there is as before"
+_MAX_CALL_BYTES = 1 << 30  # Linux moves at most 2 GiB a call
 
 
 class Disk:
-    """The system's calls, one to one. It holds nothing, so one serves all."""
+    """The system calls, one to one. It has no state."""
 
     def open(self, path: str, flags: int) -> int:
-        """A descriptor; of a file, not of what a link points at, and without waiting for a pipe's other end."""
+        """Open a file; neither follow a link nor wait for a pipe's other end."""
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     def close(self, fd: int) -> None:
-        """Gives a descriptor back."""
+        """Close a descriptor."""
         os.close(fd)
 
     def pwrite(self, fd: int, data: memoryview, at: int) -> int:
-        """Writes some of `data`, and says how many bytes."""
+        """Write some of `data`; return the number of bytes."""
         return os.pwrite(fd, data, at)
 
     def pread(self, fd: int, out: memoryview, at: int) -> int:
-        """Reads some bytes into `out`, and says how many; 0: the end."""
+        """Read some bytes into `out`; return their number, 0 at the end."""
         return os.preadv(fd, [out], at)
 
     def size(self, fd: int) -> int:
-        """Bytes of an open plain file. Raises OSError for anything else."""
+        """Return the size of an open plain file. Raises OSError for anything else."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a plain file")
         return status.st_size
 
-    def begin(self, fd: int, at: int, size: int) -> None:
-        """Asks the system, where it can be asked, to begin writing a part of a file to the disk, so that less is waited for."""
+    def start_writeback(self, fd: int, at: int, size: int) -> None:
+        """Ask the system to start writing a part of a file to the disk, so that `fsync` waits less."""
         if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice: what is still being written stays in the page cache
+            with contextlib.suppress(OSError):  # a hint; unwritten pages stay in the page cache
                 os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, fd: int) -> None:
-        """Waits until a file, or the names in a folder, will outlive a failure of power."""
+        """Wait until a file, or the names in a folder, survive a power failure."""
         os.fsync(fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Gives a file another name at once, in place of what has it."""
+        """Rename a file atomically, replacing the target."""
         os.replace(old, new)
 
     def unlink(self, path: str) -> None:
-        """Removes a name."""
+        """Remove a name."""
         os.unlink(path)
 
     def mkdir(self, path: str) -> None:
-        """Makes a folder."""
+        """Create a folder."""
         os.mkdir(path)
 
     def isdir(self, path: str) -> bool:
-        """Whether a folder is there."""
+        """Return whether a folder exists."""
         return os.path.isdir(path)
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a folder."""
+        """Return the names in a folder."""
         return os.listdir(path)
 
 
@@ -78,22 +130,22 @@ DISK = Disk()
 
 
 def write_all(disk: Disk, fd: int, path: str, data: memoryview | bytes, at: int) -> None:
-    """All of `data` from byte `at` on. Raises OSError."""
+    """Write all of `data` from byte `at` on. Raises OSError."""
     left = memoryview(data).cast("B")
     while left.nbytes:
-        with telling(f"write {left.nbytes} bytes to", path, INSTEAD):
-            done = disk.pwrite(fd, left[:_MOST], at)
+        with telling(f"write {left.nbytes} bytes to", path, SAVE_ELSEWHERE):
+            done = disk.pwrite(fd, left[:_MAX_CALL_BYTES], at)
             if done <= 0:
-                raise OSError(errno.EIO, "nothing was written")
+                raise OSError(errno.EIO, "no bytes were written")
         left, at = left[done:], at + done
 
 
 def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
-    """Fills `out` from byte `at` on, and says how much of it there was. Raises OSError."""
+    """Fill `out` from byte `at` on; return the number of bytes read. Raises OSError."""
     got = 0
     while got < out.nbytes:
         with telling("read", path):
-            done = disk.pread(fd, out[got : got + _MOST], at + got)
+            done = disk.pread(fd, out[got : got + _MAX_CALL_BYTES], at + got)
         if done <= 0:
             break
         got += done
@@ -101,13 +153,26 @@ def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
 
 
 def sync_folder(disk: Disk, path: str) -> None:
-    """Makes the names in a folder outlive a failure of power, where the file system can. Raises OSError."""
-    with telling("sync", path, INSTEAD):
+    """Sync the names in a folder, where the file system can. Raises OSError."""
+    with telling("sync", path, SAVE_ELSEWHERE):
         fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             disk.fsync(fd)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some that go over a network cannot
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems cannot
                 raise
         finally:
             disk.close(fd)
+
+
+def write_partial(disk: Disk, path: str, text: bytes, sync: bool, advice: str) -> None:
+    """Create or replace a file that is to be renamed. Raises OSError."""
+    with telling("make", path, advice):
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(disk, fd, path, text, 0)
+        if sync:
+            with telling("sync", path, advice):
+                disk.fsync(fd)
+    finally:
+        disk.close(fd)

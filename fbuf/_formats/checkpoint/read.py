@@ -1,23 +1,220 @@
-"""A load: the newest generation that is whole.
+"""Load the newest complete generation of a checkpoint.
 
-If something of the newest is damaged, the one before is taken, with a warning that says what was wrong; if none is whole, an
-error says what is wrong with each. All files are opened at once, so that a save which removes them meanwhile does no harm.
+Blocks are read on request and checked. If the newest generation is damaged, the one before is loaded with a warning. All files
+are opened at once, so that a concurrent save cannot remove them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import warnings
-from collections.abc import Callable
-from typing import Literal, NoReturn, TypeVar
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NoReturn, TypeVar
 
-from fbuf._core.progress import Progress
-from fbuf._formats.checkpoint.directory import DAMAGED, Folder
+import numpy as np
+
+from fbuf._core.progress import Bar, Progress
+from fbuf._formats.checkpoint.data_file import OpenFile
+from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound
 from fbuf._formats.checkpoint.filesystem import DISK, Disk
-from fbuf._formats.checkpoint.reader import Saved
-from fbuf._host.types import StoreCorrupted, bare
+from fbuf._formats.checkpoint.manifest import ArrayEntry, Manifest
+from fbuf._host.types import Array, StoreCorrupted, bare, flat
+
+_STEP_BYTES = 1 << 20
+
+
+class SavedArray:
+    """An array in a checkpoint, and a source for another: `shape`, `dtype`, `[a:b]`, `blocks()`, `numpy.asarray`.
+
+    Cost: reading rows reads and checks whole blocks.
+    """
+
+    def __init__(self, name: str, entry: ArrayEntry, files: list[OpenFile], save: str) -> None:
+        self._name, self._entry, self._files, self._save = name, entry, files, save
+        self._layout = entry.layout
+        self.shape, self.dtype = entry.layout.shape, entry.layout.dtype
+        self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
+        self.checked: Array = np.zeros(entry.layout.num_blocks, bool)
+        self.bar: Bar | None = None  # called once per block
+        if entry.layout.block is not None:
+            self.block = entry.layout.block
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the array."""
+        return self._layout.nbytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"SavedArray({self._name!r}, {self.dtype}{list(self.shape)})"
+
+    def __getitem__(self, rows: Any) -> Array:
+        """Return a copy of rows `[a:b]`, one row, or all with `[()]` and `[...]`. Raises StoreCorrupted."""
+        if rows is Ellipsis or (isinstance(rows, tuple) and not rows):
+            return self._rows(0, self._layout.rows).reshape(self.shape)
+        if not self.shape:
+            raise IndexError(f"array '{self._name}' has no axes; read it with [()]")
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.shape[0])
+            if step != 1:
+                raise IndexError(f"array '{self._name}' is read in steps of {step}; expected 1. Read it, then slice.")
+            return self._rows(start, max(start, stop))
+        row = int(rows.__index__())
+        if not -self.shape[0] <= row < self.shape[0]:
+            raise IndexError(f"row {row} of array '{self._name}', which has {self.shape[0]}")
+        return self._rows(row % self.shape[0], row % self.shape[0] + 1)[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(f"array '{self._name}' is in a file: reading it makes a copy")
+        value = self[()]
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+    def block_places(self) -> tuple[Array, Array, Array, Array, Array]:
+        """Return int64[num_blocks] each: first row, index in `Saved.files`, offset, bytes, crc32."""
+        first: Array = np.array([self._layout.block_span(i)[0] for i in range(self._layout.num_blocks)], np.int64)
+        entry = self._entry
+        return first, entry.file, entry.offset, self._layout.sizes, entry.crc
+
+    def blocks(self) -> Iterator[tuple[int, Array]]:
+        """Yield (first row, rows) of each block, in order. Memory: one block."""
+        for i in range(self._layout.num_blocks):
+            start, stop = self._layout.block_span(i)
+            yield start, self._rows(start, stop).reshape(self._layout.block_shape(i))
+
+    def find_damage(self, whole: set[tuple[str, int, int]] | None = None) -> Iterator[StoreCorrupted]:
+        """Read and check the blocks not read yet; yield an error for each damaged block.
+
+        Args:
+          whole: (path, offset, crc32) of blocks known to be intact; checked blocks are added.
+        """
+        sizes, buffer = self._layout.sizes, memoryview(bytearray(_STEP_BYTES))
+        for i in np.flatnonzero(~self.checked).tolist():
+            at, size, crc = int(self._entry.offset[i]), int(sizes[i]), int(self._entry.crc[i])
+            file = self._files[self._entry.file[i]]
+            try:
+                if whole is None or (file.path, at, crc) not in whole:
+                    if file.crc(at, size, buffer) != crc:
+                        raise self._damage(i)
+                    if whole is not None:
+                        whole.add((file.path, at, crc))
+                self._mark_checked(i, size)
+            except StoreCorrupted as error:
+                yield error
+
+    def fill(self, start: int, out: Array) -> None:
+        """Read rows from `start` on into a contiguous array of the same dtype. Raises StoreCorrupted."""
+        layout, stop = self._layout, start + len(out)
+        i = layout.block_of_row(start)
+        at = start
+        while at < stop:
+            first, last = layout.block_span(i)
+            if first >= start and last <= stop:
+                self._read(i, out[first - start : last - start])
+            else:
+                block: Array = np.empty((last - first, *self.shape[1:]), self.dtype)
+                self._read(i, block)
+                out[max(first, start) - start : min(last, stop) - start] = block[max(start - first, 0) : stop - first]
+            at, i = last, i + 1
+
+    def _rows(self, start: int, stop: int) -> Array:
+        out: Array = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        self.fill(start, out)
+        return out
+
+    def _read(self, i: int, out: Array) -> None:
+        data = flat(out)
+        if not data.nbytes:
+            return
+        self._files[self._entry.file[i]].read(data, int(self._entry.offset[i]))
+        if zlib.crc32(data) != self._entry.crc[i]:
+            raise self._damage(i)
+        if self.dtype == bool and out.view(np.uint8).max() > 1:
+            raise StoreCorrupted(f"fbuf.load: array '{self._name}' is bool and holds other bytes than 0 and 1")
+        self._mark_checked(i, data.nbytes)
+
+    def _mark_checked(self, i: int, size: int) -> None:
+        if self.bar is not None and not self.checked[i]:
+            self.bar(size)
+        self.checked[i] = True
+
+    def _damage(self, i: int) -> StoreCorrupted:
+        DAMAGED_SAVES.add(self._save)
+        start, stop = self._layout.block_span(i)
+        at, size = int(self._entry.offset[i]), int(self._layout.sizes[i])
+        return StoreCorrupted(
+            f"{self._files[self._entry.file[i]].path} is damaged in bytes {at} to {at + size}, rows {start} to {stop} of array "
+            f"'{self._name}': wrong crc32"
+        )
+
+
+class Saved:
+    """One generation of a checkpoint, open for reading. Closes with `with`, or `close()`.
+
+    Attributes:
+      generation: Its number.
+      meta: The JSON saved with the arrays.
+      arrays: `SavedArray` by name.
+      files: The open data files; a reference keeps a file open.
+    """
+
+    def __init__(self, folder: Folder, generation: int) -> None:
+        self.path, self.generation = folder.path, generation
+        self.manifest: Manifest = folder.manifest(generation)
+        self.meta = self.manifest.meta
+        self.files: list[OpenFile] = []
+        try:
+            for entry in self.manifest.files:
+                self.files.append(OpenFile(folder.disk, folder.path, entry))
+        except BaseException:
+            self.close()
+            raise
+        entries, save = self.manifest.arrays, self.manifest.save
+        arrays = {name: SavedArray(name, entry, self.files, save) for name, entry in entries.items()}
+        self.arrays: Mapping[str, SavedArray] = arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @contextlib.contextmanager
+    def report_progress(self, progress: Progress) -> Iterator[None]:
+        """Report the progress of all reads in the context."""
+        with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
+            for array in self.arrays.values():
+                array.bar = bar
+            try:
+                yield
+            finally:
+                for array in self.arrays.values():
+                    array.bar = None
+
+    def verify(self) -> None:
+        """Read and check every block not read yet. Raises StoreCorrupted. Memory: a megabyte."""
+        for array in self.arrays.values():
+            for error in array.find_damage():
+                raise error
+
+    def close(self) -> None:
+        """Close the files; twice is fine."""
+        for file in self.files:
+            file.close()
+
+    def __enter__(self) -> Saved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
@@ -30,29 +227,29 @@ def read(
     progress: Progress = None,
     disk: Disk = DISK,
 ) -> Saved:
-    """Opens the newest generation that is whole; if that is not the newest of all, a RuntimeWarning says why.
+    """Open the newest complete generation; if a newer one is damaged, a RuntimeWarning says why.
 
     Args:
-      path: The folder that was given to `write`.
-      verify: `"full"`: every byte is checked before anything is handed out. `"lazy"`: the manifest and the headers and sizes of
-        files; each block when it is read, which may then raise StoreCorrupted.
-      progress: As for `write`, while everything is checked.
+      path: The folder given to `write`.
+      verify: `"full"`: check every byte first. `"lazy"`: check the manifest, and headers and sizes of files; each block is
+        checked when read, which may then raise StoreCorrupted.
+      progress: As for `write`, during the check.
     Raises:
       CheckpointNotFound: there is none.
-      StoreCorrupted: there is one, and no generation of it is whole.
-      VersionError: a later release has saved the newest.
-      OSError: a file may not be read.
+      StoreCorrupted: no generation is complete.
+      VersionError: a later release saved the newest.
+      OSError: a file cannot be read.
     Cost: `"full"`: each byte is read once. Memory: the manifest, and a megabyte.
     """
     folder = _folder(path, verify, disk)
 
     def opened(saved: Saved) -> Saved:
         if verify == "full":
-            with saved.told(progress):
+            with saved.report_progress(progress):
                 saved.verify()
         return saved
 
-    return _newest(folder, opened)
+    return _load_newest(folder, opened)
 
 
 def restore(
@@ -63,28 +260,28 @@ def restore(
     progress: Progress = None,
     disk: Disk = DISK,
 ) -> Built:
-    """What `build` makes of the newest generation that is whole: as `read`, but each byte is read once in all.
+    """Return what `build` makes of the newest complete generation; unlike `read`, each byte is read once in all.
 
-    `build` reads what it needs, each block is checked as it is read, and what it did not read is checked after it
-    (`verify="full"`). If anything is damaged, what it made is dropped, and it is called again with the generation before.
+    `build` reads what it needs, and each block is checked as it is read. The rest is checked afterwards (`verify="full"`). If
+    anything is damaged, the result is dropped and `build` is called with the generation before.
 
     Args:
-      build: Takes a `Saved`, which is closed after it returns. An error of its own ends the load, but for StoreCorrupted.
+      build: Takes a `Saved`, which is closed afterwards. Its own errors end the load, except StoreCorrupted.
     Returns:
-      What `build` returned.
+      The result of `build`.
     Raises:
       As `read`.
     """
     folder = _folder(path, verify, disk)
 
     def built(saved: Saved) -> Built:
-        with saved, saved.told(progress):
+        with saved, saved.report_progress(progress):
             made = build(saved)
             if verify == "full":
                 saved.verify()
             return made
 
-    return _newest(folder, built)
+    return _load_newest(folder, built)
 
 
 def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
@@ -93,13 +290,13 @@ def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
     return Folder(path, disk)
 
 
-def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
+def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
     wrong: dict[int, Exception] = {}
     while True:
-        there = folder.generations()  # again each time: a save may have put another in place, and removed this one
+        there = folder.generations()  # listed again: a concurrent save may replace generations
         left = [generation for generation in there if generation not in wrong]
         if not left:
-            _nothing(folder, there, wrong)
+            _raise_none(folder, there, wrong)
         saved = None
         try:
             saved = Saved(folder, left[0])
@@ -110,27 +307,27 @@ def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
             if not isinstance(error, StoreCorrupted):
                 raise
             if saved is not None:
-                DAMAGED.add(saved.manifest.save)
+                DAMAGED_SAVES.add(saved.manifest.save)
             wrong[left[0]] = bare(error)
             continue
-        _warn(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
+        _warn_of_damage(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made
 
 
-def _nothing(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
+def _raise_none(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
     if not there:
         raise CheckpointNotFound(
             errno.ENOENT,
-            f"fbuf.load: there is no checkpoint at {folder.path}; expected one. Give the path that fbuf.save was given.",
+            f"fbuf.load: there is no checkpoint at {folder.path}. Give the path that fbuf.save was given.",
         )
     what = "; ".join(f"generation {g}: {wrong[g]}" for g in there)
     raise StoreCorrupted(
-        f"fbuf.load: no generation at {os.path.join(folder.path, '')} is whole; expected one. {what}. Load another checkpoint, "
-        f"or what is left of this one: verify='lazy'."
+        f"fbuf.load: no generation at {os.path.join(folder.path, '')} is whole: {what}. Load another checkpoint, or the "
+        f"intact part of this one with verify='lazy'."
     )
 
 
-def _warn(folder: Folder, saved: Saved, wrong: dict[int, Exception]) -> None:
+def _warn_of_damage(folder: Folder, saved: Saved, wrong: dict[int, Exception]) -> None:
     if wrong:
         what = "; ".join(f"generation {g}: {e}" for g, e in sorted(wrong.items(), reverse=True))
         warnings.warn(

@@ -1,25 +1,242 @@
-"""`write`: the next generation of a checkpoint, put in place when all of it is on the disk."""
+"""Write the next generation of a checkpoint.
+
+New and changed blocks go to one new data file; unchanged blocks stay in older files. A block is unchanged if its mark is, or
+if its bytes equal those on the disk. Blocks move out of a file when less than half of it is in use, and the smallest files
+are merged when there are many.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import math
 import os
+import secrets
 import warnings
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fbuf._core.progress import Progress
-from fbuf._formats.checkpoint.dedupe import Old
-from fbuf._formats.checkpoint.directory import Folder
+import numpy as np
+
+from fbuf._concurrency.background_task import Beside
+from fbuf._core.progress import Bar, Progress
+from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
+from fbuf._formats.checkpoint.dedupe import NEW, PendingArray, PreviousSave
+from fbuf._formats.checkpoint.directory import UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import VersionError
-from fbuf._formats.checkpoint.filesystem import DISK, Disk
-from fbuf._formats.checkpoint.json_limits import MOST_DEPTH
-from fbuf._formats.checkpoint.sources import Source, plan
-from fbuf._formats.checkpoint.write_blocks import Save
+from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, data_name
+from fbuf._formats.checkpoint.layout import Plan, Source, plan
+from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, encode
+from fbuf._host.io.file import telling
+from fbuf._host.types import Array, StoreCorrupted, flat
+
+MAX_FILES = 64
+_STEP_BYTES = 1 << 19
+"""Bytes compared and written at once."""
+
+
+class Save:
+    """A save in progress."""
+
+    def __init__(self, folder: Folder, previous: PreviousSave, plans: list[Plan], sync: bool) -> None:
+        self._folder, self._previous, self._sync = folder, previous, sync
+        self._id, self._generation = secrets.token_hex(16), folder.next_number()
+        self._columns = [PendingArray(plan, previous) for plan in plans]
+        self._data: DataFile | None = None
+        self._buffer = memoryview(bytearray(_STEP_BYTES))
+        self._beside = Beside("fbuf-save")
+        self._header = self.written = 0
+
+    def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
+        """Write and publish."""
+        total = sum(column.plan.layout.nbytes for column in self._columns)
+        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar, self._beside:
+            return self._run(meta, bar)
+
+    def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
+        self._header = self._max_header()
+        for column in self._columns:
+            sizes = column.plan.layout.sizes.tolist()
+            for start, stop in column.runs(_STEP_BYTES):
+                self._save_run(column, start, stop)
+                for size in sizes[start:stop]:
+                    bar(size)
+        self._compact()
+        files: list[FileEntry] = []
+        waiting: Callable[[], None] | None = None
+        if self._data is not None:
+            files.append(self._data.finish())
+            self.written += files[0].size
+            waiting = self._beside.submit(self._data.wait)
+        manifest = self._manifest(meta, files)
+        text = encode(manifest)
+        self._folder.remember(text, manifest)
+        before = self._previous.manifest
+        named = self._data is None and before is not None and all(f.synced for f in before.files)
+        self._folder.publish(self._generation, text, self._sync, named, waiting)
+        self.written += len(text)
+        return manifest
+
+    def rollback(self) -> None:
+        """Remove what was written."""
+        if self._data is not None:
+            self._data.close()
+        self._folder.remove_generation(self._generation)
+
+    def _max_header(self) -> int:
+        """Return an upper bound of the header's bytes: that of all blocks that may be written."""
+        many = len(self._previous.files) >= MAX_FILES
+        may = np.array(
+            [*(many or not self._is_half_live(f, live) for f, live in enumerate(self._live())), True]
+        )  # NEW: the last
+        return sum(
+            max_header_bytes(c.plan.name, c.plan.layout, np.flatnonzero(may[c.file]))
+            for c in self._columns
+            if len(c.file)
+        )
+
+    def _save_run(self, column: PendingArray, start: int, stop: int) -> None:
+        """Reuse the unchanged blocks of a run, and write the rest."""
+        if column.file[start] != NEW:
+            return
+        found = column.previous_place(start)
+        stored = None if found is None else self._read_previous(*found, int(column.plan.layout.sizes[start:stop].sum()))
+        step = stop - start if column.plan.near else 1  # blocks that are read at once
+        first = 0
+        for i in range(start, stop, step):
+            data = flat(column.plan.read(i, i + step))
+            there = None if stored is None else stored[first : first + data.nbytes]
+            if found is None:
+                self._write(column, i, i + step, data)
+            elif there is not None and bytes_equal(there, data):
+                column.keep(i, i + step)
+            elif there is not None and step == 1:
+                self._write(column, i, i + 1, data)
+            else:
+                self._save_changed(column, i, i + step, data, there)
+            first += data.nbytes
+
+    def _save_changed(
+        self, column: PendingArray, start: int, stop: int, data: memoryview, stored: memoryview | None
+    ) -> None:
+        """Compare blocks one by one; write consecutive changed blocks together."""
+        found = column.previous_place(start)
+        assert found is not None
+        file, at = found
+        spare = memoryview(bytearray(_STEP_BYTES)) if stored is None else stored
+        sizes = [*column.plan.layout.sizes[start:stop].tolist(), 0]
+        begin, first = start, 0  # of the blocks that are to be written, and their bytes
+        end = 0
+        for i, size in enumerate(sizes, start):
+            part = data[end : end + size]
+            kept = i == stop or (
+                file.has_bytes(part, at + end, spare) if stored is None else bytes_equal(stored[end : end + size], part)
+            )
+            if kept:
+                if begin < i:
+                    self._write(column, begin, i, data[first:end])
+                if i < stop:
+                    column.keep(i, i + 1)
+                begin, first = i + 1, end + size
+            end += size
+
+    def _read_previous(self, file: OpenFile, at: int, size: int) -> memoryview | None:
+        """Return bytes of an older file, unless they are many or unreadable."""
+        if size > _STEP_BYTES:
+            return None
+        try:
+            file.read(self._buffer[:size], at)
+        except StoreCorrupted:  # perhaps not all of it
+            return None
+        return self._buffer[:size]
+
+    def _write(self, column: PendingArray, start: int, stop: int, data: memoryview) -> None:
+        """Write consecutive blocks."""
+        if self._data is None:
+            path = self._folder.file(data_name(self._generation))
+            self._data = DataFile(self._folder.disk, path, self._header, self._id, self._sync)
+        ends = [0, *np.cumsum(column.plan.layout.sizes[start:stop]).tolist()]
+        column.crc[start:stop] = [zlib.crc32(data[a:b]) for a, b in itertools.pairwise(ends)]
+        column.offset[start:stop] = self._data.add(column.plan.name, column.plan.layout, start, stop, data)
+        column.file[start:stop] = NEW
+
+    def _live(self) -> list[int]:
+        """Return the bytes in use of each old file."""
+        live = np.zeros(len(self._previous.files), np.int64)
+        for column in self._columns:
+            kept = column.file >= 0
+            if len(live):
+                live += np.bincount(column.file[kept], column.plan.layout.sizes[kept], len(live)).astype(np.int64)
+        return live.tolist()
+
+    def _is_half_live(self, file: int, live: int) -> bool:
+        assert self._previous.manifest is not None
+        entry = self._previous.manifest.files[file]
+        return 2 * live >= entry.size - entry.header
+
+    def _compact(self) -> None:
+        """Move blocks out of files that are mostly unused, and out of the smallest of too many."""
+        live = self._live()
+        used = [f for f, size in enumerate(live) if size]
+        moved = {f for f in used if not self._is_half_live(f, live[f])}
+        rest = sorted((f for f in used if f not in moved), key=lambda f: live[f])
+        if len(rest) >= MAX_FILES:
+            moved |= set(rest[: len(rest) - MAX_FILES // 2])
+        for column in self._columns if moved else ():
+            sizes = column.plan.layout.sizes
+            for f in sorted(moved):
+                for i in column.blocks_in(f):
+                    self._move(column, i, int(sizes[i]))
+
+    def _move(self, column: PendingArray, i: int, size: int) -> None:
+        file = self._previous.files[column.file[i]]
+        assert file is not None
+        data, at = memoryview(bytearray(size)), int(column.offset[i])
+        try:
+            file.read(data, at)
+            whole = zlib.crc32(data) == column.crc[i]
+        except StoreCorrupted:
+            whole = False
+        if not whole:  # damaged on the disk: the source has it still
+            data = flat(column.plan.read(i, i + 1))
+        self._write(column, i, i + 1, data)
+
+    def _sync_old_file(self, f: int) -> FileEntry:
+        """Return an old file's entry; sync it if its save did not."""
+        file, manifest = self._previous.files[f], self._previous.manifest
+        assert file is not None and manifest is not None
+        entry = manifest.files[f]
+        if entry.synced or not self._sync:
+            return entry
+        try:
+            with telling("sync", file.path, SAVE_ELSEWHERE):
+                self._folder.disk.fsync(file.fd)
+        except OSError:
+            UNSYNCED_SAVES.add(entry.save)
+            raise
+        return dataclasses.replace(entry, synced=True)
+
+    def _manifest(self, meta: dict[str, Any], files: list[FileEntry]) -> Manifest:
+        """Return the manifest, with files renumbered."""
+        live = self._live()
+        number: Array = np.zeros(len(live) + 1, np.int64)  # the last is NEW's
+        for f in range(len(live)):
+            if any((column.file == f).any() for column in self._columns):
+                number[f] = len(files)
+                files = [*files, self._sync_old_file(f)]
+        entries = {
+            c.plan.name: ArrayEntry(
+                c.plan.layout, number[c.file], c.offset, c.crc, None if c.plan.marks is None else c.marks
+            )
+            for c in self._columns
+        }
+        return Manifest(self._generation, self._id, meta, files, entries)
 
 
 class Written(NamedTuple):
-    """What a save did."""
+    """The result of a save."""
 
     generation: int
     bytes_written: int  # to the disk, by this save
@@ -36,47 +253,47 @@ def write(
     progress: Progress = None,
     disk: Disk = DISK,
 ) -> Written:
-    """Saves arrays as the next generation of the checkpoint at `path`; what is there stays as it is until that is done.
+    """Save arrays as the next generation of the checkpoint at `path`; the previous ones stay intact until then.
 
-    Whatever happens, a process killed, a full disk, a failure of power, `read` finds the generation before or this one.
+    Whenever the process is killed, the disk fills up or power fails, `read` finds the previous generation or this one.
 
     Args:
-      path: A folder; made if it is not there.
+      path: A folder; created if missing.
       arrays: Sources by name.
-      meta: What else to keep, as JSON.
-      keep: Generations that stay, this one included.
-      sync: Wait for the disk. False: killed processes do no harm, a failure of power may.
-      progress: True for a bar, or a callable that is given bytes done and bytes in all after each block.
+      meta: JSON to save with them.
+      keep: Number of generations to keep, this one included.
+      sync: Wait for the disk. False: safe if the process is killed, not if power fails.
+      progress: True for a bar, or a callable of (bytes done, bytes in all) after each block.
     Returns:
-      The number of the generation, bytes written, and bytes of all arrays.
+      The generation, bytes written, and bytes of all arrays.
     Raises:
       TypeError, ValueError: an array or `meta` cannot be saved. Nothing was written.
-      BlockingIOError: another save to `path` is at work.
+      BlockingIOError: another save to `path` is running.
       NotADirectoryError: `path` is a file. FileExistsError: it is the folder of a live store.
       VersionError: a later release has saved there.
-      OSError: the disk is full, or fails. What was there is as before.
-    Cost: each block without a mark, or with a new one, is read once, and compared with what lies in the folder; what is new
-      is written once. Memory: one block, some 300 bytes for every block, and a megabyte.
+      OSError: the disk is full, or fails. The previous generations are intact.
+    Cost: each block with a new mark or none is read once, and compared with the bytes on the disk; new blocks are written once.
+      Memory: one block, some 300 bytes per block, and a megabyte.
     """
     if isinstance(keep, bool) or not hasattr(keep, "__index__") or keep < 1:
         raise ValueError(f"fbuf.save: keep is {keep!r}; expected an int, 1 or more.")
     check_meta(meta)
     plans, folder = plan(arrays), Folder(path, disk)
-    folder.make(sync)
+    folder.create(sync)
     with folder.locked():
-        folder.sweep()
-        old = Old(folder)
+        folder.remove_leftovers()
+        previous = PreviousSave(folder)
         try:
-            save = Save(folder, old, plans, sync)
+            save = Save(folder, previous, plans, sync)
             try:
                 manifest = save.run(meta, progress)
             except BaseException:
-                save.undo()
+                save.rollback()
                 raise
         finally:
-            old.close()
+            previous.close()
         try:
-            folder.prune(manifest, old.whole, keep)
+            folder.prune(manifest, previous.complete_manifest, keep)
         except (OSError, VersionError) as error:
             warnings.warn(
                 f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2
@@ -85,9 +302,9 @@ def write(
 
 
 def check_meta(meta: Any, where: str = "meta", depth: int = 2) -> None:
-    """Raises TypeError or ValueError if that is not JSON, or would not come back as it is."""
-    if depth > MOST_DEPTH:
-        raise ValueError(f"fbuf.save: meta is nested more than {MOST_DEPTH} deep; expected less.")
+    """Raise TypeError or ValueError if a value is not JSON, or does not survive a round trip."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"fbuf.save: meta is nested more than {MAX_DEPTH} deep; expected less.")
     if isinstance(meta, dict):
         for key, value in meta.items():
             if type(key) is not str:
@@ -97,6 +314,6 @@ def check_meta(meta: Any, where: str = "meta", depth: int = 2) -> None:
         for i, value in enumerate(meta):
             check_meta(value, f"{where}[{i}]", depth + 1)
     elif type(meta) not in (str, int, float, bool, type(None)):
-        raise TypeError(f"fbuf.save: {where} is {type(meta).__name__}; expected what JSON can say.")
+        raise TypeError(f"fbuf.save: {where} is {type(meta).__name__}; expected JSON.")
     elif isinstance(meta, float) and not math.isfinite(meta):
-        raise ValueError(f"fbuf.save: {where} is {meta}; expected a number that JSON can say.")
+        raise ValueError(f"fbuf.save: {where} is {meta}; expected a finite number.")

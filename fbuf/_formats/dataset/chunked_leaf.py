@@ -1,9 +1,8 @@
-"""An encoded leaf of all pieces as one column: the index in memory, the chunks in the pieces' files.
+"""An encoded leaf of all segments as one column: the index in memory, the chunks in files.
 
-It looks to `fbuf._host.columns.chunk_reader` like a column of a live store with a single lane, so that a batch is planned and
-decoded as any other. Its arena reads with `pread`: a mapping of a file that becomes shorter would end the process, and one
-call for each run of neighbouring chunks costs little beside decoding them. The index is 18 bytes a chunk; dictionaries, some
-140 KB for every 30,000 frames or so, are read when they are first needed, and kept.
+It has the interface of a live store's column with one lane, so `fbuf._host.columns.chunk_reader` plans and decodes its
+batches. `FileChunks` reads with `pread`, one call per run of adjacent chunks. The index takes 18 bytes a chunk. Dictionaries
+(some 140 KB per 30,000 frames) are read when first needed, and kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.data_file import OpenFile
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.codecs.encoder import coder_of
 from fbuf._host.codecs.zstd import Dictionary
@@ -28,24 +27,24 @@ from fbuf._host.memory.segments import Spans
 from fbuf._host.types import Array, StoreCorrupted
 
 _BITS = 40  # an address is file << 40 | offset
-_AT_ONCE = 1 << 20
-_SEVERAL, _COLD, _ANNOUNCED = 16, 20e-6, 32
-"""Reads from so many on say whether the files lie in the page cache: then one takes less than so many seconds. If not, so many
-batches are announced before that is asked again."""
+_MAX_READ = 1 << 20
+_MIN_RUNS, _COLD_SECONDS, _HINTED_BATCHES = 16, 20e-6, 32
+"""Batches of at least `_MIN_RUNS` reads show whether the files are in the page cache: a read then takes less than
+`_COLD_SECONDS`. If not, the next `_HINTED_BATCHES` batches are announced to the system."""
 
 
-class FileChunksArena:
-    """Encoded chunks by address, in files that nobody writes to."""
+class FileChunks:
+    """Encoded chunks by address, in read-only files."""
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self.files = files
-        self.announced = 0  # so many reads to come are announced to the system, as the last one waited for the disk
+        self.hinted = 0  # batches left to announce, since the last one waited for the disk
 
     def views(self, addresses: Array, lengths: Array) -> Iterator[memoryview]:
-        """Chunks, one after another, read when they are asked for; neighbours in one call.
+        """Yield chunks in order, read on request; adjacent chunks in one call.
 
         Raises:
-          StoreCorrupted: a file has become shorter, or cannot be read.
+          StoreCorrupted: a file is too short, or cannot be read.
         """
         number = len(addresses)
         if not number:
@@ -65,32 +64,32 @@ class FileChunksArena:
                 strict=True,
             )
         )
-        lengths_, stops = sizes.tolist(), ends.tolist()
+        size_list, stops = sizes.tolist(), ends.tolist()
         files, waited = self.files, 0.0
-        announced = self.announced > 0
-        if announced:
-            self.announced -= 1
-            self._announce(runs, lengths_, stops)
+        hinted = self.hinted > 0
+        if hinted:
+            self.hinted -= 1
+            self._hint(runs, size_list, stops)
         for file, offset, first, last in runs:
             while first < last:
                 stop = first + 1
-                base = stops[first] - lengths_[first]
-                while stop < last and stops[stop] - base <= _AT_ONCE:
+                base = stops[first] - size_list[first]
+                while stop < last and stops[stop] - base <= _MAX_READ:
                     stop += 1
                 size = stops[stop - 1] - base
                 began = time.perf_counter()
                 data = memoryview(_read(files[file], size, offset))
                 waited += time.perf_counter() - began
-                if stop == number and not announced and len(runs) >= _SEVERAL and waited > len(runs) * _COLD:
-                    self.announced = _ANNOUNCED  # here, because nobody asks for more than the last
+                if stop == number and not hinted and len(runs) >= _MIN_RUNS and waited > len(runs) * _COLD_SECONDS:
+                    self.hinted = _HINTED_BATCHES  # before the last yield, which may not return
                 at = 0
-                for length in lengths_[first:stop]:
+                for length in size_list[first:stop]:
                     yield data[at : at + length]
                     at += length
                 offset, first = offset + size, stop
 
-    def _announce(self, runs: list[tuple[int, int, int, int]], lengths: list[int], stops: list[int]) -> None:
-        """Lets the disk begin with all of them at once; only a hint, and in vain where they lie in the page cache."""
+    def _hint(self, runs: list[tuple[int, int, int, int]], lengths: list[int], stops: list[int]) -> None:
+        """Ask the system to start reading all of them; without effect if they are in the page cache."""
         for file, offset, first, last in runs:
             with contextlib.suppress(OSError, AttributeError):
                 size = stops[last - 1] - stops[first] + lengths[first]
@@ -109,39 +108,39 @@ def _read(file: OpenFile, size: int, at: int) -> bytes:
     return data
 
 
-class Books:
-    """The dictionaries of all pieces by number from 1, read when they are first asked for."""
+class DictionaryTable:
+    """The dictionaries of all segments by number from 1, read when first needed."""
 
     def __init__(self) -> None:
         self._sources: list[Any] = []  # (array, start, stop, crc)
-        self._held: dict[int, Dictionary] = {}
+        self._loaded: dict[int, Dictionary] = {}
 
     def add(self, array: Any, start: int, stop: int, crc: int) -> int:
-        """A dictionary that lies in bytes `start` to `stop` of a saved array; its number."""
+        """Add the dictionary in bytes `start` to `stop` of a saved array; return its number."""
         self._sources.append((array, start, stop, crc))
         return len(self._sources)
 
     def get(self, number: int) -> Dictionary | None:
-        """One; None for 0. Raises StoreCorrupted."""
+        """Return a dictionary; None for 0. Raises StoreCorrupted."""
         if not number:
             return None
-        book = self._held.get(number)
-        if book is None:
+        dictionary = self._loaded.get(number)
+        if dictionary is None:
             array, start, stop, crc = self._sources[number - 1]
-            book = self._held.setdefault(number, Dictionary(bytes(array[start:stop]), crc))
-        return book
+            dictionary = self._loaded.setdefault(number, Dictionary(bytes(array[start:stop]), crc))
+        return dictionary
 
     def __len__(self) -> int:
         return len(self._sources)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that were read."""
-        return sum(book.nbytes for book in list(self._held.values()))
+        """Return the bytes of the dictionaries in memory."""
+        return sum(dictionary.nbytes for dictionary in list(self._loaded.values()))
 
 
 class ChunkedLeaf:
-    """A leaf in chunks of k rows; each piece begins with a chunk, and fills its last up."""
+    """A leaf in chunks of k rows; each segment starts a chunk and fills its last."""
 
     lanes = 1
 
@@ -149,12 +148,12 @@ class ChunkedLeaf:
         assert leaf.codec is not None
         self.leaf, self.k, self.row = leaf, leaf.codec.chunk, leaf.nbytes
         self.coder = coder_of(leaf.codec, leaf.shape, leaf.dtype, 1)
-        self.arena = FileChunksArena(files)
-        self.table = Books()
+        self.arena = FileChunks(files)
+        self.table = DictionaryTable()
         self.cache = Cache(cache) if cache else None
         self.open: Array = np.empty((0,), leaf.dtype)  # no chunk is being filled
         self._parts: list[tuple[Array, ...]] = []
-        self.first: list[int] = []  # place of each piece's first row
+        self.first: list[int] = []  # place of each segment's first row
         self.ring = 0  # chunks
         self.address: Array = np.zeros(0, np.uint64)
         self.length: Array = np.zeros(0, np.uint32)
@@ -162,10 +161,10 @@ class ChunkedLeaf:
         self.slot: Array = np.zeros(0, np.uint32)
 
     def add(self, saved: Saved, rows: int, file: int) -> None:
-        """Takes the rows of a piece, whose first file has number `file`.
+        """Add the rows of a segment, whose first file has number `file`.
 
         Raises:
-          ValueError: its arrays do not fit together. StoreCorrupted: some are damaged.
+          ValueError: its arrays are inconsistent. StoreCorrupted: some are damaged.
         """
         own = within(saved.arrays, f"rows/{self.leaf.name}/")
         state = expect(own, "state", np.int64, (7,)).tolist()
@@ -181,18 +180,18 @@ class ChunkedLeaf:
         if (length == 0).any():
             raise ValueError(f"leaf '{self.leaf.name}' has chunks without bytes")
         place = span.find(address, length.astype(np.int64))
-        numbers = self._books(own, slot)
+        numbers = self._dictionary_numbers(own, slot)
         self._parts.append((_addresses(payload, place, length, file), length, crc, numbers))
         self.first.append(self.ring * self.k)
         self.ring += chunks
 
-    def _books(self, own: Any, slot: Array) -> Array:
-        """The dictionary of each chunk, numbered for all pieces together."""
+    def _dictionary_numbers(self, own: Any, slot: Array) -> Array:
+        """Return the dictionary number of each chunk, across all segments."""
         sizes = expect(own, "dictionary_length", np.int64, (None,))
         slots = expect(own, "dictionary_slot", np.uint16, sizes.shape)
         crcs = expect(own, "dictionary_checksum", np.uint32, sizes.shape)
         if (sizes < 1).any() or len(np.unique(slots)) < len(slots):
-            raise ValueError(f"leaf '{self.leaf.name}' has dictionaries without bytes, or two of one name")
+            raise ValueError(f"leaf '{self.leaf.name}' has empty dictionaries, or two of one name")
         contents = lazily(own, "dictionaries", np.uint8, (int(sizes.sum()),))
         number: Array = np.zeros(int(slots.max(initial=0)) + 1, np.uint32)
         used = np.bincount(slot, minlength=len(number)) > 0
@@ -203,11 +202,11 @@ class ChunkedLeaf:
             if name and used[name]:
                 number[name] = self.table.add(contents, stop - size, stop, crc)
         if int(slot.max(initial=0)) >= len(number) or (number[slot] == 0)[slot > 0].any():
-            raise ValueError(f"chunks of leaf '{self.leaf.name}' name dictionaries that are not there")
+            raise ValueError(f"chunks of leaf '{self.leaf.name}' name missing dictionaries")
         return number[slot]
 
-    def seal(self) -> None:
-        """All pieces have been added."""
+    def freeze(self) -> None:
+        """Build the index, after all segments were added."""
         address, length, checksum, slot = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
         self.address, self.length, self.checksum = address, length, checksum
         self.slot = slot.astype(np.uint16) if len(self.table) < 1 << 16 else slot
@@ -215,32 +214,32 @@ class ChunkedLeaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Return the bytes of memory."""
         index = self.address.nbytes + self.length.nbytes + self.checksum.nbytes + self.slot.nbytes
         return index + self.table.nbytes + (self.cache.nbytes if self.cache is not None else 0)
 
     @property
     def payload(self) -> int:
-        """Bytes of the chunks."""
+        """Return the bytes of the chunks."""
         return int(self.length.sum(dtype=np.int64))
 
     def fetch(self, place: Array, there: Array, starts: Array) -> Plan:
-        """How to fetch rows by their place int64[M], those that are `there` bool[M], of requests that begin at `starts`."""
+        """Plan the read of rows by place int64[M], those in `there` bool[M], of requests that begin at `starts`."""
         end: Array = np.full(1, self.ring * self.k, np.int64)
         return plan(self, np.zeros(len(place), np.int64), place, there, end, starts)
 
 
 def _addresses(payload: Any, place: Array, length: Array, file: int) -> Array:
-    """Where strings at bytes `place` of a saved array lie in its files, each of which must lie in one stretch."""
-    first, files, offset, size, _ = payload.places()
+    """Return the addresses of byte strings at `place` of a saved array; each must be contiguous in one file."""
+    first, files, offset, size, _ = payload.block_places()
     if not len(first):
-        raise ValueError("there are chunks, and no bytes")
+        raise ValueError("there are chunks without bytes")
     follows = (files[1:] == files[:-1]) & (offset[1:] == offset[:-1] + size[:-1])
     begin = np.flatnonzero(np.concatenate([[True], ~follows]))
     run = np.searchsorted(first[begin], place, side="right") - 1
     ends = np.append(first[begin[1:]], payload.shape[0])
     if (place + length > ends[run]).any():
-        raise ValueError("a chunk is torn apart")
+        raise ValueError("a chunk is not contiguous")
     at = begin[run]
     number = (files[at] + file).astype(np.uint64)
     return np.asarray(number << np.uint64(_BITS) | (offset[at] + place - first[at]).astype(np.uint64))

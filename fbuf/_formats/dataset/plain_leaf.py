@@ -1,9 +1,8 @@
-"""A leaf that is not in chunks, of all pieces as one column: codes and flags in memory, the rest there or in files.
+"""A leaf without chunks, of all segments as one column: codes and flags in memory, values there or in files.
 
-One byte a row for a leaf of at most 256 values, an eighth for a flag: what every batch looks at several times must not cost a
-look into a file each time, which takes several times as long. Leaves of many values stay in the files unless they fit what the
-caller grants; their blocks are checked when they are first touched. Rejected: mapping the files (one that becomes shorter would
-end the process), and encoding them in chunks (a draw wants single rows).
+A leaf of at most 256 values takes a byte a row in memory, a flag an eighth: every batch reads them several times, and file
+reads would take several times as long. Other leaves stay in the files unless they fit the memory limit; their blocks are
+checked when first read.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.data_file import OpenFile
-from fbuf._formats.checkpoint.reader import Saved
+from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.memory.lazy_array import expect, lazily, within
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 
-class Source:
-    """The rows of one piece, those that are used, as its file has them."""
+class SegmentColumn:
+    """The used rows of one segment, as stored in its file."""
 
     def __init__(self, leaf: Leaf, saved: Saved, rows: int, begin: int, stop: int) -> None:
         own = within(saved.arrays, f"rows/{leaf.name}/")
@@ -35,17 +34,17 @@ class Source:
         if leaf.dtype == np.bool_ and leaf.shape == ():
             packed = expect(own, "bits", np.uint8, (-(-rows // 8),))
             self.bits = np.unpackbits(packed, count=rows, bitorder="little")[begin:stop]
-        elif coded(leaf) and "codes" in own:
+        elif has_codes(leaf) and "codes" in own:
             word = as_words(np.zeros(0, leaf.dtype)).dtype
             self.palette = expect(own, "palette", word, (None,))
             self.codes = np.asarray(lazily(own, "codes", np.uint8, (rows,))[begin:stop])
-            if not 0 < len(self.palette) <= MOST_CODES or int(self.codes.max()) >= len(self.palette):
-                raise ValueError(f"leaf '{leaf.name}' has codes that stand for nothing")
+            if not 0 < len(self.palette) <= MAX_CODES or int(self.codes.max()) >= len(self.palette):
+                raise ValueError(f"leaf '{leaf.name}' has codes without values")
         else:
             self.values = FileRows(leaf, saved, lazily(own, "values", leaf.dtype, (rows, *leaf.shape)), begin)
 
     def fill(self, leaf: Leaf, row: Array, out: Array) -> None:
-        """Rows int64[M] of those that are used, into `[M, *shape]`."""
+        """Read used rows int64[M] into `[M, *shape]`."""
         if self.values is not None:
             self.values.fill(row, out)
         else:
@@ -53,7 +52,7 @@ class Source:
             out[...] = self.palette[self.codes[row]].view(leaf.dtype)
 
     def whole(self, leaf: Leaf) -> Array:
-        """All rows that are used."""
+        """Return all used rows."""
         if self.values is not None:
             return self.values.whole(self.rows)
         assert self.codes is not None and self.palette is not None
@@ -61,21 +60,21 @@ class Source:
 
 
 class FileRows:
-    """Rows as they lie in a file, read one run at a time; blocks are checked when they are first touched."""
+    """Rows in a file, read one run at a time; blocks are checked when first read."""
 
     def __init__(self, leaf: Leaf, saved: Saved, array: Any, begin: int) -> None:
         self._array, self._begin, self._row = array, begin, leaf.nbytes
         self._files: list[OpenFile] = saved.files
-        self._first, self._file, self._offset, self._size, self._crc = array.places()
+        self._first, self._file, self._offset, self._size, self._crc = array.block_places()
         self._checked: Array = np.zeros(len(self._first), bool)
         self._bool = leaf.dtype == np.bool_
 
     def whole(self, rows: int) -> Array:
-        """So many rows, from the first that is used on."""
+        """Return the first `rows` used rows."""
         return np.asarray(self._array[self._begin : self._begin + rows])
 
     def fill(self, row: Array, out: Array) -> None:
-        """Rows int64[M], into `[M, *shape]`. Raises StoreCorrupted."""
+        """Read rows int64[M] into `[M, *shape]`. Raises StoreCorrupted."""
         if not len(row) or not self._row:
             return
         row = row + self._begin
@@ -102,15 +101,12 @@ class FileRows:
         file = self._files[self._file[i]]
         data = memoryview(bytearray(size))
         if file.crc(offset, size, data) != self._crc[i] or (self._bool and np.frombuffer(data, np.uint8).max() > 1):
-            raise StoreCorrupted(
-                f"{file.path} is damaged in bytes {offset} to {offset + size}: they have another crc32 than they were saved "
-                f"with"
-            )
+            raise StoreCorrupted(f"{file.path} is damaged in bytes {offset} to {offset + size}: wrong crc32")
         self._checked[i] = True
 
 
 @dataclass
-class Fetch:
+class PlainRead:
     """Rows to copy."""
 
     leaf: PlainLeaf
@@ -120,7 +116,7 @@ class Fetch:
     volatile = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs. Raises StoreCorrupted."""
+        """Fill the requests' outputs. Raises StoreCorrupted."""
         leaf = self.leaf.leaf
         for row, out in zip(np.split(self.row, self.starts[1:]), outs, strict=True):
             if len(out):
@@ -128,12 +124,12 @@ class Fetch:
 
 
 class PlainLeaf:
-    """A leaf of all pieces: rows by number."""
+    """A leaf of all segments: rows by number."""
 
     def __init__(self, leaf: Leaf, cuts: Sequence[int] = ()) -> None:
         self.leaf = leaf
         self._cuts = list(cuts)  # rows where a flag reads True
-        self._sources: list[Source] = []
+        self._sources: list[SegmentColumn] = []
         self._first: Array = np.zeros(1, np.int64)
         self._bits: Array | None = None
         self._codes: Array | None = None
@@ -141,28 +137,28 @@ class PlainLeaf:
         self._values: Array | None = None
 
     def add(self, saved: Saved, rows: int, begin: int, stop: int) -> None:
-        """Takes rows `begin` to `stop` of a piece of `rows`. Raises ValueError, StoreCorrupted."""
-        self._sources.append(Source(self.leaf, saved, rows, begin, stop))
+        """Add rows `begin` to `stop` of a segment of `rows`. Raises ValueError, StoreCorrupted."""
+        self._sources.append(SegmentColumn(self.leaf, saved, rows, begin, stop))
 
     @property
-    def wanted(self) -> int:
-        """Bytes of memory that the rows would take; 0: they are there as codes or flags."""
+    def resident_bytes(self) -> int:
+        """Return the bytes that the rows would take in memory; 0: they are there as codes or flags."""
         if all(source.values is None for source in self._sources) and self._union() is not None:
             return 0
         return sum(source.rows for source in self._sources) * self.leaf.nbytes
 
     def _union(self) -> Array | None:
-        """The values of all pieces, if codes can stand for them."""
+        """Return the values of all segments, if codes can represent them."""
         if self._sources[0].bits is not None:
             return np.zeros(0, np.uint8)
         palettes = [source.palette for source in self._sources if source.palette is not None]
         if len(palettes) < len(self._sources):
             return None
         values = np.unique(np.concatenate(palettes))
-        return values if len(values) <= MOST_CODES else None
+        return values if len(values) <= MAX_CODES else None
 
-    def seal(self, resident: bool) -> None:
-        """All pieces have been added; `resident`: the rows are to be in memory."""
+    def freeze(self, resident: bool) -> None:
+        """Build the column, after all segments were added; `resident`: keep the rows in memory."""
         sources = self._sources
         self._first = np.cumsum([0, *(source.rows for source in sources)])
         union = self._union()
@@ -191,13 +187,13 @@ class PlainLeaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Return the bytes of memory."""
         own = [self._bits, self._codes, self._palette, self._values]
         own += [source.codes for source in self._sources]
         return sum(array.nbytes for array in own if array is not None)
 
     def fill(self, row: Array, out: Array) -> None:
-        """Rows int64[M], into `[M, *shape]`. Raises StoreCorrupted."""
+        """Read rows int64[M] into `[M, *shape]`. Raises StoreCorrupted."""
         if self._bits is not None:
             word = self._bits[row >> 3]
             np.not_equal((word >> (row & 7).astype(np.uint8)) & 1, 0, out=out)
@@ -208,9 +204,9 @@ class PlainLeaf:
         elif len(self._sources) == 1:
             self._sources[0].fill(self.leaf, row, out)
         else:
-            self._fill_apart(row, out)
+            self._fill_segments(row, out)
 
-    def _fill_apart(self, row: Array, out: Array) -> None:
+    def _fill_segments(self, row: Array, out: Array) -> None:
         piece = np.searchsorted(self._first, row, side="right") - 1
         for i in np.unique(piece).tolist():
             mine = piece == i
@@ -218,47 +214,47 @@ class PlainLeaf:
             self._sources[i].fill(self.leaf, row[mine] - self._first[i], part)
             out[mine] = part
 
-    def fetch(self, row: Array, starts: Array) -> Fetch:
-        """How to fetch rows int64[M] of requests that begin at `starts`."""
-        return Fetch(self, row, starts)
+    def fetch(self, row: Array, starts: Array) -> PlainRead:
+        """Plan the read of rows int64[M] of requests that begin at `starts`."""
+        return PlainRead(self, row, starts)
 
 
-MOST_CODES = 256
+MAX_CODES = 256
 
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def as_words(values: Array) -> Array:
-    """The bits of numbers, as unsigned integers, so that NaNs and negative zeros are values like others."""
+    """Return the bits of numbers as unsigned integers, so that NaNs and negative zeros compare like others."""
     return np.ascontiguousarray(values).reshape(-1).view(_WORDS[values.dtype.itemsize])
 
 
-def coded(leaf: Leaf) -> bool:
-    """Whether codes may be smaller than the leaf itself."""
+def has_codes(leaf: Leaf) -> bool:
+    """Return whether codes may be smaller than the leaf itself."""
     return leaf.shape == () and leaf.dtype != np.bool_ and 2 <= leaf.dtype.itemsize <= 8
 
 
-class Collected:
-    """Rows of a leaf, appended to."""
+class LeafWriter:
+    """Collect the rows of a leaf."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.rows = 0
-        self._codes = coded(leaf)
+        self._codes = has_codes(leaf)
         self._palette: Array = np.zeros(0, _WORDS.get(leaf.dtype.itemsize, np.uint8))
         self._order: Array = np.zeros(0, np.int64)  # of the palette, sorted
         self._room: Array = np.empty((0, *leaf.shape), np.uint8 if self._codes else leaf.dtype)
 
     def append(self, values: Array) -> None:
-        """Takes `[N, *shape]`."""
+        """Append `[N, *shape]`."""
         if self._codes:
             words = as_words(values)
             codes = self._codes_of(words)
             if codes is None:
                 palette = np.concatenate([self._palette, np.setdiff1d(words, self._palette)])
-                if len(palette) > MOST_CODES:
-                    self._plain()
+                if len(palette) > MAX_CODES:
+                    self._drop_codes()
                 else:
                     self._palette, self._order = palette, np.argsort(palette)
                     codes = self._codes_of(words)
@@ -272,24 +268,24 @@ class Collected:
         self.rows = stop
 
     def _codes_of(self, words: Array) -> Array | None:
-        """Codes of values, if all are in the palette."""
+        """Return the codes of values, if all are in the palette."""
         if not len(self._palette):
             return None
         at = self._order.take(np.searchsorted(self._palette, words, sorter=self._order), mode="clip")
         return at.astype(np.uint8) if (self._palette[at] == words).all() else None
 
-    def _plain(self) -> None:
-        """Too many values for codes."""
+    def _drop_codes(self) -> None:
+        """Replace codes by values: there are too many."""
         self._room = self._palette[self._room[: self.rows]].view(self.leaf.dtype)
         self._codes = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Return the bytes of memory."""
         return self._room.nbytes
 
     def to_arrays(self) -> dict[str, Any]:
-        """As a piece has them."""
+        """Return the arrays as a segment stores them."""
         rows = self._room[: self.rows]
         if self.leaf.dtype == np.bool_ and self.leaf.shape == ():
             return {"bits": np.packbits(rows, bitorder="little")}

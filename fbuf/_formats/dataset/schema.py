@@ -1,7 +1,7 @@
-"""What the rows of a data set are: names, shapes and dtypes of their leaves, how dicts hold these, and how each is stored.
+"""The schema of a data set's rows: names, shapes, dtypes and codecs of leaves, and the structure of a row.
 
-A leaf of 1 KiB a row or more is kept in encoded chunks, a smaller one as it is, unless a codec is named. Codecs come from a
-closed set, because a file that names one must never make anything be imported.
+A leaf of 1 KiB a row or more is stored in encoded chunks, a smaller one as it is, unless a codec is given. Codecs come from a
+closed set, so that a file cannot cause an import.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fbuf._formats.checkpoint.dtypes import canonical, dtype_named
 from fbuf._host.codecs.base import Codec, Raw, Zstd
 from fbuf._host.codecs.bitpack import BitPack
 
-LARGE = 1024
-"""Bytes a row from which on a leaf is encoded."""
+CHUNKED_BYTES = 1024
+"""Leaves of this many bytes a row or more are encoded."""
 TRUNCATED = "truncated"
-"""The leaf in which the cut of a piece shows; always kept as flags."""
-MOST_LEAVES, MOST_AXES, MOST_ROW = 4096, 32, 1 << 30
+"""The leaf that reads True at the cut of a segment; always stored as flags."""
+MAX_LEAVES, MAX_AXES, MAX_ROW_BYTES = 4096, 32, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row."""
+        """Return the bytes of a row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def text(self) -> str:
-        """`uint8[84, 84]`"""
+        """Return `uint8[84, 84]`."""
         return f"{self.dtype}{list(self.shape)}"
 
 
@@ -50,12 +50,11 @@ class Schema:
 
     Args:
       leaves: Shape and dtype by name; names are paths, `"next/obs"`.
-      structure: How rows hold them, where that is not the nested dicts that their names say: JSON in which a leaf is its
-        number, `{"dict": [[key, child], ...]}`, `{"ordered": ...}` alike, `{"list": [...]}`, `{"tuple": [...]}` and null.
-      codec: By leaf, where another is wanted than `Zstd()` for leaves of 1 KiB a row or more and none for the others: `Zstd`,
-        `BitPack` or `Raw`.
+      structure: The structure of a row, if it is not the nested dicts that the names imply: JSON in which a leaf is its number,
+        a dict `{"dict": [[key, child], ...]}` (`"ordered"` alike), `{"list": [...]}`, `{"tuple": [...]}` and null.
+      codec: `Zstd`, `BitPack` or `Raw` by leaf, if not the default: `Zstd()` for leaves of 1 KiB a row or more, else none.
     Raises:
-      TypeError, ValueError: a leaf, a codec or the structure is not such.
+      TypeError, ValueError: a leaf, a codec or the structure is invalid.
     """
 
     leaves: tuple[Leaf, ...]
@@ -69,7 +68,7 @@ class Schema:
     ) -> None:
         given = dict(codec or {})
         unknown = [name for name in given if name not in leaves]
-        if unknown or not leaves or len(leaves) > MOST_LEAVES:
+        if unknown or not leaves or len(leaves) > MAX_LEAVES:
             what = f"codec names '{unknown[0]}'" if unknown else f"there are {len(leaves)} leaves"
             raise ValueError(f"Schema: {what}; expected some of {', '.join(leaves) or '1 leaf or more'}.")
         made = [_leaf(name, shape, dtype, given.get(name)) for name, (shape, dtype) in leaves.items()]
@@ -85,30 +84,30 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the leaves."""
+        """Return the names of the leaves."""
         return tuple(leaf.name for leaf in self.leaves)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, as it is."""
+        """Return the raw bytes of a row."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
     def texts(self) -> dict[str, str]:
-        """`"uint8[84, 84]"` by name."""
+        """Return `"uint8[84, 84]"` by name."""
         return {leaf.name: leaf.text for leaf in self.leaves}
 
     @property
     def kinds(self) -> dict[str, str]:
-        """How each leaf is kept, as far as pieces must agree: `"Zstd(chunk=8)"`, or `"Raw()"`."""
+        """Return how each leaf is stored, as far as segments must agree: `"Zstd(chunk=8)"`, or `"Raw()"`."""
         return {
             leaf.name: "Raw()" if leaf.codec is None else f"{type(leaf.codec).__name__}(chunk={leaf.codec.chunk})"
             for leaf in self.leaves
         }
 
     @property
-    def together(self) -> int:
-        """Rows after which the chunks of all leaves end."""
+    def common_rows(self) -> int:
+        """Return the rows after which the chunks of all leaves end together."""
         return math.lcm(*(leaf.codec.chunk for leaf in self.leaves if leaf.codec is not None))
 
     def __getitem__(self, name: str) -> Leaf:
@@ -118,23 +117,23 @@ class Schema:
         raise KeyError(f"leaf '{name}' is not in this data set (it has: {', '.join(self.names)})")
 
     def to_json(self) -> dict[str, Any]:
-        """As files have it."""
+        """Return the JSON form."""
         leaves = [[leaf.name, list(leaf.shape), leaf.dtype.name, _codec_json(leaf.codec)] for leaf in self.leaves]
         return {"leaves": leaves, "structure": self.structure}
 
     @classmethod
     def from_json(cls, value: Any) -> Schema:
-        """The inverse. Raises ValueError, TypeError, KeyError: it is none."""
+        """Return the schema of a JSON form. Raises ValueError, TypeError, KeyError: it is invalid."""
         if type(value) is not dict or set(value) != {"leaves", "structure"} or type(value["leaves"]) is not list:
-            raise TypeError("a schema is no object of leaves and structure")
+            raise TypeError("a schema is not an object of leaves and structure")
         leaves: dict[str, tuple[Any, Any]] = {}
         codecs: dict[str, Codec] = {}
         for entry in value["leaves"]:
             if type(entry) is not list or len(entry) != 4 or type(entry[0]) is not str or type(entry[2]) is not str:
-                raise TypeError("a leaf is no list of name, shape, dtype and codec")
-            if entry[0] in leaves or type(entry[1]) is not list or len(entry[1]) > MOST_AXES:
-                raise ValueError(f"leaf {entry[0][:40]!r} comes twice, or has no shape")
-            if any(type(n) is not int or not 0 <= n < MOST_ROW for n in entry[1]):
+                raise TypeError("a leaf is not a list of name, shape, dtype and codec")
+            if entry[0] in leaves or type(entry[1]) is not list or len(entry[1]) > MAX_AXES:
+                raise ValueError(f"leaf {entry[0][:40]!r} is repeated, or has no shape")
+            if any(type(n) is not int or not 0 <= n < MAX_ROW_BYTES for n in entry[1]):
                 raise ValueError(f"leaf {entry[0][:40]!r} has no shape")
             leaves[entry[0]] = tuple(entry[1]), dtype_named(entry[2])
             codecs[entry[0]] = _codec_of(entry[3])
@@ -149,18 +148,18 @@ def _leaf(name: Any, shape: Any, dtype: Any, codec: Any) -> Leaf:
         kind = canonical(np.dtype(dtype))
     except TypeError:
         raise TypeError(
-            f"Schema: leaf '{name}' is {dtype}; expected numbers or booleans. Text and objects have no place in a data set."
+            f"Schema: leaf '{name}' is {dtype}; expected numbers or booleans. Encode text and objects as uint8."
         ) from None
     row = math.prod(sizes) * kind.itemsize
-    if len(sizes) > MOST_AXES or any(n < 0 for n in sizes) or row > MOST_ROW:
+    if len(sizes) > MAX_AXES or any(n < 0 for n in sizes) or row > MAX_ROW_BYTES:
         raise ValueError(f"Schema: leaf '{name}' has shape {list(sizes)}; expected at most 1 GiB a row, and 32 axes.")
     if name == TRUNCATED and kind == np.bool_ and not sizes:
         codec = Raw()
     if codec is None:
-        codec = Zstd() if row >= LARGE else Raw()
+        codec = Zstd() if row >= CHUNKED_BYTES else Raw()
     if not isinstance(codec, Zstd | BitPack | Raw):
         raise TypeError(
-            f"Schema: codec of '{name}' is {codec!r}; expected Zstd(...), BitPack() or Raw(), which every reader knows. Write "
+            f"Schema: codec of '{name}' is {codec!r}; expected Zstd(...), BitPack() or Raw(). Write "
             f"codec={{'{name}': fbuf.storages.Zstd()}}."
         )
     return Leaf(name, sizes, kind, None if isinstance(codec, Raw) or not row else codec)
@@ -174,7 +173,7 @@ def _codec_json(codec: Zstd | BitPack | None) -> list[Any]:
 
 def _codec_of(value: Any) -> Codec:
     if type(value) is not list or not value:
-        raise TypeError("a codec is no list")
+        raise TypeError("a codec is not a list")
     if value == ["raw"]:
         return Raw()
     if value[0] == "zstd" and len(value) == 5:
@@ -185,7 +184,7 @@ def _codec_of(value: Any) -> Codec:
 
 
 def _numbers(structure: Any) -> list[int]:
-    """The leaves that a structure names. Raises ValueError: it is none."""
+    """Return the leaves that a structure names. Raises ValueError: it is invalid."""
     found: list[int] = []
     waiting = [structure]
     while waiting:

@@ -22,7 +22,7 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 class Layout(NamedTuple):
-    """Where the levels of a tree lie; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree_draw.middle`."""
+    """Where the levels of a tree lie; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree.middle`."""
 
     counts: tuple[int, ...]  # nodes of each level, leaves first
     offsets: tuple[int, ...]  # of each level, then the total
@@ -177,7 +177,7 @@ def _lows(children: Array, level: int) -> Array:
 
 
 def _scaled(uniform: Array, total: Array | np.float32) -> Array:
-    """`uniform * total` without its last bit, as `fbuf._algorithms.sum_tree_draw` has it."""
+    """`uniform * total` without its last bit, as `fbuf._algorithms.sum_tree` has it."""
     product: Array = uniform * total
     bits = product.view(np.int32)
     bits &= np.int32(-2)

@@ -315,7 +315,7 @@ class Records(Served):
 
     # ---------------------------------------------------------------- size, end
 
-    def deepen(self, length: int, slack: int) -> None:
+    def with_capacity(self, length: int, slack: int) -> None:
         """Room for more rows a lane; every ticket stays. Cost: O(rows held)."""
         with self._writing, self._lock:
             self._check_open()

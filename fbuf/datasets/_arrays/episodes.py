@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from fbuf._host.codecs.base import Codec, Raw, Zstd
-from fbuf.datasets._arrays.field_names import FINAL, NEXT, under
+from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
+from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
 
@@ -179,3 +180,41 @@ def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _text(leaf: tuple[tuple[int, ...], np.dtype[Any]]) -> str:
     return f"{leaf[1].name}{list(leaf[0])}"
+
+
+FINAL = "final_obs"
+"""The leaf or subtree with the observation after an episode's last step; zeros in other rows."""
+NEXT = "next_obs"
+"""What comes after each row: not kept as it is, see `fbuf.datasets._arrays.episodes`."""
+KNOWN = {
+    "observations": "obs",
+    "observation": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "terminals": "terminated",
+    "terminal": "terminated",
+    "terminations": "terminated",
+    "timeouts": "truncated",
+    "timeout": "truncated",
+    "truncations": "truncated",
+    "next_observations": NEXT,
+    "next_observation": NEXT,
+}
+"""First parts of names, and what they become."""
+
+
+def under(name: str, leaves: Iterable[str]) -> list[str]:
+    """Leaves that are `name`, or lie in the subtree of that name."""
+    return [leaf for leaf in leaves if leaf == name or leaf.startswith(name + "/")]
+
+
+def default_view(leaves: Iterable[str], rows: int) -> View:
+    """`Transition` of what there is, exact at truncations; `Row` where rows are no steps, or there is one alone."""
+    leaves = list(leaves)
+    if rows < 2 or not (under("obs", leaves) and "reward" in leaves and "terminated" in leaves):
+        return Row()
+    return Transition(
+        action="action" if under("action", leaves) else None,
+        truncated="truncated" if "truncated" in leaves else None,
+        final_observation=FINAL if under(FINAL, leaves) else None,
+    )

@@ -23,7 +23,7 @@ from fbuf._host.codecs.base import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.field_names import KNOWN, default_view
+from fbuf.datasets._arrays.episodes import KNOWN, default_view
 from fbuf.datasets._arrays.rows import CALL, Settings, columns_of, write_columns, write_tables
 from fbuf.datasets._arrays.segments import check_free, check_workers, path_of
 from fbuf.interop import _load

@@ -18,13 +18,21 @@ import numpy as np
 
 from fbuf._core.progress import Progress
 from fbuf._formats import dataset
-from fbuf._formats.checkpoint.data_file import bytes_of
 from fbuf._host.codecs.base import Codec
-from fbuf.datasets._arrays.episodes import Ends, as_flag, check_rewards, ends_of, final_codec, final_name
-from fbuf.datasets._arrays.field_names import KNOWN
+from fbuf._host.types import flat
+from fbuf.datasets._arrays.episodes import KNOWN, Ends, as_flag, check_rewards, ends_of, final_codec, final_name
 from fbuf.datasets._arrays.segments import Work, rows_a_piece, write, write_stream
-from fbuf.interop._columns import Block, blocks, chosen, column_of, converted, length_of, rows_a_block
-from fbuf.interop._source import Column, check_name
+from fbuf.interop._columns import (
+    Block,
+    Column,
+    blocks,
+    check_name,
+    chosen,
+    column_of,
+    converted,
+    length_of,
+    rows_a_block,
+)
 
 CALL = "from_arrays"
 Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -167,7 +175,7 @@ def write_columns(
 def _checksum(block: Block, checksum: int) -> int:
     """Of all that a block is made from: rows that differ anywhere are other work."""
     for leaf in block.values():
-        checksum = zlib.crc32(bytes_of(np.ascontiguousarray(leaf)), checksum)
+        checksum = zlib.crc32(flat(np.ascontiguousarray(leaf)), checksum)
     return checksum
 
 

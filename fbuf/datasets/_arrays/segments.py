@@ -21,7 +21,7 @@ from fbuf._concurrency.parallel import together
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
-from fbuf._formats.dataset.segment_writer import MOST_ROWS
+from fbuf._formats.dataset.segment_writer import MAX_ROWS
 from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import held
 from fbuf.interop._columns import Block
@@ -53,12 +53,8 @@ def rows_a_piece(call: str, piece_rows: int | None, schema: dataset.Schema) -> i
     """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
     if piece_rows is None:
         return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
-    if (
-        isinstance(piece_rows, bool)
-        or not isinstance(piece_rows, (int, np.integer))
-        or not 1 <= piece_rows <= MOST_ROWS
-    ):
-        raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MOST_ROWS}, or None.")
+    if isinstance(piece_rows, bool) or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MAX_ROWS:
+        raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MAX_ROWS}, or None.")
     return int(piece_rows)
 
 
@@ -127,7 +123,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
             _write_piece(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
 
         together([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
-        used = [dataset.Used(number, 0, rows) for number, rows in enumerate(work.rows)]
+        used = [dataset.SegmentRows(number, 0, rows) for number, rows in enumerate(work.rows)]
         dataset.finish(path, pieces=used, meta=dict(work.meta()))
 
 
@@ -142,10 +138,10 @@ def write_stream(
 ) -> int:
     """Write a data set from blocks that come once, one piece after another; return the number of rows."""
     with _making(call, path, unfinished=False), contextlib.closing(Bar(progress, call, 0, " rows")) as bar:
-        used: list[dataset.Used] = []
+        used: list[dataset.SegmentRows] = []
         for part in _split(blocks, piece_rows):
             rows = _write_piece(path, len(used), schema, part, lambda: "stream", bar)
-            used.append(dataset.Used(len(used), 0, rows))
+            used.append(dataset.SegmentRows(len(used), 0, rows))
         bar.total = bar.done
         bar(0)
         dataset.finish(path, pieces=used, meta=dict(meta))
@@ -161,7 +157,7 @@ def _write_piece(
     step: Callable[[int], None],
 ) -> int:
     rows = 0
-    with dataset.PieceWriter(path, number, schema) as piece:
+    with dataset.SegmentWriter(path, number, schema) as piece:
         for block in blocks:
             piece.append(block)
             rows += length_of(block)

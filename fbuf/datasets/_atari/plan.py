@@ -13,8 +13,7 @@ from fbuf._formats import dataset
 from fbuf._formats.dataset import manifest
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets._atari.continuity import Stretch, Use, seams, unpack
-from fbuf.datasets._atari.segment import FRAME
-from fbuf.datasets._atari.volumes import RUNS, all_numbers
+from fbuf.datasets._atari.segment import FRAME, RUNS, all_numbers
 
 KIND = "atari_dqn"
 SETTINGS = {
@@ -91,7 +90,7 @@ def discard(path: Path, number: int) -> None:
 class Whole(NamedTuple):
     """What a finished data set says of itself: which rows of which pieces it is, and what is kept with them."""
 
-    used: list[dataset.Used]
+    used: list[dataset.SegmentRows]
     meta: dict[str, Any]
 
 
@@ -180,17 +179,17 @@ def is_finished(path: Path, said: Whole) -> bool:
     except (FileNotFoundError, StoreCorrupted):
         return False
     infos = dataset.committed(path)
-    return now.meta == said.meta and [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.parts] == [
+    return now.meta == said.meta and [(p.number, p.begin, p.stop, p.cut, p.save) for p in now.segments] == [
         (u.number, u.begin, u.stop, u.cut, infos[u.number].save) for u in said.used if u.number in infos
     ]
 
 
-def _volumes(use: Use, pieces: list[list[int]]) -> list[dataset.Used]:
+def _volumes(use: Use, pieces: list[list[int]]) -> list[dataset.SegmentRows]:
     """Rows of a part, in the pieces that it became."""
     used, at = [], 0
     for number, rows in pieces:
         begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)
         at += rows
         if begin < stop:
-            used.append(dataset.Used(number, begin, stop, use.cut and at >= use.stop))
+            used.append(dataset.SegmentRows(number, begin, stop, use.cut and at >= use.stop))
     return used

@@ -10,6 +10,7 @@ Inflating in a thread of its own was tried, and gains nothing: calls are short, 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import zlib
 from collections.abc import Generator, Sequence
@@ -22,7 +23,6 @@ from fbuf._formats import dataset
 from fbuf._host.codecs.base import Zstd
 from fbuf.datasets._atari.continuity import SAME_ROWS, pack
 from fbuf.datasets._atari.dopamine_log import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
-from fbuf.datasets._atari.volumes import BEFORE, Volumes
 from fbuf.datasets._remote import FileCorrupted
 
 Array = np.ndarray[Any, Any]
@@ -217,3 +217,61 @@ class _Tail:
         for place in range(max(at, self._begin), min(at + len(frames), self._stop)):
             small = b"".join(array[place].tobytes() for array in (action, reward, terminal))
             self.sums.append(zlib.crc32(small, zlib.crc32(frames[place - at].tobytes())))
+
+
+MOST_BYTES = 128 << 20
+RUNS = 10_000  # a run has fewer pieces
+MOST = 50  # volumes of a part; the last takes all that is left
+BEFORE = RUNS * MOST  # added to a number: rows of the cycle before
+
+
+class Volumes:
+    """Rows on their way into pieces `number`, `number + RUNS`, ...
+
+    Args:
+      mark: Kept with each piece, and with no other's.
+    """
+
+    def __init__(self, path: str, number: int, schema: dataset.Schema, mark: dict[str, Any]) -> None:
+        self._path, self._number, self._schema, self._mark = path, number, schema, mark
+        self._writer: dataset.SegmentWriter | None = None
+        self.pieces: list[list[int]] = []  # number and rows of each
+
+    def __enter__(self) -> Volumes:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Leaves nothing if there was an exception."""
+        if self._writer is not None:
+            self._writer.close()
+        if kind is not None:
+            for number, _rows in self.pieces:
+                with contextlib.suppress(OSError):
+                    dataset.discard(self._path, number)
+
+    @property
+    def rows(self) -> int:
+        """So far."""
+        return sum(rows for _, rows in self.pieces)
+
+    def append(self, rows: dict[str, Any]) -> None:
+        """Adds rows, as `SegmentWriter.append`."""
+        if self._writer is not None and self._writer.nbytes >= MOST_BYTES and len(self.pieces) < MOST:
+            self.commit()
+        if self._writer is None:
+            number = self._number + RUNS * len(self.pieces)
+            self._writer = dataset.SegmentWriter(self._path, number, self._schema)
+            self.pieces.append([number, 0])
+        self._writer.append(rows)
+        self.pieces[-1][1] = self._writer.rows
+
+    def commit(self, meta: dict[str, Any] | None = None) -> None:
+        """Commits what has been appended since the last time, if there is something."""
+        if self._writer is not None:
+            self._writer.commit({**self._mark, **(meta or {})})
+            self._writer = None
+
+
+def all_numbers(number: int) -> list[int]:
+    """Of all pieces that a dump can have become."""
+    return [start + RUNS * i for start in (number, number + BEFORE) for i in range(MOST)]

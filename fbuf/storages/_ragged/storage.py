@@ -13,7 +13,7 @@ ragged from the first rows (the batch's structure would hang on the order of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,11 @@ from fbuf._host.ragged.column import Leaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._codecs import Codec
+from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
 from fbuf.storages._host_storage import Hosted
 from fbuf.storages._ragged import schema
-from fbuf.storages._ragged.parse_eager import eager
-from fbuf.storages._ragged.parse_traced import Parsed, traced
+from fbuf.storages._ragged.parse import Parsed, eager, traced
 
 _INDEX = 17  # bytes a ragged leaf and row, beside its value
 
@@ -88,8 +87,6 @@ class Ragged(Hosted):
       >>> batch.data["reward"].shape, {len(x) for x in batch.lazy["obs"]} <= {10, 11}
       ((4,), True)
     """
-
-    any_shape: ClassVar[bool] = True
 
     keys: tuple[str, ...] | None = None
     maximum: Any = ()
@@ -244,13 +241,13 @@ class Ragged(Hosted):
 
     # ------------------------------------------------------------------------------------------- reading
 
-    def hold(self, rows: SideRows, reads: Sequence[Read]) -> Any:
+    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: what is drawn ahead is read when it is drawn
 
-    def request(self, rows: SideRows, held: Any) -> Any:
+    def start_read(self, rows: SideRows, held: Any) -> Any:
         return held
 
-    def collect(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    def finish_read(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
         arrays, ok = held
         return list(arrays), ok
 
@@ -291,11 +288,11 @@ class Ragged(Hosted):
         device = {n: _array_rows.restored(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
         return rows.replace(_array_rows.restored(arrays["ticket"], jnp.uint32), device)
 
-    def deepen(self, rows: SideRows, geometry: Geometry) -> SideRows:
+    def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """The same rows with room for more; slots stay. Other states over the same store are not touched."""
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
-        store.deepen(geometry.length, self._slack(geometry))
+        store.with_capacity(geometry.length, self._slack(geometry))
 
         def longer(array: jax.Array) -> jax.Array:
             more = jnp.zeros((geometry.capacity - array.shape[0], *array.shape[1:]), array.dtype)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._algorithms import random_bits, sum_tree_draw
+from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
 from tests.support.sum_tree import (
@@ -90,7 +90,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     tree = jnp.asarray(expected_tree(leaves))
 
     def shares(top: float | None, bottom: float | None, block: int) -> np.ndarray:
-        draw = jax.jit(functools.partial(sum_tree_draw._descend_by_loop, batch=2**20, capacity=capacity))
+        draw = jax.jit(functools.partial(st._descend_by_loop, batch=2**20, capacity=capacity))
         counts = np.zeros(-(-capacity // block), np.int64)
         for part in np.arange(2**24, dtype=np.int32).reshape(16, -1):
             grid = part.astype(np.float32) * np.float32(2**-24)
@@ -105,7 +105,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
         share, mass = share[mass > 0], mass[mass > 0]
         return float(draws * np.sum((share - mass) ** 2 / mass))
 
-    block = 8 ** sum_tree_draw.middle(capacity)
+    block = 8 ** st.middle(capacity)
     mass = np.add.reduceat(leaves.astype(np.float64), np.arange(0, capacity, block))
     assert added(shares(None, 0.5, block), mass) < 1  # 0.2
     below = shares(0.3, None, 1)
@@ -114,7 +114,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     assert below[within].sum() == 1
     assert added(below[within], leaves[within]) < 1  # 0.01
     # The test can fail: with one uniform for the whole descent the bias is far above the deviation.
-    monkeypatch.setattr(sum_tree_draw, "middle", lambda capacity: 0)
+    monkeypatch.setattr(st, "middle", lambda capacity: 0)
     assert added(shares(None, 0.5, 1), leaves) > 10_000
 
 
@@ -124,11 +124,9 @@ def test_vmap_over_trees_and_over_keys(path: str) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     step = functools.partial(draw_write, capacity=600)
     many, indices = jax.jit(jax.vmap(step))(trees, keys)
-    over_keys = jax.vmap(lambda k: sum_tree_draw.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
+    over_keys = jax.vmap(lambda k: st.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
     for lane in range(3):
         one, index = step(trees[lane], keys[lane])
         np.testing.assert_array_equal(many[lane], one)
         np.testing.assert_array_equal(indices[lane], index)
-        np.testing.assert_array_equal(
-            over_keys[lane], sum_tree_draw.draw(trees[0], keys[lane], 64, 600, stratified=True)[0]
-        )
+        np.testing.assert_array_equal(over_keys[lane], st.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._algorithms import random_bits, sum_tree_draw
+from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
 from tests.support.sum_tree import (
@@ -83,9 +83,9 @@ def test_gradients_pass_by(path: str) -> None:
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
     def loss(x: jax.Array) -> jax.Array:
-        index, _ = sum_tree_draw.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
+        index, _ = st.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
         new = st.set(tree, index, jnp.full((8,), x), 100)
-        _, leaf = sum_tree_draw.draw(new, jax.random.key(1), 8, 100, stratified=False)
+        _, leaf = st.draw(new, jax.random.key(1), 8, 100, stratified=False)
         return jnp.sum(leaf) + x
 
     value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
@@ -101,7 +101,7 @@ def test_clean_under_strict_jax(path: str) -> None:
         fresh = jax.jit(lambda t, k: step(t, k))
         with jax.transfer_guard("disallow"):
             strict = fresh(tree, key)
-        empty = jax.jit(lambda k: sum_tree_draw.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
+        empty = jax.jit(lambda k: st.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
     assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])

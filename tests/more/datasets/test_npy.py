@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isal import igzip
 
-from fbuf.datasets._remote.npy import _gzip
+from fbuf.datasets._remote import _gzip
 from tests.datasets.test_npy import (  # noqa: F401
     path,
     test_a_truncated_or_damaged_file_is_refused,

@@ -14,7 +14,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _command, _compare_storages, _dqn, _plot, _report, _run
+from fbuf.demo import _actor, _command, _compare_storages, _dqn, _report, _run
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -172,13 +172,13 @@ def test_the_table_names_storages_and_sizes(names, runs):
 
 def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     path = tmp_path / "picture.png"
-    _plot.plot(list(runs.values()), path)
+    _report.plot(list(runs.values()), path)
     assert path.read_bytes().startswith(PNG) and path.stat().st_size > 50_000
     whole = runs["device"]
     short = {"losses": whole.losses[:1], "td_errors": whole.td_errors[:1], "memory": whole.memory[:1]}
     result = dataclasses.replace(whole, episodes=[], steps_per_second=float("nan"), **short)
     assert "none ended" in _report.table([result])
-    _plot.plot([result], path)
+    _report.plot([result], path)
 
 
 # --------------------------------------------------------------------------------------------- command line

@@ -70,10 +70,10 @@ class Lately(fbuf.parts.NthSampler):
 
 @fbuf.parts.component
 class Pairs(fbuf.parts.FieldsView):
-    rule = fbuf.parts.Rule("pairs", back=1)
+    rule = fbuf.parts.EligibilityRule("pairs", back=1)
 
-    def fields(self, spec: Any, population: fbuf.parts.Population, slot: jax.Array) -> dict[str, Any]:
-        return {"t": ("t", fbuf.parts.earlier(population, slot, 1))}
+    def fields(self, spec: Any, eligible: fbuf.parts.EligibleSet, slot: jax.Array) -> dict[str, Any]:
+        return {"t": ("t", fbuf.parts.earlier(eligible, slot, 1))}
 
 
 @fbuf.parts.component
