@@ -1,5 +1,4 @@
-"""`fbuf._algorithms.block_grid`: frames cut into blocks of words and put together again (`tests/support/blocks.py`), and the
-block chosen."""
+"""Frames are cut into blocks of words and put together again, as the oracle of `tests/support/block_grid.py` does."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_grid
-from tests.support.blocks import check, cut_by_hand, noise, raw, shapes
+from tests.support.block_grid import check, cut_by_hand, noise, raw, shapes
 
 WITNESSES = [
     ((9, 11, 3), "uint8", None),

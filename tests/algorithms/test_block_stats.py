@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
-from tests.support.blockprobe import blocks_of, check_counts, device_bytes, distinct, game, noise
+from tests.support.block_stats import blocks_of, check_counts, device_bytes, distinct, game, noise
 
 
 def test_counts_are_those_of_the_blocks_that_are_cut() -> None:

@@ -1,4 +1,4 @@
-"""`fbuf._algorithms.block_table` against a dict (`tests/support/blocktable.py`), its hashes, and counts near 2^32."""
+"""`fbuf._algorithms.block_table` against a dict (`tests/support/block_table.py`), its hashes, and counts near 2^32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS, Table
-from tests.support.blocktable import (
+from tests.support.block_table import (
     CONTENTS,
     GOOD,
     REFER,

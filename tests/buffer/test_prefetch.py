@@ -19,19 +19,8 @@ import pytest
 import fbuf
 from fbuf._host.store.store import Store
 from fbuf.storages import Host
-from tests.support.prefetch import (
-    BATCH,
-    CHECKS,
-    EXAMPLE,
-    GATE,
-    Gate,
-    check_batches,
-    errors_at,
-    make,
-    rows_at,
-    settle,
-    store_of,
-)
+from tests.support.ownership import store_of
+from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, GATE, Gate, check_batches, errors_at, make, rows_at, settle
 from tests.support.threads import PATIENCE
 from tests.support.trees import same
 

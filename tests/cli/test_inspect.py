@@ -11,7 +11,7 @@ import pytest
 
 from fbuf.__main__ import main
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Memory, save, sources, state
+from tests.support.memory_disk import PATH, Memory, save, sources, state
 
 
 def test_progress_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

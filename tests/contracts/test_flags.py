@@ -6,9 +6,6 @@ The flags are part of JAX's trace context, so each `with` below traces anew. The
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 
 import fbuf
 from tests.support.flags import BUFFERS, EXAMPLE, flags, rows
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
 
 def test_init_under_x64_keeps_the_dtypes_it_is_given() -> None:
@@ -35,21 +32,13 @@ def test_an_error_under_the_leak_checker_is_still_ours() -> None:
         jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows(buffer, 2, 0) | {"obs": jnp.zeros((2, 3), jnp.float32)})
 
 
-# --------------------------------------------------------------------------------------------------------- import
-
-
-def python(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 OPTIONAL = ("torch", "optax", "gymnasium", "ale_py", "matplotlib", "tqdm", "chex", "flax", "orbax", "flashbax")
 OPTIONAL += ("torchrl", "tensordict", "hypothesis", "pytest", "ray", "safetensors", "PIL", "cv2", "pandas")
 
 
 def test_import_starts_no_backend_and_imports_no_extra() -> None:
     """With a platform that does not exist, whatever starts a backend fails."""
-    python(
+    run_python(
         "import sys, jax\n"
         "jax.config.update('jax_platforms', 'nowhere')\n"
         "import fbuf\n"
@@ -67,7 +56,7 @@ def test_import_starts_no_backend_and_imports_no_extra() -> None:
 
 def test_import_leaves_jax_as_it_was() -> None:
     """No flag, no thread, no environment variable, nothing printed."""
-    python(
+    run_python(
         "import io, os, sys, threading, contextlib, jax\n"
         "config, environment, threads = dict(jax.config.values), dict(os.environ), threading.active_count()\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:\n"

@@ -46,17 +46,12 @@ from tests.support.functional import (
 from tests.support.paths import ROOT
 from tests.support.trees import same
 
-# ------------------------------------------------------------------------------------------------- pure functions
-
 
 def test_no_method_changes_its_arguments() -> None:
     check_arguments_unchanged("prioritized-transition")
 
 
-# --------------------------------------------------------------------------------------------------------- traces
-
-
-def test_one_trace_a_verb_and_one_compilation() -> None:
+def test_an_eager_method_compiles_one_program() -> None:
     """Each eager verb is one dispatch: with shapes never seen before it compiles one program, and then none."""
     buffer = dataclasses.replace(RICH, capacity=26)
     given, one = rows(9), jax.tree.map(lambda x: x[0], rows(1))
@@ -67,13 +62,11 @@ def test_one_trace_a_verb_and_one_compilation() -> None:
         assert made.take() == 1
         state, batch = buffer.sample(state, KEY, 11)
         assert made.take() == 1
-        state = buffer.update_priority(state, batch.index, error)
-        assert made.take() == 1
-        state = buffer.update_rows(state, batch.index, {"reward": error})
-        assert made.take() == 1
-        state = buffer.add(state, one)
-        assert made.take() == 1
         for call in (
+            lambda: buffer.update_priority(state, batch.index, error),
+            lambda: buffer.update_rows(state, batch.index, {"reward": error}),
+            lambda: buffer.add(state, one),
+            lambda: buffer.extend(state, given, priority=priority),
             lambda: buffer.get(state, batch.index),
             lambda: buffer.rows(state),
             lambda: buffer.last(state, 4),
@@ -90,8 +83,6 @@ def test_one_trace_a_verb_and_one_compilation() -> None:
             state, batch = buffer.sample(state, KEY, 11)
             state = buffer.update_priority(state, batch.index, error)
             assert made.take() == 0
-        state = buffer.extend(state, given, priority=priority)
-        assert made.take() == 1
 
 
 def test_a_single_stream_is_one_dispatch_too() -> None:
@@ -101,12 +92,13 @@ def test_a_single_stream_is_one_dispatch_too() -> None:
     some, one = {"x": jnp.ones((13, 5), jnp.float32)}, {"x": jnp.ones((5,), jnp.float32)}
     mask = jnp.ones((13,), jnp.bool_)
     with Compilations() as made:
-        state = buffer.extend(state, some)
-        assert made.take() == 1
-        state = buffer.extend(state, some, mask=mask)
-        assert made.take() == 1
-        buffer.add(state, one)
-        assert made.take() == 1
+        for call in (
+            lambda: buffer.extend(state, some),
+            lambda: buffer.extend(state, some, mask=mask),
+            lambda: buffer.add(state, one),
+        ):
+            call()
+            assert made.take() == 1
 
 
 class Compilations:
@@ -184,9 +176,6 @@ def test_annealed_numbers_do_not_trace_again() -> None:
         assert made.take() == 0
 
 
-# --------------------------------------------------------------------------------------------------------- values
-
-
 def test_a_buffer_is_a_value() -> None:
     one, two = build(), build()
     other = dataclasses.replace(one, capacity=CAPACITY * 2)
@@ -254,9 +243,6 @@ def test_cond_around_extend(take: bool) -> None:
 
     after = jax.jit(maybe)(filled(), jnp.bool_(take))
     same(after, RICH.extend(filled(), rows(3, 40)) if take else filled())
-
-
-# ------------------------------------------------------------------------------------------------- a state as a pytree
 
 
 def test_a_state_is_a_pytree() -> None:

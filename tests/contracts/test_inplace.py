@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 from fbuf.testing import assert_inplace
-from tests.support.inplace_orders import (
+from tests.support.inplace import (
     BATCH,
     CAPACITY,
     FORMS,
@@ -50,9 +50,6 @@ QUICK = [
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), QUICK)
 def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
     FORMS[form](buffer_of(sampler, view), order)
-
-
-# --------------------------------------------------------------------------------------------- negative controls
 
 
 @pytest.fixture

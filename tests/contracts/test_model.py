@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.model_trial import EXAMPLES, PROGRAMS, WRITES, Trial, make, name_of
+from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, make
+from tests.support.model_trial import Trial
 
 CASES = [
     ("row", "batch", "device", 3, "donated"),
@@ -26,15 +26,7 @@ CONVERSIONS = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=name_of)
-def case(request: pytest.FixtureRequest) -> tuple:
-    """Storage, sampler, view, lanes and form: pairs of them are in tests/more, more of the product in tests/exhaustive."""
-    return request.param
-
-
-@pytest.fixture(params=CONVERSIONS, ids=name_of)
-def conversion(request: pytest.FixtureRequest) -> tuple:
-    return request.param
+case, conversion = cases(CASES), cases(CONVERSIONS)
 
 
 @settings(max_examples=EXAMPLES)

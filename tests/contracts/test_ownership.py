@@ -39,9 +39,6 @@ def nothing_left() -> Iterator[None]:
         handle.close()
 
 
-# ---------------------------------------------------------------------------------------------- life and death
-
-
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
     buffer = make(storage)
     state = filled(buffer)
@@ -176,9 +173,6 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     del pending
     pending = behind(KEY)
     assert fbuf.stores() == [] and not pending.is_ready()
-
-
-# --------------------------------------------------------------------------------------------- states without a store
 
 
 def test_single_leaves_do_not_own_the_store(storage: str) -> None:
@@ -327,24 +321,4 @@ def test_init_cannot_be_traced(storage: str) -> None:
         with pytest.raises(TypeError, match=r"cannot be traced.*buffer\.init\(example\) outside jit, vmap and scan"):
             attempt()
             pytest.fail(name)
-    assert fbuf.stores() == []
-
-
-def test_a_store_that_failed_goes_with_its_states() -> None:
-    class Fails:
-        chunk = 1
-
-        def encode(self, rows: np.ndarray) -> bytes:
-            raise OSError(28, "no room")
-
-        def decode(self, data: bytes | memoryview, out: np.ndarray) -> None: ...
-
-    buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Fails()))
-    state = buffer.init({"obs": np.zeros(4, np.float32)})
-    with pytest.raises(Exception, match="no room"):
-        jax.block_until_ready(buffer.add(state, {"obs": np.zeros(4, np.float32)}))
-    (store,) = fbuf.stores()
-    assert isinstance(store._store.last_error, OSError)
-    del state, store
-    gc.collect()
     assert fbuf.stores() == []

@@ -1,4 +1,4 @@
-"""Every method and part has a scope in the compiled program, for profiles, and nothing else changes by it."""
+"""Every method and part has a scope in the compiled program, for profiles."""
 
 from __future__ import annotations
 
@@ -20,20 +20,10 @@ ROW = {
 }
 
 
-SCOPES = (
-    "fbuf.extend/write",
-    "fbuf.extend/anchors",
-    "fbuf.extend/follow",
-    "fbuf.sample/draw",
-    "fbuf.sample/window",
-    "fbuf.sample/read",
-    "fbuf.sample/assemble",
-    "fbuf.update_priority/update",
-    "fbuf.update_rows/write",
-    "fbuf.stats",
-)
-
-
+SCOPES = """
+fbuf.extend/write fbuf.extend/anchors fbuf.extend/follow fbuf.sample/draw fbuf.sample/window fbuf.sample/read
+fbuf.sample/assemble fbuf.update_priority/update fbuf.update_rows/write fbuf.stats
+""".split()
 INLINED = re.compile(r"/jit\(fbuf_\w+\)/")
 
 

@@ -21,8 +21,8 @@ from fbuf.datasets._atari.segment import BEFORE
 from fbuf.datasets._open import default_root
 from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
 from fbuf.views import Row, Transition
-from tests.support import atari_pieces as made
-from tests.support.atari_pieces import FRAMES, RUN, get, same
+from tests.support import atari_runs as made
+from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import LISTING, FaultServer, Status
 
 

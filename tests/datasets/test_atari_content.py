@@ -19,7 +19,7 @@ from fbuf.datasets._atari.dopamine_log import ring
 from fbuf.datasets._atari.plan import stretches
 from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, schema
 from fbuf.datasets._remote import FileCorrupted
-from tests.support import atari_pieces as made
+from tests.support import atari_runs as made
 
 BLOCK = 64
 

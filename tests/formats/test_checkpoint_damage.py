@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import manifest as _manifest
 from fbuf._formats.checkpoint.manifest import check_json
-from tests.support.files import PATH, Memory, load, save
-from tests.support.files_hostile import (
+from tests.support.hostile_manifests import (
     any_values,
     at_path,
     attempt,
@@ -39,6 +38,7 @@ from tests.support.files_hostile import (
     put,
     signed,
 )
+from tests.support.memory_disk import PATH, Memory, load, save
 from tests.support.paths import ROOT
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
+from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
 
 # ------------------------------------------------------------------------------------------------- refused arguments
 

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Faulty, File, Killed, Memory, load, same, save
-from tests.support.files_faults import (
+from tests.support.checkpoint_faults import (
     any_sequence,
     cuts,
     damaged_outcomes,
@@ -26,6 +25,7 @@ from tests.support.files_faults import (
     flips_of_a_large_file,
     power_failures,
 )
+from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, load, same, save
 
 # ------------------------------------------------------------------------------------------------- kills and bad calls
 

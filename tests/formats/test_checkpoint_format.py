@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
 from fbuf._formats.checkpoint.layout import MAX_BLOCKS, Layout, default_block
-from tests.support.files import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
+from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
 
 
 def back(path: Path, arrays: dict[str, np.ndarray]) -> None:

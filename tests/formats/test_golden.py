@@ -13,7 +13,7 @@ import pytest
 import fbuf
 from fbuf._formats import checkpoint
 from tests.golden.make import CASES, DTYPES, FOLDER, plain_arrays, plain_meta
-from tests.support.files import bits, load, save, sources, state
+from tests.support.memory_disk import bits, load, save, sources, state
 
 PAGE = Path(fbuf.__file__).parent / "FORMAT.md"
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
-from tests.support.files import Blocks, Keyed
+from tests.support.memory_disk import Blocks, Keyed
 
 DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5
 FOLDER = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.store.slot_map import Places
 from fbuf._host.store.store import PATCH, Store
-from tests.support.places import CODECS, Scattered, make, reload
+from tests.support.slot_map import CODECS, Scattered, make, reload
 from tests.support.store import Deflate, fetch
 from tests.support.store_model import Drawn
 

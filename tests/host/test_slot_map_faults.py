@@ -12,7 +12,7 @@ from fbuf._host.codecs.bitpack import BitPack
 from fbuf._host.columns.chunked import Chunks
 from fbuf._host.columns.raw import Ring
 from fbuf._host.store.store import Store
-from tests.support.places import Scattered, churn, make, reload
+from tests.support.slot_map import Scattered, churn, make, reload
 from tests.support.store import Deflate, Plain, fetch, frames, same
 
 

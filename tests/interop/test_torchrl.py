@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, _torchrl, from_torchrl
-from tests.support.interop import run
+from tests.support.processes import run_python
 from tests.support.torchrl_dumps import edit, write_dump, write_ring, write_sampler
 
 
@@ -309,4 +309,4 @@ def test_nothing_is_unpickled_evaluated_or_imported(tmp_path):
     edit(path / "storage" / "meta.json", name={"type": "NonTensorData"})
     (path / "storage" / "name").mkdir()
     (path / "storage" / "name" / "other.pickle").write_bytes(pickle.dumps(payload))
-    assert "quiet" in run(AUDIT, str(tmp_path))
+    assert "quiet" in run_python(AUDIT, tmp_path).stdout

@@ -194,21 +194,12 @@ def test_no_ordered_effects() -> None:
 
 def test_only_the_host_uses_threads_and_zstd() -> None:
     # A replay shared by threads, prefetching, its end, saving in the background, a loader's locks; workers are processes.
-    threads = (
-        "_replay",
-        "_bridge.lifetime",
-        "_checkpoint.async_save",
-        "torch._loader",
-        "datasets._atari.workers",
-    )
+    threads = "_replay _bridge.lifetime _checkpoint.async_save torch._loader datasets._atari.workers".split()
     for module in MODULES:
         if module.split(".")[0] not in ("demo", "_host", "_concurrency"):
             own = {"threading"} if folder(module) in threads or module in threads else set()
             own |= {"concurrent"} if module == "datasets._atari.workers" else set()
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
-
-
-# --------------------------------------------------------------------------------------------------- documentation
 
 
 def documented(*modules: str, only: str = "") -> set[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import subprocess
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 import fbuf
 from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
 MODULES = {name: value for name in (*fbuf.__all__, "torch") if isinstance(value := getattr(fbuf, name), ModuleType)}
 BUFFER = fbuf.Buffer(8)
@@ -99,8 +98,7 @@ scale = from_config({"type": "fbuf.transforms.RewardToGo"})
 assert scale == fbuf.transforms.RewardToGo()
 assert fbuf.Lazy and "fbuf._host.store.store" in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(program)
 
 
 @pytest.mark.parametrize("package", [fbuf, fbuf.storages, fbuf.transforms], ids=["fbuf", "storages", "transforms"])

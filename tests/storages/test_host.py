@@ -20,8 +20,8 @@ from fbuf._bridge import callbacks
 from fbuf._host.store.store import Store
 from fbuf.storages import _host_storage
 from tests.support import ownership as _support
-from tests.support.host import history, order_of_writes, overtaken, store_of, use_other_callbacks
-from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of
+from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
+from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
 
 storage = _support.storage
 

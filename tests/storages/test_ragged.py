@@ -18,7 +18,8 @@ from fbuf._bridge import lifetime
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Ragged, Zstd
 from fbuf.views import Transition
-from tests.support.ragged import EXAMPLE, Thing, check_history, random_row, same, store_of
+from tests.support.ownership import store_of
+from tests.support.ragged import EXAMPLE, Thing, check_history, random_row, same
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Shared code of the tests of checked."""
+"""Conditions that `fbuf.checked` reports, on every storage."""
 
 from __future__ import annotations
 
@@ -17,14 +17,8 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Transition
+from tests.support.trees import example_of
 
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
 KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
 STORAGES: dict[str, Any] = {
     "Device": Device(),
@@ -46,6 +40,9 @@ def rows_of(first: int, count: int) -> dict[str, Any]:
         "terminated": t % 7 == 6,
         "truncated": np.zeros(count, bool),
     }
+
+
+EXAMPLE = example_of(rows_of(0, 1), 1)
 
 
 def buffer_of(storage: str = "Device", capacity: int = 8, **settings: Any) -> fbuf.Buffer:

@@ -212,8 +212,6 @@ def check_other_buffer(what: str, tmp_path: Path) -> None:
         steps(loaded, again, 100, 1)
 
 
-# -------------------------------------------------------------------------------------------------- another capacity
-
 LANES = combinations.LANES
 
 
@@ -287,9 +285,6 @@ def check_grown(sampler: str, view: str, tmp_path: Path) -> None:
     got = steps(large, again, 100, 8)[1]
     for (data, index, *rest), (data2, index2, *rest2) in zip(got, steps(large, want, 100, 8)[1], strict=True):
         same((data, index.slot, rest), (data2, index2.slot, rest2))
-
-
-# ------------------------------------------------------------------------------------------------------ golden files
 
 
 def check_golden(name: str, draw: bool) -> None:

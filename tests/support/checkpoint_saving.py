@@ -18,6 +18,7 @@ from fbuf._checkpoint import device_arrays
 from fbuf._formats import checkpoint
 from fbuf.samplers import Prioritized
 from tests.support.checkpoint import GOLDEN
+from tests.support.hostile_manifests import at_path, nodes
 from tests.support.threads import PATIENCE
 from tests.support.trees import same
 
@@ -104,8 +105,6 @@ def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [i for i, (a, b) in enumerate(zip(marks, plain.marks, strict=True)) if a != b] == [row // 8]
 
 
-# ----------------------------------------------------------------------------------------------- mangled metadata
-
 ERRORS = (ValueError, TypeError, fbuf.StoreCorrupted, OSError, RuntimeError)
 VALUES = (None, True, 0, -1, 3, 17, 0.5, "", "uint8", "int64", "object", "os:system", [], {}, [[]], {"tuple": [1]})
 
@@ -116,20 +115,12 @@ def golden_parts(name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         return {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
 
 
-def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values in JSON."""
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [path, *(found for key, child in children for found in places(child, (*path, key)))][not path :]
-
-
 def mangled(meta: Any, rng: random.Random) -> Any:
     """Return a copy with one or two values removed or replaced."""
     meta = copy.deepcopy(meta)
     for _ in range(rng.randint(1, 2)):
-        *path, last = rng.choice(places(meta))
-        at = meta
-        for key in path:
-            at = at[key]
+        *path, last = rng.choice(list(nodes(meta)))
+        at = at_path(meta, path)
         if rng.random() < 0.3:
             del at[last]
         else:

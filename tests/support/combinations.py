@@ -1,4 +1,4 @@
-"""Shared code of the tests of combinations."""
+"""Storages, samplers, views and writers by name, and the batches of their combinations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Unifor
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 from tests.support.disk import fresh, somewhere
+from tests.support.trees import example_of
 
 
 def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:
@@ -63,15 +64,6 @@ UNORDERED_STORAGES = ("Device", "Deduplicated", "Compressed", "Host")  # for wri
 UNORDERED_WRITERS = [w for w in WRITERS if not WRITERS[w].streams]
 UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not getattr(SAMPLERS[s], "in_order", False)]
 LANES, BATCH = 2, 6
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
-    "action": jax.ShapeDtypeStruct((), np.int32),
-    "goal": jax.ShapeDtypeStruct((), np.int32),
-    "reached": jax.ShapeDtypeStruct((), np.int32),
-    "reward": jax.ShapeDtypeStruct((), np.float32),
-    "terminated": jax.ShapeDtypeStruct((), np.bool_),
-    "truncated": jax.ShapeDtypeStruct((), np.bool_),
-}
 
 
 def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -85,6 +77,9 @@ def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         "terminated": rng.random(shape) < 0.15,
         "truncated": rng.random(shape) < 0.1,
     }
+
+
+EXAMPLE = example_of(rows_of(np.random.default_rng(0), 1))
 
 
 def make(storage: str, sampler: str, view: str, writer: str = "Ring") -> fbuf.Buffer:

@@ -39,19 +39,13 @@ PLAYED = {
     "terminated": ((), np.bool_),
     "truncated": ((), np.bool_),
 }
-
-
 TRANSITION = Transition(n_step=2, stack=4)
-
-
 SAMPLERS = {
     "uniform": Uniform(),
     "prioritized": Prioritized(normalize="buffer"),
     "batch": Prioritized(),
     "none": Prioritized(normalize=None, stratified=False),
 }
-
-
 VIEWS = {"row": Row(), "transition": TRANSITION}
 
 
@@ -154,16 +148,11 @@ def check_retirement(sampler: str, view: str) -> None:
     for number, data in want.items():
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), got[number], data)
     if buffer.sampler.prioritized:
-        chance = {
-            name: dict(zip(b.data["number"].tolist(), b.probability.tolist(), strict=True))
-            for name, b in (
-                ("ours", jax.device_get(buffer.peek(trial.state, KEY, 1024))),
-                ("theirs", jax.device_get(twin.peek(state, KEY, 1024))),
-            )
-        }
-        assert chance["ours"].keys() == chance["theirs"].keys()
-        for number, p in chance["theirs"].items():
-            assert chance["ours"][number] == pytest.approx(p, rel=1e-5)
+        ours, theirs = (
+            dict(zip(batch.data["number"].tolist(), batch.probability.tolist(), strict=True))
+            for batch in (buffer.peek(trial.state, KEY, 1024), twin.peek(state, KEY, 1024))
+        )
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 OBS = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8)}
@@ -175,7 +164,6 @@ def noise_rows(number: int, *lead: int, seed: int = 0) -> Fields:
 
 def check_full_table(number: int, view: Any) -> None:
     """A table with room for all rows of the ring gives up none, however large a share of the ring a write is."""
-    """What a write overwrites makes room for it, however large a share of the ring it is."""
     fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False} if view != Row() else {}
     distinct = noise_rows(1)["obs"].nbytes // 64 * 300
     places = -(-int(distinct / 0.94) // 32) * 32
@@ -191,6 +179,8 @@ def check_full_table(number: int, view: Any) -> None:
 
 
 FRAMES = 256
+BATCH_BYTES = FRAMES * 84 * 84
+SIZES = [(10**3, 2**14), (10**5, 2**18)]  # both large enough to look up 1,024 blocks at once
 
 
 def shapes(tree: Any, *axes: int) -> Any:
@@ -202,12 +192,6 @@ def atari(capacity: int, blocks: int, **more: Any) -> tuple[fbuf.Buffer, Any, An
     buffer = fbuf.Buffer(capacity, storage=Deduplicated(keys=("obs",), blocks=blocks), **more)
     example = {"obs": jax.ShapeDtypeStruct((84, 84), jnp.uint8), "reward": jax.ShapeDtypeStruct((), jnp.float32)}
     return buffer, jax.eval_shape(buffer.init, example), shapes(example, FRAMES)
-
-
-BATCH_BYTES = FRAMES * 84 * 84
-
-
-SIZES = [(10**3, 2**14), (10**5, 2**18)]  # both large enough to look up 1,024 blocks at once
 
 
 def play(trial: Trial, frames: np.ndarray, steps: int, masked: bool = False) -> None:

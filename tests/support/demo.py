@@ -1,4 +1,4 @@
-"""Shared code of the tests of the demo: a stand-in for the games."""
+"""A stand-in for the games of the demo."""
 
 from __future__ import annotations
 

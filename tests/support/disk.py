@@ -26,19 +26,18 @@ def make(
     path: Any,
     columns: tuple[Column, ...],
     *,
-    lanes: int = 1,
-    length: int = 16,
-    slack: int = 4,
     resume: bool = False,
     verify: bool = True,
     arrays: Any = None,
+    **sizes: int,
 ) -> Store:
-    folder = Folder("Memmap", path and str(path), identity(columns, lanes, length, slack), resume=resume, verify=verify)
+    sizes = {"lanes": 1, "length": 16, "slack": 4} | sizes
+    folder = Folder("Memmap", path and str(path), identity(columns, **sizes), resume=resume, verify=verify)
     try:
         if arrays is not None:
-            store = Store.from_arrays(columns, arrays, lanes=lanes, length=length, slack=slack, folder=folder)
+            store = Store.from_arrays(columns, arrays, **sizes, folder=folder)
         else:
-            store = Store(columns, lanes=lanes, length=length, slack=slack, folder=folder)
+            store = Store(columns, **sizes, folder=folder)
         if not resume:
             folder.publish()
     except BaseException:

@@ -11,14 +11,13 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import fbuf
 from fbuf.samplers import Epoch
-from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
+from tests.support.inplace import assert_order
 from tests.support.model import Model
 from tests.support.uniformity import chi_square_z
 
@@ -214,17 +213,6 @@ def check_inplace(view: str, order: str) -> None:
     """Run a donated scan with next to no memory of its own: a byte a row would be 400,000."""
     buffer = buffer_of(Epoch(), view, lanes=2, length=200_000)
 
-    def step(state: Any, given: Any) -> Any:
-        out = []
-        for verb in order:
-            if verb == "e":
-                state = buffer.extend(state, given[0])
-            else:
-                state, batch = buffer.sample(state, given[1], 8)
-                out.append(batch)
-        return state, out
-
-    given = (rows_of(np.random.default_rng(0), 5, 3, 2), jnp.zeros((5, 2), jnp.uint32))
-    state = jax.eval_shape(lambda: empty(buffer))
-    memory = assert_inplace(lambda s, x: lax.scan(step, s, x), state, given)
+    row = {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}
+    memory = assert_order(buffer, order, row, jax.eval_shape(lambda: empty(buffer)), steps=5)
     assert memory.temporary < 40_000

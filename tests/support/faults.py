@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -18,7 +16,7 @@ from fbuf._bridge import lifetime
 from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Host
-from tests.support.disk import environment
+from tests.support.processes import run_python
 
 EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
 
@@ -71,9 +69,7 @@ print("as before")
 
 def check_no_memory(storage: str) -> None:
     """A process that runs out of memory during `extend` goes on."""
-    command = [sys.executable, "-c", SCARCE, storage]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment() | {"MALLOC_ARENA_MAX": "2"})
-    assert done.returncode == 0 and "as before" in done.stdout, done.stderr
+    assert "as before" in run_python(SCARCE, storage, MALLOC_ARENA_MAX="2").stdout
 
 
 def check_raising(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Shared code of the tests of flags."""
+"""Buffers of all kinds, all their methods in one program, and settings of JAX that this program runs under."""
 
 from __future__ import annotations
 
@@ -11,67 +11,42 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.samplers import Prioritized, Ranked
 from fbuf.storages import Compressed, Deduplicated
 from fbuf.transforms import Augment, Cast, Normalize, NormalizeReward, RewardToGo, Scale
-from fbuf.views import Row, Transition
+from fbuf.views import Transition
 from tests.support.trees import x64
 
 LANES, STEPS, BATCH = 2, 5, 4
-EXAMPLE = {
-    "obs": np.zeros((3,), np.uint8),
-    "action": np.zeros((), np.int32),
-    "reward": np.zeros((), np.float32),
-    "terminated": np.zeros((), np.bool_),
-    "truncated": np.zeros((), np.bool_),
-    "final": np.zeros((3,), np.uint8),
-}
+STACKS = Transition(n_step=2, stack=2)
+LONG = Transition(n_step=3, stack=2)
+
+
+def make(lanes: int | None = LANES, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(16, lanes=lanes, **settings)
+
+
 BUFFERS = {
-    "plain": fbuf.Buffer(capacity=16),
-    "lanes": fbuf.Buffer(capacity=16, lanes=LANES, episode_end=("truncated",)),
-    "prioritized": fbuf.Buffer(capacity=16, sampler=Prioritized(stratified=False, normalize=None)),
-    "transition": fbuf.Buffer(
-        capacity=16, lanes=LANES, sampler=Uniform(), view=Transition(n_step=2, stack=2, pad="repeat")
+    "plain": make(None),
+    "lanes": make(episode_end=("truncated",)),
+    "prioritized": make(None, sampler=Prioritized(stratified=False, normalize=None)),
+    "transition": make(view=Transition(n_step=2, stack=2, pad="repeat")),
+    "final": make(None, view=Transition(n_step=2, stack=2, final_observation="final")),
+    "next_step": make(view=Transition(n_step=2, autoreset="next_step")),
+    "rich": make(sampler=Prioritized(normalize="buffer"), view=LONG),
+    "deduplicated": make(
+        storage=Deduplicated(keys=("obs", "final", "reward"), blocks=64), sampler=Prioritized(), view=STACKS
     ),
-    "final": fbuf.Buffer(capacity=16, view=Transition(n_step=2, stack=2, final_observation="final")),
-    "next_step": fbuf.Buffer(capacity=16, lanes=LANES, view=Transition(n_step=2, autoreset="next_step")),
-    "rich": fbuf.Buffer(
-        capacity=16, lanes=LANES, sampler=Prioritized(normalize="buffer"), view=Transition(n_step=3, stack=2)
-    ),
-    "deduplicated": fbuf.Buffer(
-        capacity=16,
-        lanes=LANES,
-        storage=Deduplicated(keys=("obs", "final", "reward"), blocks=64),
-        sampler=Prioritized(),
-        view=Transition(n_step=2, stack=2),
-    ),
-    "host": fbuf.Buffer(
-        capacity=16,
-        lanes=LANES,
-        storage=Compressed(keys=("obs", "final")),
-        sampler=Prioritized(on="host"),
-        view=Transition(n_step=3, stack=2),
-    ),
-    "everything": fbuf.Buffer(
-        capacity=16,
-        lanes=LANES,
-        sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1),
-        view=Transition(n_step=2, stack=2),
-    ),
-    "distinct": fbuf.Buffer(capacity=16, sampler=Prioritized(replace=False)),
-    "ranked": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
-    "transforms": fbuf.Buffer(
-        capacity=16,
-        lanes=LANES,
-        view=Transition(n_step=2, stack=2),
+    "host": make(storage=Compressed(keys=("obs", "final")), sampler=Prioritized(on="host"), view=LONG),
+    "everything": make(sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1), view=STACKS),
+    "distinct": make(None, sampler=Prioritized(replace=False)),
+    "ranked": make(sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
+    "transforms": make(
+        view=STACKS,
         on_write=(NormalizeReward(), RewardToGo(0.9), Cast("action", "int16")),
-        on_read={
-            "shift": Augment("obs", 1),
-            "frames": Scale(("obs", "next_obs"), offset=1.0),
-            "norm": Normalize("obs"),
-        },
+        on_read={"a": Augment("obs", 1), "b": Scale(("obs", "next_obs"), offset=1.0), "c": Normalize("obs")},
     ),
-    "prefetch": fbuf.Buffer(capacity=16, lanes=LANES, sampler=Prioritized(), prefetch=1, batch_size=BATCH),
+    "prefetch": make(sampler=Prioritized(), prefetch=1, batch_size=BATCH),
 }
 
 
@@ -90,8 +65,11 @@ def rows(buffer: fbuf.Buffer, steps: int, seed: int) -> dict[str, Any]:
     )
 
 
+EXAMPLE = {name: np.zeros(x.shape[1:], x.dtype) for name, x in rows(BUFFERS["plain"], 1, 0).items()}
+
+
 def given(buffer: fbuf.Buffer) -> dict[str, Any]:
-    """Everything the verbs are called with, on the device."""
+    """Return the arguments of the methods, on the device."""
     axes = (STEPS,) if buffer.lanes is None else (STEPS, buffer.lanes)
     return {
         "rows": rows(buffer, STEPS, 0),
@@ -106,8 +84,8 @@ def given(buffer: fbuf.Buffer) -> dict[str, Any]:
     }
 
 
-def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
-    """All verbs on `state`, an empty one at first, so that the masked paths run too."""
+def every_method(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
+    """Call all methods on `state`, which is empty at first, so that the masked paths run too."""
     prioritized, out = buffer.sampler.prioritized, []
     state, empty = buffer.sample(state, x["key"], BATCH)
     state = buffer.extend(state, x["rows"])
@@ -123,15 +101,8 @@ def every_verb(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
     out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
-    other = fbuf.Buffer(
-        capacity=16,
-        lanes=buffer.lanes,
-        storage=buffer.storage,
-        sampler=Prioritized(normalize=None),
-        view=Row(),
-        on_write=buffer.on_write,
-        on_read=Normalize("reward") if buffer.on_read else None,
-    )
+    settings = {"storage": buffer.storage, "sampler": Prioritized(normalize=None), "on_write": buffer.on_write}
+    other = make(buffer.lanes, on_read=Normalize("reward") if buffer.on_read else None, **settings)
     out.append(buffer.convert(other, state))
     return state, buffer.clear(state), out
 
@@ -162,7 +133,7 @@ def plain(tree: Any) -> Any:
 @functools.cache
 def expected(name: str) -> Any:
     buffer = BUFFERS[name]
-    return plain(jax.jit(functools.partial(every_verb, buffer))(buffer.init(EXAMPLE), given(buffer)))
+    return plain(jax.jit(functools.partial(every_method, buffer))(buffer.init(EXAMPLE), given(buffer)))
 
 
 def check(name: str, got: Any) -> None:
@@ -177,5 +148,5 @@ def check_all_flags(name: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
     with flags("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks"):
-        got = plain(jax.jit(functools.partial(every_verb, buffer))(state, x))
+        got = plain(jax.jit(functools.partial(every_method, buffer))(state, x))
     check(name, got)

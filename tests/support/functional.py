@@ -14,16 +14,9 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated
 from fbuf.views import Transition
-from tests.support.trees import numpy_leaf, same
+from tests.support.trees import example_of, numpy_leaf, same
 
 LANES, CAPACITY, BATCH = 2, 24, 6
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((3,), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
 STACKS: dict[str, Any] = {"sampler": Prioritized(), "view": Transition(n_step=2, stack=2), "lanes": LANES}
 BUFFERS = {
     "uniform-row": fbuf.Buffer(CAPACITY, lanes=LANES),
@@ -43,6 +36,9 @@ def rows(steps: int, seed: int = 0) -> dict[str, jax.Array]:
         "terminated": jnp.asarray(draw.random(axes) < 0.1),
         "truncated": jnp.asarray(draw.random(axes) < 0.05),
     }
+
+
+EXAMPLE = example_of(rows(1))
 
 
 @functools.cache
@@ -103,9 +99,6 @@ def check_arguments_unchanged(name: str) -> None:
 
 def build() -> fbuf.Buffer:
     return fbuf.Buffer(CAPACITY, **STACKS)
-
-
-# -------------------------------------------------------------------------------------------------- counters that wrap
 
 
 def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:

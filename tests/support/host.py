@@ -10,13 +10,8 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._bridge import lifetime
 from fbuf._host.store.store import Store
-from tests.support.ownership import agree, filled, id_of, late, make, rows_of
-
-
-def store_of(state: Any) -> Store:
-    return lifetime.find(id_of(state))
+from tests.support.ownership import agree, filled, late, make, rows_of
 
 
 def overtaken(storage: str, form: str, capacity: int = 8) -> bool:

@@ -1,7 +1,9 @@
-"""What the tests of samplers and views share: a step that draws, writes and draws again must copy nothing."""
+"""Steps of methods in any order, and the proof that a donated step copies nothing large."""
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import jax
@@ -9,23 +11,155 @@ import jax.numpy as jnp
 from jax import lax
 
 import fbuf
-from fbuf.testing import assert_inplace
+from fbuf.testing import Memory, assert_inplace
+
+LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
+CAPACITY = 400_000
+
+VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
+ROW = {
+    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
+    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+SAMPLERS = {
+    "uniform": fbuf.samplers.Uniform(),
+    "prioritized": fbuf.samplers.Prioritized(),
+    "minimum": fbuf.samplers.Prioritized(normalize="buffer", stratified=False),
+    "distinct": fbuf.samplers.Prioritized(replace=False, normalize="buffer"),
+    "everything": fbuf.samplers.Prioritized(normalize="buffer", largest="held", uniform=0.1),
+    "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1),
+}
+VIEWS = {
+    "row": fbuf.views.Row(),
+    "transition": fbuf.views.Transition(n_step=3, stack=4),
+}
 
 
-def assert_draw_write_draw(buffer: fbuf.Buffer, example: Any, state: Any = None, *, jit: bool = True) -> None:
-    """In a scan, and in one jit; of a buffer of two lanes, large enough that a copied leaf shows."""
+def shape(leading: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leading, dtype)
+
+
+def leading(tree: Any, *axes: int) -> Any:
+    return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
+
+
+def buffer_of(
+    sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, storage: Any = None
+) -> fbuf.Buffer:
+    return fbuf.Buffer(
+        capacity, storage=storage or fbuf.storages.Device(), sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes
+    )
+
+
+def inputs(axes: tuple[int, ...] = (), row: Any = ROW, lanes: int | None = LANES, batch: int = BATCH) -> dict[str, Any]:
+    """Return the shapes of what one step takes besides the state."""
+    return {
+        "rows": leading(row, *axes, ROWS, *(() if lanes is None else (lanes,))),
+        "key": shape((*axes, 2), jnp.uint32),
+        "error": shape((*axes, batch), jnp.float32),
+        "index": fbuf.Index(shape((*axes, batch), jnp.int32), shape((*axes, batch), jnp.uint32)),
+        "reward": shape((*axes, batch), jnp.float32),
+    }
+
+
+def step_of(buffer: fbuf.Buffer, order: str, batch: int = BATCH) -> Any:
+    """Return `(state, inputs) -> (state, results)`: the methods of `order`, one after another."""
 
     def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
+        index, out = given["index"], []
+        for method in order:
+            if method == "e":
+                state = buffer.extend(state, given["rows"])
+            elif method == "s":
+                state, drawn = buffer.sample(state, given["key"], batch)
+                index = drawn.index
+                out.append(drawn)
+            elif method == "u":
+                state = buffer.update_priority(state, index, given["error"])
+            elif method == "o":
+                state = buffer.update_priority(state, given["index"], given["error"])
+            elif method == "r":
+                state = buffer.update_rows(state, index, {"reward": given["reward"]})
+            elif method == "t":
+                out.append(buffer.stats(state))
+        return state, out
 
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
+    return step
 
-    state = jax.eval_shape(buffer.init, example) if state is None else state
-    if jit:
-        assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+
+def assert_order(
+    buffer: fbuf.Buffer, order: str, row: Any, state: Any = None, *, steps: int = 0, batch: int = BATCH
+) -> Memory:
+    """Run the methods of `order` in one jit, or in a scan of so many steps: nothing large is copied."""
+    step, state = step_of(buffer, order, batch), jax.eval_shape(buffer.init, row) if state is None else state
+    if not steps:
+        return assert_inplace(step, state, inputs((), row, buffer.lanes, batch))
+    return assert_inplace(lambda s, x: lax.scan(step, s, x), state, inputs((steps,), row, buffer.lanes, batch))
+
+
+def assert_draw_write_draw(buffer: fbuf.Buffer, row: Any, state: Any = None, *, jit: bool = True) -> None:
+    """Draw, write and draw in a scan, and in one jit."""
+    for steps in (0, 4) if jit else (4,):
+        assert_order(buffer, "ses", row, state, steps=steps)
+
+
+def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
+    """The shapes of a state; every leaf that grows with the capacity is larger than `bound`."""
+    state = jax.eval_shape(buffer.init, ROW)
+    for leaf in jax.tree.leaves(state):
+        size = leaf.size * leaf.dtype.itemsize
+        assert size < 4096 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
+    return state
+
+
+def in_jit(buffer: fbuf.Buffer, order: str) -> Memory:
+    memory = assert_order(buffer, order, ROW)
+    state_of(buffer, memory.bound)
+    return memory
+
+
+def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
+    memory = assert_order(buffer, order, ROW, steps=STEPS)
+    state_of(buffer, memory.bound)
+    return memory
+
+
+FORMS = {"jit": in_jit, "scan": in_scan}
+
+
+def orders(length: int, sampler: str) -> list[str]:
+    """Every order of `length` verbs that means something: `u` needs a batch, priorities need a prioritized sampler."""
+    verbs = VERBS if sampler != "uniform" else VERBS.replace("u", "").replace("o", "")
+    every = ("".join(o) for o in itertools.product(verbs, repeat=length))
+    return [o for o in every if "u" not in o or "s" in o[: o.index("u")]]
+
+
+def some(length: int, sampler: str, number: int) -> list[str]:
+    """A fixed sample of orders, different for each length, the same on every machine."""
+    return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
+
+
+def rows_at(key: jax.Array) -> Any:
+    """One made-up row a lane."""
+    return {
+        "obs": jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
+        "action": jnp.zeros((1, LANES), jnp.int32),
+        "reward": jax.random.normal(key, (1, LANES), jnp.float32),
+        "terminated": jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
+        "truncated": jnp.zeros((1, LANES), jnp.bool_),
+    }
+
+
+def filled(buffer: fbuf.Buffer) -> Any:
+    state = buffer.init(ROW)
+    for key in jax.random.split(jax.random.key(0), 6):
+        state = buffer.extend(state, rows_at(key))
+    return jax.block_until_ready(state)
+
+
+def pointers(tree: Any) -> dict[str, int]:
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf.unsafe_buffer_pointer() for path, leaf in pairs if leaf.size}

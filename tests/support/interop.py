@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import numpy as np
 
 import fbuf
 from fbuf.interop import _columns, _load
-from tests.support.paths import ROOT
 
 
 def every_kind(n: int, lanes: int | None = None) -> dict[str, Any]:
@@ -53,12 +49,3 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
         source = _load._source(path, reader, None, None)
         names = _columns.chosen("from_file", source.columns, None)
         return {name: source.columns[name].read(0, source.steps) for name in names}
-
-
-def run(code: str, *args: str) -> str:
-    """Run code in another process; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *args], capture_output=True, text=True, cwd=ROOT, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,19 +12,11 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Memmap, Zstd
 from fbuf.views import Row, Transition
+from tests.support.trees import example_of
 
 STORAGES = {
     "memmap": Memmap,
     "files": partial(Compressed, codec=Zstd(chunk=4)),
-}
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((40, 40), jnp.uint8),
-    "next": {"half": jax.ShapeDtypeStruct((3,), jnp.bfloat16), "none": jax.ShapeDtypeStruct((0, 2), jnp.float32)},
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "small": jax.ShapeDtypeStruct((2,), jnp.float8_e4m3fn),
 }
 PLAIN: dict[str, Any] = {"view": Row(), "sampler": Uniform()}
 TRANSITION = Transition(n_step=2, stack=3, observation="obs")
@@ -45,6 +36,9 @@ def rows_of(first: int, count: int, lanes: int) -> dict[str, Any]:
         "truncated": t % 23 == 0,
         "small": np.repeat(t[..., None] % 8, 2, -1).astype(jnp.float8_e4m3fn),
     }
+
+
+EXAMPLE = example_of(rows_of(0, 1, 1))
 
 
 def make(storage: str, path: Any, capacity: int = 24, **settings: Any) -> fbuf.Buffer:

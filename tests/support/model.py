@@ -1,10 +1,6 @@
-"""A replay buffer in plain Python: what every verb of `fbuf.Buffer` must do, said as slowly as possible.
+"""A replay buffer in plain Python: what every method of `fbuf.Buffer` must do, as simply as possible.
 
-Lanes are lists of all rows that ever arrived; which rows can be drawn, what a transition is and how likely it is are
-worked out anew from those lists each time it is asked, in float64. Nothing is kept up to date, so nothing can get out of
-step: that is the difference from the code under test, and why a mirror of its incremental bookkeeping was rejected.
-
-Source: the documentation of `Buffer`, of the views and of the samplers.
+Priorities and probabilities are float64. Source: the documentation of `Buffer` and of the samplers.
 """
 
 from __future__ import annotations
@@ -17,76 +13,31 @@ from typing import Any
 
 import numpy as np
 
-COUNTERS = (
-    "refused_nonfinite",
-    "refused_out_of_range",
-    "refused_stale",
-    "refused_closed",
-    "empty_samples",
-    "expired_rows",
-)
-Fields = dict[str, np.ndarray]
+from tests.support.model_lanes import Fields, Lanes, Row
+
+COUNTERS = "refused_nonfinite refused_out_of_range refused_stale refused_closed empty_samples expired_rows".split()
 
 
-@dataclasses.dataclass
-class Row:
-    """One row that arrived, and what it was told on the way in."""
-
-    name: int  # no two rows of a model and its copies share it
-    lane: int
-    number: int  # place in the lane's history
-    slot: int
-    fields: Fields
-    given: float | None  # priority given to `extend`
-    end: bool = False
-    terminated: bool = False
-    start: bool = False
-    reset: bool = False  # next-step autoreset: holds the final observation only
-    step: int = (
-        0  # rows of its episode before it (of its lane, where windows cross ends); after a conversion those known
-    )
-    unknown: bool = False  # may be a row after an end, or not
-
-
-class Model:
-    """The rows of a buffer, its priorities and its counters.
-
-    Args:
-      buffer: The `fbuf.Buffer` whose settings (not code) this follows.
-      fields: Shape and dtype of each leaf of a row, by name.
-    """
+class Model(Lanes):
+    """The rows of a buffer, its priorities and its counters."""
 
     def __init__(self, buffer: Any, fields: Mapping[str, tuple[tuple[int, ...], Any]]):
-        self.buffer, self.fields = buffer, dict(fields)
-        self.capacity, self.lane_count = buffer.capacity, buffer.lanes or 1
-        self.length = self.capacity // self.lane_count
-        self.view, self.sampler = buffer.view, buffer.sampler
-        self.kind = type(self.view).__name__
-        self.transitions = self.kind == "Transition"
-        self.windows = self.kind in ("Sequence", "Episode")
+        super().__init__(buffer, fields)
+        self.sampler = buffer.sampler
         self.ranked = type(self.sampler).__name__ == "Ranked"
         self.prioritized = self.ranked or type(self.sampler).__name__ == "Prioritized"
         self.ages = type(self.sampler).__name__ == "Staleness"
-        self.run: dict[
-            int, tuple[int, int]
-        ] = {}  # of the anchor with this name: number of its run in the lane, and its stamp
-        self.latest: dict[int, tuple[int, int]] = {}  # of the lane's newest anchor
-        self.came: dict[int, int] = {}  # anchors that opened in the lane, ever
-        self.version = 0
-        self.next_step = self.kind != "Row" and self.view.autoreset == "next_step"
-        ends = tuple(buffer.episode_end)
-        if self.transitions:
-            ends += tuple(n for n in (self.view.terminated, self.view.truncated) if n is not None)
-        if self.windows:
-            ends += self.view.episode_end
-        self.ends = ends
-        self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
-        self.counters = dict.fromkeys(COUNTERS, 0)
-        self.leaf: dict[int, float] = {}  # by name of the row, like all that follow; of `Ranked` the bucket
-        self.magnitude: dict[int, float] = {}  # |p|
+        # By name of the row: the number of an anchor's run in its lane and its stamp, its leaf (for `Ranked`, its bucket),
+        # and its priority. By lane: the run of its newest anchor, and how many anchors have opened in it.
+        self.run: dict[int, tuple[int, int]] = {}
+        self.leaf: dict[int, float] = {}
+        self.magnitude: dict[int, float] = {}
+        self.latest: dict[int, tuple[int, int]] = {}
+        self.came: dict[int, int] = {}
+        self.version, self.max_priority = 0, 1.0
         numbers = tuple(self.sampler.numbers) if self.prioritized else ()
         self.numbers = {n: float(getattr(self.sampler, n)) for n in numbers}
-        self.max_priority = 1.0
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self.names = itertools.count()
         self.by_index: dict[tuple[int, int], int] = {}
         self.ticket: dict[int, int] = {}
@@ -99,8 +50,6 @@ class Model:
         other.numbers, other.magnitude = dict(self.numbers), dict(self.magnitude)
         other.run, other.latest, other.came = dict(self.run), dict(self.latest), dict(self.came)
         return other
-
-    # ------------------------------------------------------------------------------------------- writing
 
     def extend(self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None) -> None:
         """Adds leaves `[N, E, ...]`, one row after the other."""
@@ -125,18 +74,6 @@ class Model:
         row = Row(next(self.names), lane, number, slot, fields, given)
         self._place_in_episode(row, past[-1] if past else None)
         past.append(row)
-
-    def _place_in_episode(self, row: Row, before: Row | None) -> None:
-        row.end = any(bool(row.fields[name]) for name in self.ends)
-        row.terminated = self.transitions and bool(row.fields[self.view.terminated])
-        if self.next_step:
-            row.reset = before is not None and before.end
-            row.start = not row.reset and (before is None or before.reset)
-        else:
-            row.start = before is None or before.end
-        if before is not None:
-            crosses = self.kind == "Sequence" and self.view.boundary == "cross"
-            row.step = 0 if row.start and not crosses else before.step + 1
 
     def _follow(self, before: set[int]) -> None:
         """Rows that are drawable now and were not `before` get their first priority."""
@@ -278,12 +215,6 @@ class Model:
         model._follow(set())
         return model
 
-    # ------------------------------------------------------------------------------------------- reading
-
-    def held(self, lane: int) -> list[Row]:
-        """The newest rows of a lane, oldest first."""
-        return self.history[lane][-self.length :]
-
     @property
     def size(self) -> int:
         return sum(len(self.held(lane)) for lane in range(self.lane_count))
@@ -314,135 +245,6 @@ class Model:
         """`[n][E]`, newest last, None where there are fewer."""
         lanes = [self.held(e) for e in range(self.lane_count)]
         return [[rows[i] if -i <= len(rows) else None for rows in lanes] for i in range(-n, 0)]
-
-    # ------------------------------------------------------------------------------------------- drawing
-
-    def anchors(self) -> list[Row]:
-        """Rows a draw may land on."""
-        rows = [row for lane in range(self.lane_count) for row in self.held(lane)]
-        if self.kind == "Row":
-            return rows
-        return [row for row in rows if (self._drawable(row) if self.transitions else self._window(row) is not None)]
-
-    def _after(self, row: Row, steps: int) -> Row | None:
-        """The row `steps` later in the lane, if it has come."""
-        past = self.history[row.lane]
-        i = row.number + steps - past[0].number
-        return past[i] if 0 <= i < len(past) else None
-
-    def _drawable(self, row: Row) -> bool:
-        view = self.view
-        if row.reset:
-            return False
-        oldest, frame = self.held(row.lane)[0].number, row
-        for _ in range((view.stack or 1) - 1):
-            if frame.start:
-                break
-            behind = self._after(frame, -1)
-            if behind is None or behind.number < oldest or behind.reset:
-                return False
-            frame = behind
-        for step in range(view.n_step):
-            here = self._after(row, step)
-            if here is None:
-                return False
-            if here.end:
-                if here.terminated or view.final_observation is not None:
-                    return True
-                if self.next_step:
-                    return self._after(here, 1) is not None
-                return step > 0
-        return self._after(row, view.n_step) is not None
-
-    def _window(self, row: Row) -> list[Row | None] | None:
-        """The rows of the window or episode that a row stands for, None past its ends; None: it cannot be drawn."""
-        view = self.view
-        if row.unknown:
-            return None
-        if self.kind == "Episode":
-            return self._whole(row) if row.start else None
-        offsets = [(k - view.at) * view.dilation for k in range(view.length)]
-        if row.step % view.stride:
-            return None
-        if view.boundary == "mask":
-            if row.reset:
-                return None
-            rows = {0: row}
-            for direction in (-1, 1):
-                offset = 0
-                while offset != (offsets[0] if direction < 0 else offsets[-1]):
-                    if rows[offset].start if direction < 0 else self._is_last(rows[offset]):
-                        break
-                    here = self._after(row, offset + direction)
-                    if here is None or here.unknown or here.number < self.held(row.lane)[0].number:
-                        return None
-                    offset += direction
-                    rows[offset] = here
-            return [rows.get(offset) for offset in offsets]
-        rows = {0: row}
-        for offset in range(1, offsets[-1] + 1):
-            here = self._after(row, offset)
-            if here is None or (here.start and view.boundary == "stop"):
-                return None
-            rows[offset] = here
-        if view.boundary == "stop" and any(r.reset for offset, r in rows.items() if offset in (0, *range(offsets[-1]))):
-            return None  # nothing comes after a reset row, nor is it a window of its own
-        return [rows[offset] for offset in offsets]
-
-    def _is_last(self, row: Row) -> bool:
-        """Whether its episode has no row after it."""
-        return row.reset if self.next_step else row.end
-
-    def _whole(self, row: Row) -> list[Row | None] | None:
-        """An episode from its first row on."""
-        rows: list[Row | None] = []
-        here: Row | None = row
-        while here is not None and len(rows) < self.view.max_length:
-            rows.append(here)
-            if self._is_last(here):
-                return rows + [None] * (self.view.max_length - len(rows))
-            here = self._after(here, 1)
-        return rows if self.view.longer == "cut" and len(rows) == self.view.max_length else None
-
-    def _completed_by(self, row: Row) -> Row:
-        """The row that brought an anchor's priority."""
-        if not self.windows:
-            return row
-        window = self._window(row)
-        assert window is not None
-        if self.kind == "Sequence" and self.view.boundary == "mask":  # its last row may lie between two of the window
-            here = row
-            for _ in range((self.view.length - 1 - self.view.at) * self.view.dilation):
-                if self._is_last(here):
-                    break
-                here = self._row_after(here, 1)
-            return here
-        return [r for r in window if r is not None][-1]
-
-    def _in_window(self, row: Row) -> Fields:
-        """What a sample holds for a window."""
-        view, window = self.view, self._window(row)
-        assert window is not None
-        there = np.array([r is not None for r in window])
-        first, learn = np.zeros(len(window), bool), np.zeros(len(window), bool)
-        apart = view.dilation if self.kind == "Sequence" else 1
-        burn_in, bootstrap = (view.burn_in, view.bootstrap) if self.kind == "Sequence" else (0, 0)
-        for k, here in enumerate(window):
-            if here is None:
-                continue
-            since = [self._after(here, -i) for i in range(apart if k else 1)]
-            first[k] = any(r is not None and r.start for r in since)
-            learn[k] = burn_in <= k < len(window) - bootstrap and not here.reset
-        blank = {n: np.zeros(shape, dtype) for n, (shape, dtype) in self.fields.items()}
-        leaves = {n: np.stack([blank[n] if r is None else r.fields[n] for r in window]) for n in self.fields}
-        return leaves | {"mask": there, "is_first": first, "learning_mask": learn}
-
-    def episode_of(self, row: Row) -> int:
-        """A name for a row's episode: the oldest number known of it."""
-        here = row
-        while not here.start and (behind := self._after(here, -1)) is not None:
-            here = behind
-        return here.number
 
     def probability(self, row: Row) -> float:
         """Chance of a drawable row in one draw."""
@@ -478,58 +280,3 @@ class Model:
             chances = [self.probability(row) for row in self.anchors()]
             top = (number * min(p for p in chances if p > 0)) ** -beta
         return [w / top for w in raw]
-
-    def content(self, row: Row) -> Fields:
-        """What a sample holds for this anchor, by name; rewards in float64."""
-        if self.windows:
-            return self._in_window(row)
-        return self.transition(row) if self.transitions else dict(row.fields)
-
-    def transition(self, row: Row) -> Fields:
-        """The n-step transition with stacks that begins at `row`."""
-        view = self.view
-        has_final = self.next_step or view.final_observation is not None
-        counted: list[Row] = []  # whose rewards make the return
-        for step in range(view.n_step):
-            here = self._row_after(row, step)
-            if not here.end or here.terminated or has_final:
-                counted.append(here)
-            if here.end:
-                break
-        last, final = here, None  # the newest frame of the next observation
-        if not here.end:
-            last = self._row_after(here, 1)
-        elif view.final_observation is not None:
-            final = here.fields[view.final_observation]
-        elif self.next_step and not here.terminated:
-            last = self._row_after(here, 1)
-        gamma = np.float64(view.gamma)
-        rewards = [gamma**i * r.fields[view.reward].astype(np.float64) for i, r in enumerate(counted)]
-        others = (view.observation, view.action, view.reward, view.final_observation)
-        return {
-            "obs": self._stack(row, None),
-            "action": row.fields[view.action],
-            "reward": np.sum(rewards, axis=0),
-            "discount": np.float64(0) if counted[-1].terminated else gamma ** len(counted),
-            "next_obs": self._stack(last, final),
-            **{k: x for k, x in row.fields.items() if k not in others},
-        }
-
-    def _row_after(self, row: Row, steps: int) -> Row:
-        found = self._after(row, steps)
-        assert found is not None, "not drawable"
-        return found
-
-    def _stack(self, row: Row, final: np.ndarray | None) -> np.ndarray:
-        """The newest frames of the episode up to `row`, and `final` after it."""
-        view = self.view
-        frames, here = [row.fields[view.observation]], row
-        while not here.start and len(frames) < (view.stack or 1):
-            here = self._row_after(here, -1)
-            frames.insert(0, here.fields[view.observation])
-        if final is not None:
-            frames.append(final)
-        if view.stack is None:
-            return frames[-1]
-        first = frames[0] if view.pad == "repeat" else np.zeros_like(frames[0])
-        return np.stack(([first] * view.stack + frames)[-view.stack :])

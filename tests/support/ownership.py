@@ -1,10 +1,7 @@
-"""Shared code of the tests of ownership."""
+"""Buffers on the host, rows that tell their number, and computations that end late."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +15,7 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.base import Zstd
-from tests.support.paths import ROOT
+from fbuf._host.store.store import Store
 
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -56,6 +53,10 @@ def id_of(state: Any) -> int:
     return lifetime.join_id(np.asarray(state.rows.id))
 
 
+def store_of(state: Any) -> Store:
+    return lifetime.find(id_of(state))
+
+
 @pytest.fixture
 def storage() -> str:
     """The other storages are in tests/exhaustive."""
@@ -75,11 +76,3 @@ def _late(x: Any, matrix: jax.Array) -> Any:
 def late(x: Any) -> Any:
     """The same values, some tenths of a second later."""
     return _late(x, _MATRIX)
-
-
-def run_script(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done

@@ -29,27 +29,21 @@ def written_in_the_readme() -> dict[str, Any]:
 
 
 OWN = written_in_the_readme()
+ROUNDED = {"storage": OWN["Rounded"](2.0)}
+AHEAD = {"prefetch": 1, "batch_size": BATCH}
+STACKS = fbuf.views.Transition(n_step=2, stack=3)
 BUFFERS: dict[str, dict[str, Any]] = {
-    "storage": {"storage": OWN["Rounded"](2.0)},
+    "storage": ROUNDED,
     "sampler": {"sampler": OWN["Lately"]()},
     "view": {"view": OWN["WithLastAction"]()},
     "writer": {"writer": OWN["EveryNth"](3)},
     "transforms": {"on_write": OWN["Clip"](1.0), "on_read": OWN["Clip"](0.5)},
     "codec": {"storage": fbuf.storages.Compressed(keys=("obs",), codec=OWN["Shades"]())},
-    "storage, sampler, view": {
-        "storage": OWN["Rounded"](2.0),
-        "sampler": OWN["Lately"](),
-        "view": OWN["WithLastAction"](),
-        "lanes": LANES,
-    },
-    "storage with priorities, stacks": {
-        "storage": OWN["Rounded"](2.0),
-        "sampler": fbuf.samplers.Prioritized(),
-        "view": fbuf.views.Transition(n_step=2, stack=3),
-        "lanes": LANES,
-    },
-    "storage, drawn ahead": {"storage": OWN["Rounded"](2.0), "prefetch": 1, "batch_size": BATCH},
-    "view, drawn ahead": {"view": OWN["WithLastAction"](), "prefetch": 1, "batch_size": BATCH},
+    "storage, sampler, view": ROUNDED | {"sampler": OWN["Lately"](), "view": OWN["WithLastAction"](), "lanes": LANES},
+    "storage with priorities, stacks": ROUNDED
+    | {"sampler": fbuf.samplers.Prioritized(), "view": STACKS, "lanes": LANES},
+    "storage, drawn ahead": ROUNDED | AHEAD,
+    "view, drawn ahead": {"view": OWN["WithLastAction"]()} | AHEAD,
 }
 EXAMPLE = {
     "obs": np.zeros((4, 4), np.uint8),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,15 +18,15 @@ import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf._bridge import lifetime
 from fbuf._buffer import prefetch as _prefetch
 from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
-from fbuf.testing import assert_inplace
 from fbuf.views import Hindsight, Row, Sequence, Transition
+from tests.support.inplace import assert_order
+from tests.support.store import Deflate
 from tests.support.threads import PATIENCE, soon
-from tests.support.trees import same
+from tests.support.trees import example_of, same
 
 LANES, ROWS, BATCH, STEPS = 2, 5, 6, 8
 
@@ -46,13 +45,8 @@ GATE = Gate()
 
 
 @dataclasses.dataclass(frozen=True)
-class Gated:
-    """Deflate that waits at the gate in the thread that reads ahead, and fails when told to."""
-
-    chunk: int = 4
-
-    def encode(self, rows: np.ndarray) -> bytes:
-        return zlib.compress(rows.tobytes())
+class Gated(Deflate):
+    """A codec that waits at the gate in the thread that reads ahead, and fails when told to."""
 
     def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
         if threading.current_thread().name == "fbuf-read-ahead":
@@ -60,7 +54,7 @@ class Gated:
             assert GATE.open.wait(PATIENCE)
         if GATE.fails():
             raise OSError("no such luck")
-        out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
+        super().decode(data, out)
 
 
 STORAGES = {
@@ -79,14 +73,6 @@ VIEWS = {
         Transition(n_step=2), lambda a, b: (a == b).astype(jnp.float32), goal="action", achieved="t", fraction=0.5
     ),
 }
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
-    "t": jax.ShapeDtypeStruct((), np.int32),
-    "action": jax.ShapeDtypeStruct((), np.int32),
-    "reward": jax.ShapeDtypeStruct((), np.float32),
-    "terminated": jax.ShapeDtypeStruct((), np.bool_),
-    "truncated": jax.ShapeDtypeStruct((), np.bool_),
-}
 
 
 def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
@@ -103,6 +89,9 @@ def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
     }
 
 
+EXAMPLE = example_of(rows_at(0))
+
+
 def make(storage: str = "device", sampler: str = "uniform", view: str = "row", prefetch: int = 1) -> fbuf.Buffer:
     return fbuf.Buffer(
         40,
@@ -115,10 +104,6 @@ def make(storage: str = "device", sampler: str = "uniform", view: str = "row", p
     )
 
 
-def store_of(state: Any) -> Store:
-    return lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
-
-
 def threads() -> list[threading.Thread]:
     """Return the threads that read ahead."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf-read-ahead"]
@@ -127,9 +112,6 @@ def threads() -> list[threading.Thread]:
 def settle(store: Store) -> None:
     """Wait until every request is done."""
     soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
-
-
-# ------------------------------------------------------------------------------------------------------- the oracle
 
 
 def errors_at(step: int) -> np.ndarray:
@@ -188,9 +170,6 @@ def check_batches(storage: str, sampler: str, view: str, form: str) -> None:
     assert not wanted[0].mask.any() and sum(int(batch.mask.sum()) for batch in wanted) > 3 * BATCH
     for one, two in zip(wanted, drawn(storage, sampler, view, form), strict=True):
         same(one, two)
-
-
-# ------------------------------------------------------------------------------------------ checks for each storage
 
 
 def check_evicted_rows(storage: str) -> None:
@@ -303,25 +282,5 @@ def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(LARGE))
     state = jax.eval_shape(functools.partial(_prefetch.empty_state, buffer), rows)
 
-    def step(state: Any, given: Any) -> Any:
-        rows, key, error = given
-        index, out = None, []
-        for verb in order:
-            if verb == "e":
-                state = buffer.extend(state, rows)
-            elif verb == "s":
-                state, batch = buffer.sample(state, key)
-                index = batch.index
-                out.append(batch)
-            elif verb == "u":
-                state = buffer.update_priority(state, index, error)
-            else:
-                state = buffer.update_rows(state, index, {"reward": error})
-        return state, out
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, LANES, *x.shape), x.dtype), LARGE)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), np.uint32), jax.ShapeDtypeStruct((*axes, BATCH), np.float32)
-
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(3))
+    for steps in (0, 3):
+        assert_order(buffer, order, LARGE, state, steps=steps, batch=BATCH)

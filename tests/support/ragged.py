@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 
 import fbuf
-from fbuf._bridge import lifetime
 from fbuf.samplers import Consume, Epoch, Uniform
 from fbuf.storages import Ragged
 
@@ -23,10 +22,6 @@ DTYPES = [
 
 class Thing:
     """An object without a form in bytes."""
-
-
-def store_of(state: Any) -> Any:
-    return lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
 
 
 def random_array(rng: np.random.Generator) -> np.ndarray:

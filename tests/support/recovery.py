@@ -7,8 +7,6 @@ was written, or says which are gone; never another one.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ import numpy as np
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
-from tests.support.disk import environment, make, numbered
+from tests.support.disk import make, numbered
+from tests.support.processes import run_python
 from tests.support.store import Deflate, columns_of, fetch
 
 ERRORS = (StoreCorrupted, ValueError, OSError)
@@ -110,9 +109,7 @@ assert said.sum() > 2 * rounds
 
 def check_killed(kind: str, path: Path, rounds: int, seed: int = 0) -> None:
     """Kill processes that write, each of which goes on where the last was killed: no row is lost."""
-    args = [sys.executable, "-W", "ignore", "-c", KILLER, kind, str(path), str(rounds), str(seed)]
-    done = subprocess.run(args, capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+    run_python(KILLER, kind, path, rounds, seed, options=("-W", "ignore"))
 
 
 SECTOR = 512

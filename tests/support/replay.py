@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import zlib
 from pathlib import Path
@@ -18,6 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf.samplers import Consume, Prioritized, Uniform
 from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.processes import run_python
 from tests.support.threads import Thread, soon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,8 +74,6 @@ def same_batches_as_the_buffer(storage: Any) -> None:
     replay.add({"obs": np.full((8, 8), 7, np.uint8), "reward": 1.0})
     assert np.asarray(replay.last(1).data["obs"])[0, 0, 0] == 7
 
-
-# ---------------------------------------------------------------------------------------------- actors and learners
 
 CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
 FRAMES = {
@@ -218,8 +215,6 @@ def drain(replay: fbuf.Replay, actors: list[Thread]) -> dict[str, np.ndarray]:
     return replay.sample(left, to="numpy").data if left else {"actor": np.zeros(0, int), "id": np.zeros(0, int)}
 
 
-# ---------------------------------------------------------------------------------------------------------- at exit
-
 _AT_EXIT = """
 import sys, threading
 import numpy as np
@@ -253,6 +248,6 @@ print("end of the script")
 
 def at_exit(how: str) -> None:
     """Let the interpreter exit while the thread waits for rows or room, an actor for a draw, or with an error not raised."""
-    done = subprocess.run([sys.executable, "-c", _AT_EXIT, how], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout == "end of the script\n", done.stderr
+    done = run_python(_AT_EXIT, how)
+    assert done.stdout == "end of the script\n", done.stderr
     assert ("no disk" in done.stderr) == (how == "error"), done.stderr

@@ -23,11 +23,7 @@ ON_WRITE = Chain(
         Drop("nothing"),
     )
 )
-
-
 ON_READ = Chain((NormalizeReward(), Augment("obs", 1), Scale("obs", offset=0.5), Rename({"action": "act"})))
-
-
 BATCH, LANES = 6, 2
 
 

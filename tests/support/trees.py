@@ -1,4 +1,4 @@
-"""Comparisons of pytrees of arrays, and x64 under the name that this version of JAX has for it."""
+"""Examples and comparisons of pytrees of arrays, and x64 under the name that this version of JAX has for it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def same(one: Any, two: Any, case: str = "") -> None:
         name = case + jax.tree_util.keystr(path)
         assert a.dtype == b.dtype and a.shape == b.shape, name
         assert a.tobytes() == b.tobytes(), f"{name}: {a} and {b}"
+
+
+def example_of(rows: Any, axes: int = 2) -> Any:
+    """Return the shapes and dtypes of one of the rows, which have so many leading axes."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), rows)
 
 
 def close(one: Any, two: Any, **tolerance: float) -> None:

@@ -21,50 +21,22 @@ import fbuf
 from fbuf._buffer import convert
 from fbuf._formats import dataset
 from fbuf._indexing import anchor_log
-from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.storages import DataSet, Device
-from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
+from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 from tests.support import pieces
+from tests.support.combinations import SAMPLERS, VIEWS
+from tests.support.trees import same
 
 BATCH = 6
 STACKS = Transition(stack=3, n_step=2)
-SAMPLERS = {
-    "Uniform": Uniform(),
-    "Uniform(over='episodes')": Uniform(over="episodes"),
-    "Epoch": Epoch(),
-    "Consume": Consume(2),
-    "Prioritized": Prioritized(),
-    "Prioritized(on='host')": Prioritized(on="host"),
-    "Prioritized(replace=False)": Prioritized(replace=False, largest="held"),
-    "Ranked": Ranked(uniform=0.2, largest="held"),
-    "Staleness(version=...)": Staleness(6, version="action"),
-    "Staleness": Staleness(4, unit=3),
-}
-VIEWS = {
-    "Row": Row(),
-    "Transition": Transition(n_step=2, stack=3),
-    "Sequence('stop')": Sequence(4, stride=2),
-    "Sequence('mask')": Sequence(4, boundary="mask", at=1),
-    "Sequence('cross')": Sequence(4, boundary="cross"),
-    "Episode": Episode(6),
-    "Hindsight": Hindsight(
-        Transition(n_step=2, stack=3), lambda a, g: -(a != g).astype(jnp.float32), goal="goal", achieved="reached"
-    ),
-}
 
 
 def device(rows: pieces.Rows, **settings: Any) -> tuple[fbuf.Buffer, Any]:
     """The oracle."""
     buffer = fbuf.Buffer(len(rows["action"]), **settings)
     return buffer, buffer.extend(buffer.init({name: array[0] for name, array in rows.items()}), rows)
-
-
-def same(one: Any, two: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.blocktable import (
+from tests.support.block_table import (
     CONTENTS,
     DIGESTS,
     SIZE,

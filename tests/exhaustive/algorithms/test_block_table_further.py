@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from tests.more.algorithms.test_block_table import same  # noqa: F401
-from tests.support.blocktable import (
+from tests.support.block_table import (
     SIZE,
     WORDS,
     Cycle,

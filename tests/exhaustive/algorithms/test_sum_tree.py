@@ -14,7 +14,7 @@ import pytest
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
-from tests.support.sumtree import (
+from tests.support.sum_tree import (
     check_every_row,
     check_frequencies,
     check_inplace,

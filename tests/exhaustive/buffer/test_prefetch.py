@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.support.ownership import store_of
 from tests.support.prefetch import (
     BATCH,
     CHECKS,

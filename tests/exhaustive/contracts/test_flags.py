@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_verb, flags, given, plain
+from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
 
 
 @pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "host"}))
@@ -20,5 +20,5 @@ def test_every_method_under_each_flag(name: str, flag: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
     with flags(flag):
-        got = every_verb(buffer, state, x)
+        got = every_method(buffer, state, x)
     check(name, plain(got))

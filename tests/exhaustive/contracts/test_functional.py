@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -14,7 +11,7 @@ import pytest
 from jax import export
 
 from tests.support.functional import BUFFERS, KEY, check_arguments_unchanged, check_laps, filled, rows, step
-from tests.support.paths import ROOT
+from tests.support.processes import devices, run_python
 from tests.support.trees import close, same
 
 
@@ -96,6 +93,4 @@ print("done")
 
 
 def test_four_devices_hold_a_buffer_each() -> None:
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", _SHARDED], env=os.environ | flags, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr
+    assert run_python(_SHARDED, **devices(8)).stdout.strip() == "done"

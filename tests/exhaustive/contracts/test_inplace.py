@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.support.inplace_orders import FORMS, SAMPLERS, VIEWS, buffer_of, orders
+from tests.support.inplace import FORMS, SAMPLERS, VIEWS, buffer_of, orders
 
 pytestmark = pytest.mark.optimized
 

@@ -1,13 +1,10 @@
 """Sequences of methods against the model in other combinations: see `tests/contracts/test_model.py`."""
 
-import jax
-import pytest
-
 from tests.contracts.test_model import (  # noqa: F401
     test_convert_keeps_rows_and_finds_their_anchors,
     test_every_method_does_what_the_model_does,
 )
-from tests.support.model_trial import STEPS, STORAGES, Trial, make, name_of
+from tests.support.model_cases import cases
 
 CASES = [
     ("stack, steps", "held", "device", 3, "donated"),
@@ -69,30 +66,4 @@ CONVERSIONS = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=name_of)
-def case(request: pytest.FixtureRequest) -> tuple:
-    return request.param
-
-
-@pytest.fixture(params=CONVERSIONS, ids=name_of)
-def conversion(request: pytest.FixtureRequest) -> tuple:
-    return request.param
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("view", "sampler", "lanes"),
-    [("final, stack", "batch", None), ("next step, stack", "uniform", 3), ("row", "buffer", 3)],
-)
-def test_one_key_gives_one_batch_whatever_the_storage(view, sampler, lanes):
-    program = [(name, seed) for seed in range(4) for name in dict.fromkeys(STEPS) if name != "set"]
-    traces = []
-    for storage in STORAGES:
-        trial = Trial(make(view, sampler, storage, lanes), "donated")
-        trial.run(program, given=True)
-        traces.append(trial.trace)
-    for other in traces[1:]:
-        assert len(other) == len(traces[0])
-        for one, two in zip(traces[0], other, strict=True):
-            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and a.tobytes() == b.tobytes(), one, two)
-            assert all(jax.tree.leaves(same))
+case, conversion = cases(CASES), cases(CONVERSIONS)

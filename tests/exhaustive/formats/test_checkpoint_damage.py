@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.files_hostile import any_values, mutated_manifests
+from tests.support.hostile_manifests import any_values, mutated_manifests
 
 
 @given(st.data())

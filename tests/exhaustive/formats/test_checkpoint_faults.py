@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.files_faults import (
+from tests.support.checkpoint_faults import (
     any_sequence,
     cuts,
     damaged_outcomes,

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import pieces
-from tests.writers.test_frozen import SAMPLERS, VIEWS, check_batches, made, small_blocks
+from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
+from tests.writers.test_frozen import check_batches, made, small_blocks
 
-CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) != ("Uniform(over='episodes')", "Sequence('cross')")]
+CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)

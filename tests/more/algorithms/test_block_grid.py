@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from hypothesis import assume, example, given
 from hypothesis import strategies as some
 
-from tests.support.blocks import check, shapes
+from tests.support.block_grid import check, shapes
 from tests.support.trees import x64
 
 

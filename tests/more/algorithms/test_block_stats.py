@@ -7,7 +7,7 @@ import numpy as np
 
 from fbuf._algorithms import block_grid, block_stats
 from fbuf.storages import Deduplicated
-from tests.support.blockprobe import blocks_of, device_bytes, distinct, game, held
+from tests.support.block_stats import blocks_of, device_bytes, distinct, game, held
 
 
 def test_the_choice_is_the_smallest_of_all_candidates() -> None:

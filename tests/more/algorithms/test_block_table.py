@@ -10,7 +10,7 @@ import pytest
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import WAYS
-from tests.support.blocktable import (
+from tests.support.block_table import (
     CONTENTS,
     WORDS,
     Model,

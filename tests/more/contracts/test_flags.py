@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags, every_verb, flags, given, plain
+from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags, every_method, flags, given, plain
 
 
 @pytest.mark.parametrize("name", ["rich", "host"])
@@ -23,7 +23,7 @@ def test_eager_methods_move_nothing_to_or_from_the_device(name: str) -> None:
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
     with flags("transfer_guard"):
-        got = every_verb(buffer, state, x)
+        got = every_method(buffer, state, x)
     check(name, plain(got))
 
 

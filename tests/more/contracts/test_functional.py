@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ from tests.support.functional import (
     rows,
     step,
 )
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 from tests.support.trees import close, same
-
-# -------------------------------------------------------------------------------------------------- transformations
 
 
 def test_vmap_over_keys() -> None:
@@ -120,11 +116,8 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
     """Host stores put no entry there (JAX caches no program with a callback); nothing of a Device step may do so."""
 
     def run() -> tuple[int, set[str]]:
-        done = subprocess.run(
-            [sys.executable, "-c", _CACHED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout), {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
+        hits = int(run_python(_CACHED, tmp_path).stdout)
+        return hits, {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
 
     hits, first = run()
     assert hits == 0 and any("step" in name for name in first)

@@ -13,7 +13,7 @@ from jax import lax
 
 import fbuf
 from fbuf.testing import assert_inplace, measure
-from tests.support.inplace_orders import (
+from tests.support.inplace import (
     BATCH,
     CAPACITY,
     FORMS,
@@ -135,9 +135,6 @@ def test_more_rows_than_fit_are_in_place() -> None:
     assert memory.temporary < memory.given
 
 
-# ------------------------------------------------------------------------------------------------- many at once
-
-
 @pytest.mark.parametrize("order", ["seu", "sroe"])
 def test_vmapped_states_are_in_place(order: str) -> None:
     buffer, copies = buffer_of("prioritized", "transition"), 3
@@ -245,3 +242,10 @@ def test_donated_add_keeps_every_large_leaf_where_it_was(sampler: str, view: str
     after = pointers(state)
     assert large
     assert {name: after[name] for name in large} == before
+
+
+def test_convert_reads_only_what_ends_episodes() -> None:
+    buffer = fbuf.Buffer(2000, storage=fbuf.storages.Host())
+    other = dataclasses.replace(buffer, view=fbuf.views.Transition(n_step=2, stack=3))
+    state = buffer.init(ROW | {"obs": jax.ShapeDtypeStruct((5000,), jnp.float32)})
+    assert measure(lambda s: buffer.convert(other, s), state, donate=()).temporary < 2_000_000

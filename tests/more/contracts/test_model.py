@@ -1,12 +1,10 @@
 """Sequences of methods against the model in other combinations: see `tests/contracts/test_model.py`."""
 
-import pytest
-
 from tests.contracts.test_model import (  # noqa: F401
     test_convert_keeps_rows_and_finds_their_anchors,
     test_every_method_does_what_the_model_does,
 )
-from tests.support.model_trial import name_of
+from tests.support.model_cases import cases
 
 CASES = [
     ("row", "ranks, all", "device", 3, "donated"),
@@ -33,11 +31,4 @@ CONVERSIONS = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=name_of)
-def case(request: pytest.FixtureRequest) -> tuple:
-    return request.param
-
-
-@pytest.fixture(params=CONVERSIONS, ids=name_of)
-def conversion(request: pytest.FixtureRequest) -> tuple:
-    return request.param
+case, conversion = cases(CASES), cases(CONVERSIONS)

@@ -5,31 +5,21 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf._bridge import lifetime
+from tests.contracts.test_ownership import nothing_left  # noqa: F401
 from tests.support import ownership as _support
-from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of, run_script
+from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, make, rows_of
+from tests.support.processes import run_python
 
 storage = _support.storage
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No test leaves a store behind, and none was there."""
-    gc.collect()
-    assert fbuf.stores() == []
-    yield
-    for handle in fbuf.stores():
-        handle.close()
 
 
 def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
@@ -48,7 +38,7 @@ assert fbuf.stores() == [], fbuf.stores()
 state = buffer.extend(filled(buffer), late(rows_of(8, 4)))  # pending when the interpreter ends
 print("done")
 """
-    done = run_script(script)
+    done = run_python(script)
     assert done.stdout.strip() == "done" and done.stderr.strip() == ""
 
 
@@ -72,9 +62,6 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
     thread.join(60)
     assert not thread.is_alive(), "deadlock"
     assert fbuf.stores() == []
-
-
-# ------------------------------------------------------------------------------------------------ notebooks, traces
 
 
 def test_twenty_notebook_cells(storage: str) -> None:
@@ -155,10 +142,7 @@ except (RuntimeError, ValueError) as error:
     assert "belongs to another process" in str(error) and "fbuf.save(path, buffer, state)" in str(error)
     print("refused")
 """
-    assert run_script(script).stdout.strip() == "refused"
-
-
-# ----------------------------------------------------------------------------------------------- copies, pytrees
+    assert run_python(script).stdout.strip() == "refused"
 
 
 def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
@@ -196,25 +180,3 @@ def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
         state, batch = compiled(state, rows_of(10 * i, 3))
         assert agree(batch).size == 4
     assert agree(buffer.rows(state))[-1] == 22
-
-
-def test_opening_and_dropping_in_threads() -> None:
-    """Slots and ids stay apart."""
-    buffer, errors = make("host"), []
-
-    def work(first: int) -> None:
-        try:
-            for i in range(20):
-                state = filled(buffer, first + i)
-                assert agree(buffer.rows(state))[0] == first + i
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(1000 * i,), daemon=True) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not errors and not any(t.is_alive() for t in threads)
-    gc.collect()
-    assert fbuf.stores() == []

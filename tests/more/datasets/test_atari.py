@@ -23,8 +23,8 @@ from fbuf.datasets._atari import workers as _workers
 from fbuf.datasets._atari.segment import schema
 from fbuf.datasets._remote import FileCorrupted, list_files
 from fbuf.views import Episode, Row, Sequence
-from tests.support import atari_pieces as made
-from tests.support.atari_pieces import FRAMES, RUN, get, same
+from tests.support import atari_runs as made
+from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import Cut, FaultServer, Stall
 
 GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a segment

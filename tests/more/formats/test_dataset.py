@@ -12,7 +12,7 @@ import pytest
 from fbuf._formats import dataset
 from fbuf._formats.checkpoint import Disk
 from tests.support import pieces
-from tests.support.files import Killed
+from tests.support.memory_disk import Killed
 
 
 def killed_at(path: Path, call: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import from_arrays, to_ted
-from tests.support.interop import run
+from tests.support.processes import run_python
 
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
@@ -37,7 +37,7 @@ for suffix in (".npz", ".h5"):
 
 
 def test_a_full_disk_leaves_no_file(tmp_path):
-    assert run(FULL_DISK, str(tmp_path / "rows")).count("refused") == 2 and not list(tmp_path.iterdir())
+    assert run_python(FULL_DISK, tmp_path / "rows").stdout.count("refused") == 2 and not list(tmp_path.iterdir())
 
 
 MEMORY = """
@@ -79,7 +79,7 @@ print((peak() - before) // 2**20, max(kept) // 2**20)
 
 def test_memory_stays_bounded(tmp_path):
     """282 MB of rows pass through a compressed buffer in both directions; less than a third is ever in memory."""
-    more, kept = map(int, run(MEMORY, str(tmp_path)).split()[-2:])
+    more, kept = map(int, run_python(MEMORY, tmp_path).stdout.split()[-2:])
     assert more < 100 + kept, (more, kept)
 
 

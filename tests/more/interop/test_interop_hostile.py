@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fbuf.interop import from_arrays, to_file
-from tests.support.interop import run
 from tests.support.interop_hostile import check_flips, check_truncations, written
+from tests.support.processes import run_python
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -44,4 +44,4 @@ def test_flipped_bits_of_a_compressed_h5_are_noticed(tmp_path):
     """Its data have checksums; without `compress` HDF5 has none, where npz has them always."""
     rows = {"x": np.random.default_rng(1).integers(0, 4, (600, 16)).astype(np.uint8)}
     to_file(tmp_path / "a.h5", *from_arrays(rows), compress=True)
-    assert int(run(FLIPS, str(tmp_path / "a.h5")).split()[-1]) > 100
+    assert int(run_python(FLIPS, tmp_path / "a.h5").stdout.split()[-1]) > 100

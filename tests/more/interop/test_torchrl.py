@@ -12,7 +12,7 @@ import pytest
 
 from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, from_torchrl
-from tests.support.interop import run
+from tests.support.processes import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ replay.dumps(sys.argv[1])
 
 def test_priorities_of_a_dump(tmp_path):
     """torchrl's wheel may hold trees that do not load; then they are built."""
-    if "absent" in (out := run(PRIORITIES, str(tmp_path / "dump"))):
+    if "absent" in (out := run_python(PRIORITIES, tmp_path / "dump").stdout):
         pytest.skip(out)
     buffer, state = from_torchrl(tmp_path / "dump", fields=["action"])
     _, batch = buffer.sample(state, jax.random.key(0), 256)

@@ -1,7 +1,8 @@
-"""Further cases of public: see `tests/project/test_public.py`."""
+"""mypy and pyright understand the programs of users: see `tests/project/test_public.py`."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -106,47 +107,25 @@ def marked(output: str, path: Path) -> set[int]:
     return {int(n) for n in re.findall(rf"{re.escape(path.name)}:(\d+)(?::\d+)?:? (?:- )?error", output)}
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A folder beside which fbuf lies as an installed package does."""
-    import os
-
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "fbuf").symlink_to(ROOT / "fbuf")
-    return tmp_path, os.environ | {"MYPYPATH": str(tmp_path / "site"), "PYTHONPATH": str(tmp_path / "site")}
+MYPY = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "good.py", "wrong.py")
+PYRIGHT = ("pyright", "--pythonpath", sys.executable, "good.py", "wrong.py")
 
 
-def test_mypy_understands_a_users_program(installed: tuple[Path, dict[str, str]]) -> None:
-    pytest.importorskip("mypy")
-    folder, environment = installed
-    for name, text in (("good.py", PROGRAM), ("wrong.py", WRONG)):
-        (folder / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "good.py", "wrong.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert not marked(done.stdout, folder / "good.py"), done.stdout
-    assert marked(done.stdout, folder / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout
-
-
-def test_pyright_understands_a_users_program(installed: tuple[Path, dict[str, str]]) -> None:
-    if shutil.which("pyright") is None:
+@pytest.mark.parametrize("command", [MYPY, PYRIGHT], ids=["mypy", "pyright"])
+def test_a_checker_understands_a_users_program(command: tuple[str, ...], tmp_path: Path) -> None:
+    if command == MYPY:
+        pytest.importorskip("mypy")
+    elif shutil.which("pyright") is None:
         pytest.skip("pyright is not installed: pip install pyright, which brings its own node or fetches one")
-    folder, environment = installed
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "fbuf").symlink_to(ROOT / "fbuf")  # as an installed package
+    (tmp_path / "pyrightconfig.json").write_text('{"extraPaths": ["site"], "typeCheckingMode": "standard"}')
     for name, text in (("good.py", PROGRAM), ("wrong.py", WRONG)):
-        (folder / name).write_text(text)
-    (folder / "pyrightconfig.json").write_text('{"extraPaths": ["site"], "typeCheckingMode": "standard"}')
-    done = subprocess.run(
-        ["pyright", "--pythonpath", sys.executable, "good.py", "wrong.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    if "error" not in done.stdout:
+        (tmp_path / name).write_text(text)
+    site = str(tmp_path / "site")
+    environment = os.environ | {"MYPYPATH": site, "PYTHONPATH": site}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    if command == PYRIGHT and "error" not in done.stdout:
         pytest.skip(f"pyright did not run: {done.stdout[-300:]}{done.stderr[-300:]}")
-    assert not marked(done.stdout, folder / "good.py"), done.stdout
-    assert marked(done.stdout, folder / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout
+    assert not marked(done.stdout, tmp_path / "good.py"), done.stdout
+    assert marked(done.stdout, tmp_path / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout

@@ -25,9 +25,10 @@ from tests.storages.test_host import (  # noqa: F401
 )
 from tests.support import ownership as _support
 from tests.support.flags import flags
-from tests.support.host import order_of_writes, overtaken, store_of
-from tests.support.inplace_orders import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
-from tests.support.ownership import agree, filled, make, rows_of, run_script
+from tests.support.host import order_of_writes, overtaken
+from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
+from tests.support.ownership import agree, filled, make, rows_of, store_of
+from tests.support.processes import run_python
 from tests.support.threads import Thread
 
 storage = _support.storage
@@ -199,14 +200,14 @@ for kind in (fbuf.storages.Host, fbuf.storages.Compressed):
     assert bool(jnp.all(batch.data["obs"] == batch.data["t"][:, None, None].astype(jnp.uint8)))
 print("done")
 """
-    assert run_script(script).stdout.strip() == "done"
+    assert run_python(script).stdout.strip() == "done"
 
 
 def test_any_one_device_is_served_and_several_are_refused(storage: str) -> None:
     script = """
 import sys, jax, numpy as np, fbuf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from tests.support.ownership import agree, filled, make, rows_of
+from tests.support.ownership import agree, filled, make, rows_of, store_of
 devices, put, key = jax.devices(), jax.device_put, jax.random.key(0)
 assert len(devices) == 4
 mesh = Mesh(np.array(devices), ("d",))
@@ -249,5 +250,5 @@ for f in (buffer.extend, jax.jit(buffer.extend)):
 assert agree(buffer.rows(plain)).tolist() == list(range(16))
 print("done")
 """
-    done = run_script(script, storage, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    done = run_python(script, storage, XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert done.stdout.strip() == "done"

@@ -19,7 +19,8 @@ from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
-from tests.support.ragged import Thing, same, store_of
+from tests.support.ownership import store_of
+from tests.support.ragged import Thing, same
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -11,7 +11,7 @@ import torch
 
 import fbuf
 from fbuf.torch import Loader
-from tests.support.tensors import run_program
+from tests.support.processes import run_python
 
 MAKE = """
 import warnings; warnings.simplefilter("ignore")
@@ -37,7 +37,7 @@ def test_worker_processes_are_refused_and_nothing_hangs(method: str) -> None:
                 print("refused", "num_workers=0" in str(error))
             print(len(list(torch.utils.data.DataLoader(loader, batch_size=None))))
     """
-    assert run_program(MAKE + textwrap.dedent(code)) == ["refused True", "4"]
+    assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["refused True", "4"]
 
 
 def test_a_forked_iterator_is_refused() -> None:
@@ -54,7 +54,7 @@ def test_a_forked_iterator_is_refused() -> None:
             os._exit(2)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(batches)))
     """
-    assert run_program(MAKE + textwrap.dedent(code)) == ["7 3"]
+    assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["7 3"]
 
 
 def test_the_process_ends_while_a_thread_draws() -> None:
@@ -65,7 +65,7 @@ def test_the_process_ends_while_a_thread_draws() -> None:
         next(batches)
         print("end")
     """
-    assert run_program(MAKE + textwrap.dedent(code)) == ["end"]
+    assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["end"]
 
 
 def test_batches_are_tensordicts_on_request() -> None:

@@ -14,7 +14,7 @@ import torch
 import fbuf
 from fbuf.torch import to_torch
 from tests.support.paths import ROOT
-from tests.support.tensors import run_program
+from tests.support.processes import devices, run_python
 
 
 def test_torch_is_imported_when_it_is_needed() -> None:
@@ -25,7 +25,7 @@ def test_torch_is_imported_when_it_is_needed() -> None:
         fbuf.torch.to_torch(jnp.ones(2))
         print("torch" in sys.modules)
     """
-    assert run_program(code, options=("-W", "error")) == ["False", "True"]
+    assert run_python(code, options=("-W", "error")).stdout.splitlines() == ["False", "True"]
 
 
 def test_one_of_several_devices_is_named() -> None:
@@ -65,7 +65,7 @@ def test_one_of_several_devices_is_named() -> None:
             except ValueError as error:
                 print(error)
     """
-    lines = run_program(code, devices=2)
+    lines = run_python(code, **devices(2)).stdout.splitlines()
     assert len(lines) == 6
     for line in lines[:4]:
         assert "to_torch: leaf 'obs' is spread over 2 devices; expected one. Gather it with" in line
@@ -127,7 +127,7 @@ CRASHES = """
 
 def test_no_array_and_no_tensor_ends_the_process() -> None:
     """Run apart: what crashes here ends with a signal, not with an exception."""
-    lines = run_program(CRASHES)
+    lines = run_python(CRASHES).stdout.splitlines()
     assert lines[-1] == "end" and len(lines) > 90
     assert not [line for line in lines if line.startswith("FOREIGN")]
     refused = {line.split(" ", 1)[1] for line in lines if line.startswith("refused")}

@@ -22,7 +22,8 @@ from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support import pieces
-from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, same, small_blocks, stepping
+from tests.support.trees import same
+from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
 CASES = [
     ("Prioritized", "Transition"),

@@ -68,9 +68,6 @@ def draw_write(tree: jax.Array, key: jax.Array, capacity: int) -> tuple[jax.Arra
     return st.set(tree, index, leaf * np.float32(0.5), capacity), index
 
 
-# ------------------------------------------------------------------------------------------------- checks
-
-
 def check_set(capacity: int, reduce: str = "sum") -> None:
     """Duplicates (last wins), dropped indices, several batch sizes: equal to a plain array bit for bit."""
     random = np.random.default_rng(capacity)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Blocks, Faulty, Killed, Memory, load, same, save
+from tests.support.memory_disk import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
 SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a folder in memory, where there is one
 
@@ -45,9 +45,6 @@ def power_failures(each: int, seed: int) -> int:
             if not faulty.failed:
                 break
     return tried
-
-
-# ------------------------------------------------------------------------------------------------------- damaged bytes
 
 
 def small(disk: Memory, k: int) -> None:
@@ -114,9 +111,6 @@ def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: 
                     np.asarray(found)
             os.pwrite(file.fileno(), bytes([old]), at)
     checkpoint.read(str(path)).close()
-
-
-# ------------------------------------------------------------------------------------------------------------- a model
 
 
 class Machine(RuleBasedStateMachine):

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
-from tests.support.files import PATH, Memory, save
+from tests.support.memory_disk import PATH, Memory, save
 
 NAME = "manifest-000000000002.json"
 

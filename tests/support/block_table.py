@@ -84,8 +84,6 @@ def _calls(digest: Digest, lot: int) -> Calls:
 
 
 REFER = jax.jit(lambda table, ids, refers, won: block_table.refer(table, ids, refers, won, jnp.int32(0)))
-
-
 RELEASE = jax.jit(lambda table, ids: block_table.release(table, ids, jnp.int32(0)))
 
 
@@ -215,8 +213,6 @@ class Model:
 
 
 seeds = some.integers(0, 2**32 - 1)
-
-
 steps = some.one_of(
     some.tuples(
         some.just("write"),
@@ -227,11 +223,7 @@ steps = some.one_of(
     ),
     some.tuples(some.just("release"), seeds, some.sampled_from([1.0, 0.5, 0.1])),
 )
-
-
 FULL = [("write", seed, 2**32, SIZE, 1.0) for seed in range(12)]
-
-
 CAME_BACK = [("write", 1, 12, SIZE, 1.0), *[("release", s, 1.0) for s in range(3)], ("write", 2, 12, SIZE, 1.0)]
 
 
@@ -260,12 +252,11 @@ def check_sequences(digest: str, places: int, lot: int) -> None:
 def check_rebuild(digest: str, places: int) -> None:
     """Content and counts are kept, blocks of no references are not, and those that find no place are counted."""
     with hashing(digest):
-        _check_rebuild(block_table.digest, places)
+        _check_rebuild(places)
 
 
-def _check_rebuild(digest: Digest, places: int) -> None:
-
-    model = Model(160, 7)
+def _check_rebuild(places: int) -> None:
+    model, is_good = Model(160, 7), block_table.digest is GOOD
     for seed in range(6):
         model.write(some_blocks(SIZE, 2**32, seed), SIZE, seed, 0.8)
     for seed in range(2):
@@ -281,15 +272,13 @@ def _check_rebuild(digest: Digest, places: int) -> None:
     np.testing.assert_array_equal(new.words[moved[went]], old.words[went])
     np.testing.assert_array_equal(new.count[moved[went]], old.count[went])
     assert np.count_nonzero(new.count) == 1 + len(went) == 1 + len(set(moved[went].tolist()))
-    if places == 64 and digest is GOOD:
+    if places == 64 and is_good:
         assert int(lost) >= len(live) - (places - 1) > 0
-    if places == 1024 and digest is GOOD:
+    if places == 1024 and is_good:
         assert int(lost) == 0
-    model.calls = _calls(digest, SIZE)
-    model.table, model.references = (
-        made,
-        Counter(dict(zip(names(old.words[went]), old.count[went].tolist(), strict=True))),
-    )
+    model.calls = _calls(block_table.digest, SIZE)
+    model.table = made
+    model.references = Counter(dict(zip(names(old.words[went]), old.count[went].tolist(), strict=True)))
     model.ids = np.repeat(moved[went], old.count[went]).tolist()
     assert model.live == len(went)
     model.check()
@@ -327,7 +316,6 @@ CONTENTS: dict[str, Callable[[int], np.ndarray]] = {
 
 def check_load(places: int, content: str) -> None:
     """A table refuses nothing before every place is taken."""
-
     batch = places // 128 // 8 * 8
     assert load_at_first_refusal(places, CONTENTS[content](places + 2 * batch), batch) > 1 - batch / places
 

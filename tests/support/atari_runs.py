@@ -1,11 +1,8 @@
-"""Makes runs in the file format of the DQN replay data set, out of games that are really played, and says what is in them.
+"""Runs of real or made-up games in the file format of the DQN replay data set, and the rows that a reader must return.
 
-The writer of the public files is a ring of `capacity` rows that stores `blanks` rows of zeros before each episode and is
-dumped whole whenever a step leaves its write head on the last row. `Ring` does the same with row numbers of a log in place
-of rows, so that a file's rows, what lies before and behind the write head, the counters, the cycle that is lost because the
-zeros of a new episode jump over the last row, and the final dump with its other counter are the real thing; and so that
-what a reader must give back is known without any reader. Rows never written hold noise: in real files they hold whatever
-the memory held.
+The public files are a ring of `capacity` rows with `blanks` rows of zeros before each episode, dumped whole whenever a
+step leaves the write head on the last row. `record` does this with row numbers in place of rows, so that rows around the
+write head, counters, lost cycles and the final dump are as in the public files. Rows never written hold noise.
 """
 
 from __future__ import annotations
@@ -62,12 +59,8 @@ def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000) -> Log:
     env = VectorAtari(game, 1, seed, max_steps=max_steps, sticky=0.25)
     actions = np.random.default_rng(seed).integers(0, env.num_actions, steps)
     obs = env.reset()
-    log = Log(
-        np.empty((steps, 84, 84), np.uint8),
-        actions.astype(np.int32),
-        np.empty(steps, np.float32),
-        np.zeros(steps, bool),
-    )
+    obs_of, reward_of = np.empty((steps, 84, 84), np.uint8), np.empty(steps, np.float32)
+    log = Log(obs_of, actions.astype(np.int32), reward_of, np.zeros(steps, bool))
     for t in range(steps):
         log.obs[t] = obs[0]
         obs, reward, terminated, truncated = env.step(log.action[t : t + 1])
@@ -116,9 +109,7 @@ class Piece:
     invalid_range: np.ndarray
     first: int  # rows added before the oldest row that the dump holds for sure ...
     last: int  # ... and with the newest
-    final: bool = (
-        False  # its counter tells nothing of earlier cycles, and its oldest row is known by its neighbours only
-    )
+    final: bool = False  # its counter counts no earlier cycles; only neighbours identify its oldest row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,23 +236,22 @@ def damage(file: Path) -> None:
     file.write_bytes(bytes(data))
 
 
-def lie(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
-    """Gives a file a header that says another shape or dtype than its bytes have."""
-    data = gzip.decompress(file.read_bytes())
-    body = data[10 + int.from_bytes(data[8:10], "little") :]
+def _header(shape: tuple[int, ...], descr: str) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
-    file.write_bytes(gzip.compress(header.getvalue() + body, 1, mtime=0))
+    return header.getvalue()
+
+
+def lie(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
+    """Replace the header of a file by one of another shape or dtype than its bytes have."""
+    data = gzip.decompress(file.read_bytes())
+    body = data[10 + int.from_bytes(data[8:10], "little") :]
+    file.write_bytes(gzip.compress(_header(shape, descr) + body, 1, mtime=0))
 
 
 def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
-    """A small file that would be far more than it says."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
-    with gzip.open(file, "wb", 9) as out:
-        out.write(header.getvalue())
-        for _ in range(64):
-            out.write(bytes(1 << 20))
+    """Write a small file that decompresses to 64 MiB."""
+    file.write_bytes(gzip.compress(_header(shape, descr) + bytes(64 << 20), 9, mtime=0))
 
 
 def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
@@ -277,10 +267,9 @@ def same(rows: dict[str, Any], run: Run, numbers: list[int] | None = None) -> No
     """Rows are those of the log."""
     want, cut = run.expected(numbers)
     assert len(rows["obs"]) == len(want)
-    np.testing.assert_array_equal(rows["obs"], run.log.obs[want])
-    np.testing.assert_array_equal(rows["action"], run.log.action[want])
-    np.testing.assert_array_equal(rows["reward"], run.log.reward[want])
-    np.testing.assert_array_equal(rows["terminated"], run.log.terminal[want])
-    np.testing.assert_array_equal(rows["truncated"], cut)
-    dtypes = [str(rows[name].dtype) for name in ("obs", "action", "reward", "terminated", "truncated")]
-    assert dtypes == ["uint8", "int32", "float32", "bool", "bool"]
+    log = run.log.take(want)
+    expected = {name: log[name] for name in ("obs", "action", "reward")}
+    expected |= {"terminated": log["terminal"], "truncated": cut}
+    for name, leaf in expected.items():
+        assert rows[name].dtype == leaf.dtype, name
+        np.testing.assert_array_equal(rows[name], leaf)

@@ -36,11 +36,11 @@ def same(saved: checkpoint.Saved, arrays: Mapping[str, np.ndarray]) -> None:
         assert bits(got) == bits(array), name
 
 
-class Blocks:
-    """A source in blocks of `block` rows, with or without marks, that counts the blocks read."""
+class Source:
+    """An array with or without marks that counts its reads."""
 
-    def __init__(self, array: np.ndarray, block: int, marks: list[str | None] | None = None) -> None:
-        self.array, self.block, self.marks, self.reads = array, block, marks, 0
+    def __init__(self, array: np.ndarray, marks: list[str | None] | None) -> None:
+        self.array, self.marks, self.reads = array, marks, 0
         self.shape, self.dtype = array.shape, array.dtype
 
     def __getitem__(self, rows: Any) -> np.ndarray:
@@ -48,19 +48,22 @@ class Blocks:
         return self.array[rows]
 
 
-class Keyed:
-    """A source in named pieces of uneven length that counts the pieces read."""
+class Blocks(Source):
+    """A source in blocks of `block` rows."""
 
-    def __init__(self, pieces: Mapping[str, np.ndarray], marked: bool = True) -> None:
-        self.array = np.concatenate([*pieces.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
-        self.keys = list(pieces)
-        self.cuts = np.cumsum([0, *(len(p) for p in pieces.values())])
-        self.marks = list(pieces) if marked else None
-        self.shape, self.dtype, self.reads = self.array.shape, self.array.dtype, 0
+    def __init__(self, array: np.ndarray, block: int, marks: list[str | None] | None = None) -> None:
+        super().__init__(array, marks)
+        self.block = block
 
-    def __getitem__(self, rows: Any) -> np.ndarray:
-        self.reads += 1
-        return self.array[rows]
+
+class Keyed(Source):
+    """A source in named parts of uneven length."""
+
+    def __init__(self, parts: Mapping[str, np.ndarray], marked: bool = True) -> None:
+        array = np.concatenate([*parts.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
+        super().__init__(array, list(parts) if marked else None)
+        self.keys = list(parts)
+        self.cuts = np.cumsum([0, *(len(p) for p in parts.values())])
 
 
 class File:
