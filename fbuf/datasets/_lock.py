@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fbuf._host.io import lock
 
-_PATIENCE = 2.0  # seconds: another process may have no more to write than what the data set is made of
+_PATIENCE = 2.0  # seconds; the other process may be writing its last file
 NAME = "lock"
 
 
 @contextlib.contextmanager
-def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
+def exclusive(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
     """Hold the lock of the data set at `path`, whose folder is made.
 
     Its file goes with it, and so do folders that were made for it and in which nothing came to lie: nothing is left of a data
@@ -26,9 +26,8 @@ def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     until = time.monotonic() + (_PATIENCE if patience is None else patience)
-    fd = -1
-    while fd < 0:
-        fd = _taken(call, path, until)
+    while (fd := _try_lock(call, path, until)) is None:
+        pass
     try:
         lock.sign(fd)
         yield
@@ -36,22 +35,23 @@ def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / NAME)
         os.close(fd)
-        with contextlib.suppress(OSError):  # of the first that is not empty
+        with contextlib.suppress(OSError):  # the first that is not empty
             for folder in made:
                 folder.rmdir()
 
 
-def _taken(call: str, path: Path, until: float) -> int:
-    """The lock's descriptor; -1: another has removed the file, or the folder, meanwhile."""
+def _try_lock(call: str, path: Path, until: float) -> int | None:
+    """Return the lock's descriptor; None: another process removed the file, or the folder, meanwhile."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
-        return -1
-    try:
+        return None
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, fd)
         while True:
             try:
-                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or pass another root=.")
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
@@ -59,9 +59,6 @@ def _taken(call: str, path: Path, until: float) -> int:
                 time.sleep(0.05)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path / NAME), os.fstat(fd)):
+                on_failure.pop_all()
                 return fd
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return -1
+    return None

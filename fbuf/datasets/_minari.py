@@ -28,10 +28,11 @@ from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT, under
 from fbuf.datasets._arrays.from_arrays import opened
 from fbuf.datasets._arrays.rows import Settings, columns_of, planned, taken
-from fbuf.datasets._arrays.segments import Work, check_workers, rows_a_piece, write
+from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
-from fbuf.interop._columns import NARROW, Block, Column, blocks, check_name, read_json
+from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
+from fbuf.torch._dtypes import NARROW
 
 _CALL = "minari"
 _VARIABLE = "MINARI_DATASETS_PATH"
@@ -111,8 +112,7 @@ def minari(
             return opened(path, view, sampler)
         if not download:
             raise FileNotFoundError(
-                f"{_CALL}: there is no data set '{name}' at {folder}. Run minari download {name}, or pass download=True; if it "
-                f"is elsewhere, name the folder where Minari keeps its own: source=."
+                f"{_CALL}: there is no data set '{name}' at {folder}. Pass download=True, or name Minari's folder: source=."
             )
         _download(name, folder, source, force=False)
     if there:
@@ -130,9 +130,7 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
         folder = Path(text).expanduser()
         folder = folder if (folder / "metadata.json").is_file() else folder / "data"
         if not (folder / "metadata.json").is_file():
-            raise FileNotFoundError(
-                f"{_CALL}: there is no Minari data set at {text}; expected a folder with data/metadata.json."
-            )
+            raise FileNotFoundError(f"{_CALL}: {text} is not a Minari data set; expected data/metadata.json in it.")
         named = read_json(folder / "metadata.json").get("dataset_id")
         return check_name(_CALL, str(named or Path(text).resolve().name)), folder
     base = source if source is not None else os.environ.get(_VARIABLE, "~/.minari/datasets")
@@ -142,16 +140,13 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
 def _check_same(path: Path, settings: str, mark: str | None) -> None:
     """Raise ValueError unless what was converted is what is asked for now."""
     meta = load(path).meta
+    what = ""
     if meta.get("settings") != settings:
-        raise ValueError(
-            f"{_CALL}: {path} was converted with {meta.get('settings')}; expected {settings}. Make room: "
-            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
-        )
-    if mark is not None and meta.get("mark") != mark:
-        raise ValueError(
-            f"{_CALL}: {path} was converted from another state of the data set than lies there now. Make room: "
-            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
-        )
+        what = f"was converted with {meta.get('settings')}; expected {settings}"
+    elif mark is not None and meta.get("mark") != mark:
+        what = "was converted before the Minari data set changed"
+    if what:
+        raise ValueError(f"{_CALL}: {path} {what}. Run fbuf.datasets.delete({str(path)!r}), or pass another root=.")
 
 
 def _mark(folder: Path) -> str:
@@ -189,8 +184,8 @@ def _reading(what: str) -> Iterator[None]:
         raise ImportError(f'{_CALL}: {what} needs more ({error}). Run pip install "fbuf[minari]".') from None
     except Exception as error:  # of h5py, pyarrow, Pillow, JSON, and what minari asserts
         raise ValueError(
-            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, its writer did not finish, "
-            f"or it is of another version of Minari."
+            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, unfinished, or of another "
+            f"version of Minari."
         ) from error
 
 
@@ -200,8 +195,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
             raise ValueError(
-                f"{_CALL}: {folder}/metadata.json has no {name}, as those of early Minari; expected one. Make the data set "
-                f"again with a later Minari, or read its arrays: fbuf.datasets.from_arrays."
+                f"{_CALL}: {folder}/metadata.json has no {name}; expected one, as of a later Minari. Use from_arrays."
             )
     package = _package()
     with _reading(f"{folder}"):
@@ -210,8 +204,8 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
         steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
     if sum(steps) != total or not total:
         raise ValueError(
-            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}, as metadata.json "
-            f"says. Its writer did not finish, or it is damaged."
+            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'} by metadata.json. "
+            f"It is unfinished or damaged."
         )
 
     def read(episode: int) -> dict[str, Column]:
@@ -226,7 +220,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     settings = dataclasses.replace(settings, dtypes=dtypes)
     plan = planned(_CALL, taken(_CALL, first, settings)[0], settings)
     del first
-    pieces = _whole_episodes(steps, rows_a_piece(_CALL, settings.piece_rows, plan.schema))
+    pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
     def rows(piece: int) -> Iterator[Block]:
         for episode in pieces[piece]:
@@ -270,10 +264,7 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
             raise ValueError(f"{where}: {column.refused} Leave it out of infos.")
         seen = name in under("obs", [name])
         if column.rows != steps + seen and not (name in recorded and column.rows == steps + 1):
-            raise ValueError(
-                f"{where}: leaf '{name}' has {column.rows} values; expected {steps + seen}, as {steps} steps have {steps + 1} "
-                f"observations."
-            )
+            raise ValueError(f"{where}: leaf '{name}' has {column.rows} values; expected {steps + seen}.")
         out[name] = dataclasses.replace(column, rows=steps)
         if seen:
             out[NEXT + name[len("obs") :]] = dataclasses.replace(out[name], read=functools.partial(_next, column))

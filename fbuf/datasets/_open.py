@@ -22,11 +22,11 @@ from fbuf.datasets._arrays.episodes import default_view
 from fbuf.datasets._arrays.segments import path_of
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
+from fbuf.torch._dtypes import NARROW
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 
-_MANY = 1 << 30
-"""Rows of a data set of which nothing is known yet."""
+_MANY = 1 << 30  # rows of a data set that does not exist yet
 
 
 def open(
@@ -75,8 +75,7 @@ def open(
     about = dataset.load(path)
     storage = DataSet(dataset.root(path), memory=memory, cache=cache)
     settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
-    settings["on_read"] = on_read
-    buffer = _buffer(about.rows, storage, view, sampler, **settings)
+    buffer = _buffer(about.rows, storage, view, sampler, on_read=on_read, **settings)
     return buffer, buffer.init(example(about.schema))
 
 
@@ -116,37 +115,29 @@ def example(schema: dataset.Schema) -> PyTree:
     for leaf in schema.leaves:
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             raise ValueError(
-                f"fbuf.datasets: leaf '{leaf.name}' is {leaf.dtype}, but x64 is off; expected it on. Write "
-                f"jax.config.update('jax_enable_x64', True), or make the data set with {_half(leaf.dtype.name)}."
+                f"fbuf.datasets: leaf '{leaf.name}' is {leaf.dtype}, but x64 is off; expected it on. Call "
+                f"jax.config.update('jax_enable_x64', True), or make the data set with {NARROW[leaf.dtype.name]}."
             )
         leaves[leaf.name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
     try:
-        row = _held(schema.structure, leaves)
-        same = named_leaves(row) == leaves
+        if schema.structure is None:
+            row = leaves[""] if list(leaves) == [""] else nested(leaves)
+        else:
+            row = row_schema.decode(schema.structure).unflatten(leaves.values())
+        if named_leaves(row) == leaves:
+            return row
     except (ValueError, TypeError):
-        same = False
-    if not same:
-        raise StoreCorrupted(
-            f"fbuf.datasets: rows have the leaves {', '.join(leaves)}, which no row holds as the data set says "
-            f"({str(schema.structure)[:200]}); expected the names of its places. Make it again."
-        )
-    return row
-
-
-def _held(structure: Any, leaves: dict[str, Any]) -> PyTree:
-    if structure is not None:
-        return row_schema.decode(structure).unflatten(leaves.values())
-    return leaves[""] if list(leaves) == [""] else nested(leaves)
-
-
-def _half(name: str) -> str:
-    return {"complex128": "complex64"}.get(name, name.replace("64", "32"))
+        pass
+    raise StoreCorrupted(
+        f"fbuf.datasets: leaves {', '.join(leaves)} do not fit the structure {str(schema.structure)[:200]}. "
+        f"The data set is damaged: make it again."
+    )
 
 
 def default_root() -> Path:
     """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
-    if given := os.environ.get("FBUF_DATASETS"):
-        return Path(given).expanduser()
+    if root := os.environ.get("FBUF_DATASETS"):
+        return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
 

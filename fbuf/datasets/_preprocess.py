@@ -25,8 +25,8 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_a_piece, write
-from fbuf.datasets._lock import held
+from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_per_segment, write
+from fbuf.datasets._lock import exclusive
 from fbuf.datasets._preprocess_source import Origin, origin_of
 from fbuf.datasets._preprocess_trace import Program
 from fbuf.interop._columns import BLOCK_BYTES, Block
@@ -142,7 +142,7 @@ def _work(
         most = _MOST_BATCH if view is None else _MOST_WINDOWS
         batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
     batch = min(int(batch), rows)
-    size = rows_a_piece(_CALL, piece_rows, schema)
+    size = rows_per_segment(_CALL, piece_rows, schema)
     starts = range(0, rows, size)
     run = origin.runner(program, batch)
 
@@ -187,7 +187,7 @@ def _check_apart(source: Path | None, dest: Path) -> None:
 def _begin_anew(path: Path) -> None:
     if not path.is_dir() or (path / NAME).exists():
         return
-    with held(_CALL, path):
+    with exclusive(_CALL, path):
         for number in dataset.committed(path):
             dataset.discard(path, number)
 

@@ -86,17 +86,17 @@ def to_file(
     """
     call = "to_file"
     reader = Reader(call, buffer, state)
-    columns = _atomic_file.renamed(call, reader.spec, names)
+    columns = _atomic_file.rename_leaves(call, reader.spec, names)
     _atomic_file.check_names(call, [*columns.values(), *([episode] if episode else [])])
     if episode and not (buffer.ends and buffer.geometry.streams):
         raise ValueError(
-            f"{call}: episode is '{episode}', but nothing says where episodes end. Use Buffer(episode_end=('terminated',))."
+            f"{call}: episode is '{episode}', but the buffer has no episode ends. Use Buffer(episode_end=)."
         )
     lanes = () if reader.lanes is None else (reader.lanes,)
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None
     bar, path = Bar(progress, call, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _atomic_file.opened(call, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _atomic_file.open_sink(call, path, compress, overwrite) as sink:
         for leaf, name in columns.items():
             spec = reader.spec[leaf]
             shape = (steps, *lanes, *spec.shape)

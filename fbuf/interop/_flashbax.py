@@ -86,7 +86,7 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if len(lead) != 1 or len(next(iter(lead))) != 2:
         raise TypeError(
             f"{_CALL}: state is a {type(state).__name__} with leaves {shapes or 'of no experience'}; expected a state of "
-            f"flashbax, whose experience has leaves [lanes, rows, ...]. Hand in what buffer.init or buffer.add returned."
+            f"flashbax, whose experience has leaves [lanes, rows, ...]."
         )
     lanes, length = next(iter(lead))
     full = bool(np.asarray(_field(state, "is_full")))
@@ -99,7 +99,7 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if not (0 <= cursor < max(length, 1) and 0 <= oldest < max(length, 1)):
         raise ValueError(f"{_CALL}: the index is {cursor}; expected one below {length}, the rows of a lane.")
     columns = {
-        name: Column(shapes[name][2:], np.dtype(leaf.dtype), _reader(leaf, oldest, length, lanes))
+        name: Column(shapes[name][2:], np.dtype(leaf.dtype), _row_reader(leaf, oldest, length, lanes))
         for name, leaf in leaves.items()
     }
     priority, largest = None, 1.0
@@ -111,22 +111,18 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     return Source(columns, steps, None if lanes == 1 else lanes, None, priority, largest, structure)
 
 
-def _reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
+def _row_reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
     """Rows by age from `[E, L, ...]`, `[n, E, ...]`; without the axis of lanes if there is one."""
 
     def read(first: int, last: int) -> np.ndarray:
         at = (oldest + np.arange(first, last)) % length
-        rows = _taken(leaf, at)
+        if isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices()):
+            rows = np.asarray(_take(leaf, jnp.asarray(at, jnp.int32)))  # transfers these rows only
+        else:
+            rows = np.asarray(leaf)[:, at]
         return rows[0] if lanes == 1 else rows.swapaxes(0, 1)
 
     return read
-
-
-def _taken(leaf: Any, at: np.ndarray) -> np.ndarray:
-    """`leaf[:, at]`, fetching no more than that from an accelerator."""
-    if isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices()):
-        return np.asarray(_take(leaf, jnp.asarray(at, jnp.int32)))
-    return np.asarray(leaf)[:, at]
 
 
 _take = jax.jit(lambda leaf, at: leaf.at[:, at].get(mode="promise_in_bounds"))
@@ -136,8 +132,8 @@ def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: 
     """|p| float64[T, E] of the rows at these places, NaN where no window begins; and the largest recorded."""
     if exponent is None or not 0 <= exponent < float("inf"):
         raise ValueError(
-            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, and holds their powers only. Say what "
-            f"the buffer was made with, priority_exponent=0.6 if nothing else; or leave them: priorities=False."
+            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, as powers. Pass flashbax's exponent "
+            f"(default 0.6), or priorities=False."
         )
     nodes = np.asarray(_field(tree, "nodes")).reshape(-1)
     depth = (nodes.size + 1).bit_length() - 2
@@ -147,21 +143,21 @@ def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: 
     if nodes.size != 2 ** (depth + 1) - 1 or number > 2**depth or period < 1 or number != lanes * (length // period):
         raise ValueError(
             f"{_CALL}: the tree has {nodes.size} nodes for {number} windows; expected those of {lanes} lanes of {length} rows. "
-            f"Leave them: priorities=False."
+            f"Pass priorities=False."
         )
     leaves = nodes[2**depth - 1 :][:number].astype(np.float64).reshape(lanes, length // period)
     most = float(np.asarray(_field(tree, "max_recorded_priority")))
     if not (np.isfinite(leaves).all() and (leaves >= 0).all() and np.isfinite(most) and most >= 0):
         raise ValueError(
-            f"{_CALL}: the tree holds {nodes[~np.isfinite(nodes)][:3]} or numbers below 0: a TD error was NaN, and flashbax "
-            f"spread it. Leave them: priorities=False."
+            f"{_CALL}: the tree has negative or non-finite nodes: a TD error was NaN, and flashbax spread it. "
+            f"Pass priorities=False."
         )
     starts = np.zeros((lanes, length), bool)
     starts[:, : number // lanes * period : period] = True
     powers = np.full((lanes, length), np.nan)
     powers[starts] = leaves.reshape(-1)
     starts, powers = starts.T[at], powers.T[at]
-    # The newest windows are not whole yet, and have 0; elsewhere 0 is what somebody set.
+    # The newest windows are incomplete and have 0; elsewhere 0 is a priority.
     newest = np.logical_and.accumulate((powers == 0)[::-1] | ~starts[::-1])[::-1]
     powers = np.where(newest, np.nan, powers)
     root = 1 / exponent if exponent else 0.0

@@ -81,18 +81,18 @@ class Reader:
         except OSError as error:
             if not path.exists():
                 raise
-            raise ValueError(f"{path}: is no HDF5 file ({error}). It is damaged or cut off.") from None
+            raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
         self._walk(self._file, "", 0)
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
         if depth > 64:
-            raise ValueError(f"{self.path}: groups are nested more than 64 deep. Do not load this file.")
+            raise ValueError(f"{self.path}: groups are nested more than 64 deep.")
         for key in group:
             name = check_name(str(self.path), prefix + key)
             if not isinstance(group.get(key, getlink=True), self._h5.HardLink):
                 raise ValueError(
-                    f"{self.path}: '{name}' is a link to elsewhere; expected a data set. Do not load this file."
+                    f"{self.path}: '{name}' is a link; expected a data set. Copy its target into the file."
                 )
             item = group[key]
             if isinstance(item, self._h5.Group):
@@ -103,7 +103,7 @@ class Reader:
     def _column(self, name: str, data: Any) -> Column:
         where = f"{self.path}: data set '{name}'"
         if data.external or data.is_virtual:
-            raise ValueError(f"{where} lies in other files; expected one of this file. Do not load this file.")
+            raise ValueError(f"{where} is stored in other files. Copy it into this file.")
         dtype = DTYPES.get(data.dtype.name) if data.dtype.isnative else None
         if dtype is None or dtype != data.dtype or data.shape is None:
             return refused(f"{where} is {data.dtype}; expected plain little-endian numbers.")
@@ -112,15 +112,11 @@ class Reader:
             whole = data.id.get_storage_size() == size
         else:
             if math.prod(data.chunks) * dtype.itemsize > _LARGEST_CHUNK:
-                raise ValueError(
-                    f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes in one."
-                )
+                raise ValueError(f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes each.")
             chunks = math.prod([-(-n // c) for n, c in zip(shape, data.chunks, strict=True)])
             whole = data.id.get_num_chunks() == chunks
         if size and not whole:
-            raise ValueError(
-                f"{where} has fewer bytes than {dtype.name}{list(shape)}, as it says; its writer did not finish."
-            )
+            raise ValueError(f"{where} has fewer bytes than {dtype.name}{list(shape)}; its writer did not finish.")
         if not shape:
             return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
 

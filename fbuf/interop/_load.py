@@ -18,7 +18,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
 from fbuf.interop import _atomic_file, _hdf5, _npz
-from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_count, chosen, column_of, length_of
+from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_count, choose_leaves, column_of, row_count
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
 
@@ -84,15 +84,13 @@ def columns_of(path: Path, reader: Reader, lanes: int | None = None) -> tuple[di
     if about is not None:
         lanes = about["lanes"]
         if other := sorted(columns.keys() ^ set(about["columns"])):
-            raise ValueError(f"{path}: '{other[0]}' is missing, or not one of its own. The file is damaged.")
+            raise ValueError(f"{path}: column '{other[0]}' is missing or unknown. The file is damaged.")
     side = () if lanes is None else (lanes,)
     for name, column in columns.items():
         steps = column.rows if about is None else about["steps"]
         if not column.refused and (column.rows != steps or column.shape[: len(side)] != side):
-            raise ValueError(
-                f"{path}: '{name}' has shape {[column.rows, *column.shape]}; expected {[steps, *side, '...']}. Say lanes=E "
-                f"for [N, E, ...]."
-            )
+            shape = [column.rows, *column.shape]
+            raise ValueError(f"{path}: '{name}' has shape {shape}; expected {[steps, *side, '...']}. Pass lanes=E.")
         column = dataclasses.replace(column, shape=column.shape[len(side) :])
         true = None if about is None else about["dtypes"].get(name)
         columns[name] = column if true is None else _as(path, name, column, true)
@@ -102,7 +100,7 @@ def columns_of(path: Path, reader: Reader, lanes: int | None = None) -> tuple[di
 def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> Source:
     columns, about = columns_of(path, reader, lanes)
     if about is None:
-        steps = length_of(_CALL, {name: columns[name] for name in chosen(_CALL, columns, fields)})
+        steps = row_count(_CALL, {name: columns[name] for name in choose_leaves(_CALL, columns, fields)})
         return Source(columns, steps, lanes)
     mask = columns.pop(_atomic_file.MASK, None)
     return Source(columns, about["steps"], about["lanes"], None if mask is None else mask.read)
@@ -112,9 +110,8 @@ def _as(path: Path, name: str, column: Column, true: Any) -> Column:
     """A column whose integers are the bits of another dtype."""
     dtype = DTYPES.get(true) if isinstance(true, str) else None
     if dtype is None or dtype.itemsize != column.dtype.itemsize:
-        raise ValueError(
-            f"{path}: says '{name}' is {str(true)[:80]!r}; expected a dtype of {column.dtype.itemsize} bytes."
-        )
+        what, size = str(true)[:80], column.dtype.itemsize
+        raise ValueError(f"{path}: dtype of '{name}' is {what!r}; expected one of {size} bytes.")
     return dataclasses.replace(column, dtype=dtype, read=lambda first, last: column.read(first, last).view(dtype))
 
 
@@ -127,17 +124,14 @@ def _about(path: Path, reader: Reader) -> dict[str, Any] | None:
         about = json.loads(text)
     except (ValueError, RecursionError):
         about = None
-    if not isinstance(about, dict) or about.get("format") != FORMAT or not isinstance(about.get("dtypes"), dict):
-        raise ValueError(
-            f"{path}: '__fbuf__' does not describe rows; expected what to_file wrote. The file is damaged."
-        )
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{path}: '__fbuf__' does not describe rows. The file is damaged.")
     if about.get("version") != VERSION:
-        raise ValueError(
-            f"{path}: has version {str(about.get('version'))[:80]!r}; this fbuf reads {VERSION}. Use a later one."
-        )
-    columns = about.get("columns")
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"{path}: '__fbuf__' names no columns. The file is damaged.")
+        version = str(about.get("version"))[:80]
+        raise ValueError(f"{path}: has version {version!r}; expected {VERSION}. Use a later fbuf.")
+    columns, dtypes = about.get("columns"), about.get("dtypes")
+    if not isinstance(columns, list) or not isinstance(dtypes, dict) or {type(name) for name in columns} - {str}:
+        raise ValueError(f"{path}: '__fbuf__' lists no columns. The file is damaged.")
     about["steps"] = check_count(str(path), "steps", about.get("steps"))
     lanes = about.get("lanes")
     about["lanes"] = None if lanes is None else check_count(str(path), "lanes", lanes)
@@ -189,12 +183,11 @@ def from_arrays(
     if buffer is not None and lanes is None:
         lanes = buffer.lanes
     columns = {name: column_of(name, leaf, lanes) for name, leaf in named_leaves(arrays).items()}
-    steps = length_of(call, {name: columns[name] for name in chosen(call, columns, fields)})
-    given = None if priority is None else np.abs(np.asarray(priority, np.float32))
-    if given is not None:
-        wanted = (steps,) if lanes is None else (steps, lanes)
-        if given.shape != wanted or not np.isfinite(given).all():
-            what = f"has shape {list(given.shape)}" if given.shape != wanted else "is not finite throughout"
-            raise ValueError(f"{call}: priority {what}; expected finite numbers of shape {list(wanted)}.")
-    source = Source(columns, steps, lanes, priority=given, structure=jax.tree.structure(arrays))
+    steps = row_count(call, {name: columns[name] for name in choose_leaves(call, columns, fields)})
+    magnitude = None if priority is None else np.abs(np.asarray(priority, np.float32))
+    shape = (steps,) if lanes is None else (steps, lanes)
+    if magnitude is not None and (magnitude.shape != shape or not np.isfinite(magnitude).all()):
+        what = f"has shape {list(magnitude.shape)}" if magnitude.shape != shape else "is not finite"
+        raise ValueError(f"{call}: priority {what}; expected finite numbers of shape {list(shape)}.")
+    source = Source(columns, steps, lanes, priority=magnitude, structure=jax.tree.structure(arrays))
     return fill(call, source, buffer, capacity=capacity, fields=fields, dtypes=dtypes, newest=newest, progress=progress)

@@ -11,7 +11,7 @@ import contextlib
 import io
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,7 +75,7 @@ class Reader:
         except PermissionError:
             raise
         except Exception as error:  # also NotImplementedError, struct.error and what else its parser meets
-            raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or cut off.") from None
+            raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or truncated.") from None
         entries = self._zip.infolist()
         if (number := _stated(path)) not in (len(entries), None):
             raise ValueError(f"{path}: lists {len(entries)} members; expected {number}. The file is damaged.")
@@ -84,16 +84,14 @@ class Reader:
                 raise ValueError(f"{path}: has a member {entry.filename[:80]!r}; expected arrays, 'name.npy'.")
             name = check_name(str(path), entry.filename.removesuffix(".npy"))
             if name in self.columns:
-                raise ValueError(f"{path}: has two members {name!r}; expected one. Do not load this file.")
+                raise ValueError(f"{path}: has two members {name!r}; expected one.")
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
-                raise ValueError(
-                    f"{path}: member {name!r} is packed in a way that npz is not. Save it with numpy.savez."
-                )
+                raise ValueError(f"{path}: member {name!r} is compressed by another method. Use numpy.savez.")
             most = entry.compress_size * (_MOST_RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
             if entry.file_size > most or entry.header_offset + entry.compress_size > size:
                 raise ValueError(
-                    f"{path}: member {name!r} is said to have {entry.file_size} bytes, {entry.compress_size} in the zip of "
-                    f"{size}; expected what fits. The file is damaged."
+                    f"{path}: member {name!r} claims {entry.file_size} bytes, {entry.compress_size} in a zip of {size}. "
+                    f"The file is damaged."
                 )
             self.columns[name] = _column(self._zip, f"{path}: member {name!r}", entry)
 
@@ -113,12 +111,11 @@ def _column(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> Col
     begin, shape, dtype, why = _header(where, _start(archive, where, entry, _LARGEST_HEADER)[1])
     if why:
         return refused(f"{where} {why}")
-    size, row = math.prod(shape) * dtype.itemsize, math.prod(shape[1:]) * dtype.itemsize
+    row = math.prod(shape[1:]) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if entry.file_size - begin != size:
-        raise ValueError(
-            f"{where} has {entry.file_size - begin} bytes of data; expected {size}, of {dtype.name}{list(shape)} as its "
-            f"header says. The file is damaged."
-        )
+        has = entry.file_size - begin
+        raise ValueError(f"{where} has {has} bytes; expected {size} of {dtype.name}{list(shape)}. The file is damaged.")
     if not shape:
         return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
     file: IO[bytes] | None = None
@@ -130,23 +127,22 @@ def _column(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> Col
             file, _ = _start(archive, where, entry, begin)
             at = 0
         for skipped in range(at, first, step := max(1, 2**20 // max(1, row))):
-            _exactly(where, file, (min(skipped + step, first) - skipped) * row)
-        rows = np.frombuffer(_exactly(where, file, (last - first) * row), dtype).reshape(last - first, *shape[1:])
+            _read_exactly(where, file, (min(skipped + step, first) - skipped) * row)
+        data = _read_exactly(where, file, (last - first) * row)
+        rows = np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
         at = last
         if dtype == np.bool_ and (rows.view(np.uint8) > 1).any():
-            raise ValueError(f"{where} holds bytes above 1; expected booleans. The file is damaged.")
+            raise ValueError(f"{where} has bytes above 1; expected booleans. The file is damaged.")
         return rows
 
     return Column(shape[1:], dtype, read, shape[0])
 
 
 def _start(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo, number: int) -> tuple[IO[bytes], bytes]:
-    """A member, and its first bytes."""
-    try:
+    """Open a member; return it and its first bytes."""
+    with _report_damage(where):
         file = archive.open(entry)
         return file, file.read(number)
-    except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
-        raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
 
 
 def _stated(path: Path) -> int | None:
@@ -158,14 +154,20 @@ def _stated(path: Path) -> int | None:
     return number if end[:4] == b"PK\x05\x06" and number != 0xFFFF else None  # 0xFFFF: of a zip64
 
 
-def _exactly(where: str, file: IO[bytes], number: int) -> bytes:
+@contextlib.contextmanager
+def _report_damage(where: str) -> Iterator[None]:
     try:
-        got = file.read(number)
+        yield
     except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
         raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
-    if len(got) != number:
+
+
+def _read_exactly(where: str, file: IO[bytes], number: int) -> bytes:
+    with _report_damage(where):
+        data = file.read(number)
+    if len(data) != number:
         raise ValueError(f"{where} has fewer bytes than its header says. The file is damaged.")
-    return got
+    return data
 
 
 def _header(where: str, begin: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], str]:
@@ -174,13 +176,13 @@ def _header(where: str, begin: bytes) -> tuple[int, tuple[int, ...], np.dtype[An
     try:
         found, columnwise, dtype = _PARSERS[npy.read_magic(file)](file)
     except Exception as error:  # ValueError, and what Python's own parser raises
-        raise ValueError(f"{where} has no npy header that is read here ({error}). The file is damaged.") from None
+        raise ValueError(f"{where} has an invalid npy header ({error}). The file is damaged.") from None
     shape = check_shape(where, found)
     why = ""
     if dtype.hasobject:
-        why = "holds Python objects, which are pickled; expected plain numbers. Save it as arrays of numbers."
+        why = "holds pickled Python objects; expected plain numbers. Save arrays of numbers."
     elif DTYPES.get(dtype.name) != dtype:
         why = f"is '{dtype.str}'; expected little-endian numbers. Save it as x.astype(np.float32)."
     elif columnwise and len(shape) > 1:
-        why = "lies column by column; expected rows. Save np.ascontiguousarray(x)."
+        why = "is in Fortran order; expected C order. Save np.ascontiguousarray(x)."
     return file.tell(), shape, dtype, why

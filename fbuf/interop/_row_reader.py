@@ -41,9 +41,7 @@ class Reader:
                 f"is {call}(path, buffer, state)."
             )
         if isinstance(buffer.storage, Ragged):
-            raise TypeError(
-                f"{call}: {buffer.storage!r} holds what is no array of one shape; expected another storage. Use fbuf.save."
-            )
+            raise TypeError(f"{call}: {buffer.storage!r} has rows of several shapes. Use fbuf.save.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
             raise TypeError(f"{call}: the state is traced; expected an eager call, outside jax.jit.")
         self.call, self.buffer, self.state = call, buffer, state
@@ -90,8 +88,7 @@ class Reader:
         rows, ok = _gather(self.buffer, name, self.state, jnp.asarray(padded))
         if ok is not None and not np.asarray(ok)[: len(slot)][slot < nowhere].all():
             raise RuntimeError(
-                f"{self.call}: rows of this state have expired, as later ones took their place on the host; expected a state "
-                f"that was carried on. Export the state that the last verb returned."
+                f"{self.call}: rows of this state have expired; expected the state that the last method returned."
             )
         return np.asarray(rows)[: len(slot)]
 
@@ -101,10 +98,10 @@ class Reader:
         rows = max(1, self.block(name) // lanes)
         for first in range(0, self.steps, rows):
             last = min(first + rows, self.steps)
-            there = self.mask(first, last)
-            age, lane = np.nonzero(there)
-            slot = np.full(there.shape, self.buffer.capacity, np.int64)
-            slot[there] = self.slots(age + first, lane)
+            mask = self.mask(first, last)
+            age, lane = np.nonzero(mask)
+            slot = np.full(mask.shape, self.buffer.capacity, np.int64)
+            slot[mask] = self.slots(age + first, lane)
             block = self.leaf(name, slot.reshape(-1), rows * lanes)
             yield block if self.lanes is None else block.reshape(last - first, lanes, *block.shape[1:])
 

@@ -98,13 +98,11 @@ def _source(
     described = storage / "storage_metadata.json"
     about = read_json(described) if described.exists() else None
     if about is None and not (storage / "meta.json").exists():
-        strange = [
-            name for name in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / name).exists()
-        ]
-        what = f"has {strange[0]}, of another kind of storage" if strange else "has neither"
+        others = [n for n in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / n).exists()]
+        what = f"has {others[0]}, of another kind of storage" if others else "has neither"
         raise ValueError(
-            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json, of a tensor or memory-mapped storage. "
-            f"In torchrl load it and dump it again: LazyTensorStorage, and no H5, Flat or Nested checkpointer."
+            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json. Dump it from a LazyTensorStorage, "
+            f"without an H5, Flat or Nested checkpointer."
         )
     leaves: dict[str, Leaf | str] = {}
     batch: tuple[int, ...] = ()
@@ -115,10 +113,8 @@ def _source(
         batch = batch_of(storage)
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, tuple)}
     if not arrays:
-        raise ValueError(
-            f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected at least one leaf."
-        )
-    room = _same(storage, arrays, batch, lanes)
+        raise ValueError(f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected a leaf.")
+    room = _lane_length(storage, arrays, batch, lanes)
     writer = path / "writer" / "metadata.json"
     written = read_json(writer) if writer.exists() else {}
     stated = check_count(str(described), "len", about.get("len")) if about is not None else None
@@ -140,14 +136,14 @@ def _source(
     return Source(columns, steps, lanes, priority=priority), numbers
 
 
-def _same(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
+def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
     """Places of a lane: the first axis, which all leaves must share."""
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
         if not lead or shape[: len(lead)] != lead:
             raise ValueError(
-                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others have. "
-                f"The dump is torn."
+                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others. "
+                f"The dump is incomplete."
             )
     return lead[0]
 
@@ -168,21 +164,22 @@ def _counts(
     """
     side = math.prod(batch[1:])
     if rows is None and stated is None:
-        raise ValueError(f"{_CALL}: {storage} does not say how many rows it holds; expected rows=. Write rows=len(rb).")
+        raise ValueError(f"{_CALL}: {storage} does not state its number of rows; expected rows=. Pass rows=len(rb).")
     if lanes is None and len(batch) > 1 and side > 1:
         whole = min(count, room) if isinstance(count, int) and count > 0 else None
         if stated is not None and whole is not None and stated == whole * side:
             lanes = side
         elif stated is None or stated != whole:
             raise ValueError(
-                f"{_CALL}: rows in {storage} have shape {list(batch)}, and {stated} of them are written: that may be {side} "
-                f"lanes, or rows that are windows of {side} steps. Say lanes={side}; or rows= for windows."
+                f"{_CALL}: rows in {storage} have shape {list(batch)}, and {stated} are written: that may be {side} lanes, "
+                f"or rows that are windows of {side} steps. Pass lanes={side}, or rows= for windows."
             )
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
+        number = stated if rows is None else rows
         raise ValueError(
-            f"{_CALL}: {storage} is said to hold {stated if rows is None else rows} rows; expected {lanes or 1} lanes of at "
-            f"most {room}. The dump is torn, or lanes and rows are wrong."
+            f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}. "
+            f"The dump is incomplete, or lanes= or rows= is wrong."
         )
     return lanes, steps
 
@@ -193,9 +190,7 @@ def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int
     for axes in range(1, len(shape)):
         if math.prod(shape[1 : axes + 1]) == lanes:
             return len(batch) - 1 if batch and math.prod(batch[1:]) == lanes else axes
-    raise ValueError(
-        f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on the second axis."
-    )
+    raise ValueError(f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on axis 1.")
 
 
 def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cursor: int | None) -> int:
@@ -204,13 +199,13 @@ def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cur
         cursor = check_count(str(writer), "cursor", written["cursor"])
         if steps < room and cursor != steps:
             raise ValueError(
-                f"{writer}: cursor is {cursor}, but the storage holds {steps} of {room} rows, which would make it {steps}. The "
-                f"files are of two dumps; if you know where the next row goes, say cursor=."
+                f"{writer}: cursor is {cursor}, but the storage holds {steps} of {room} rows; expected {steps}. The "
+                f"files are of two dumps; pass cursor= to override it."
             )
     if cursor is None:
         return 0
     if not 0 <= cursor <= room:
-        raise ValueError(f"{_CALL}: cursor is {cursor}; expected 0 to {room}, the places of the storage.")
+        raise ValueError(f"{_CALL}: cursor is {cursor}; expected 0 to {room}.")
     return cursor % room if steps == room and room else 0
 
 
@@ -223,23 +218,15 @@ def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[fl
     numbers = {name: about.get(name) for name in ("_alpha", "_beta", "_eps", "_max_capacity")}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(
-                f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0. The file is damaged."
-            )
+            raise ValueError(f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0.")
     alpha, beta, eps, capacity = (float(value) for value in numbers.values() if value is not None)
     if int(capacity) < places:
-        raise ValueError(
-            f"{described}: there are {int(capacity)} priorities; expected {places}, one a row. The dump is torn."
-        )
+        raise ValueError(f"{described}: there are {int(capacity)} priorities; expected {places}, one per row.")
     check_inside(sampler.parent, file)
-    if file.stat().st_size != int(capacity) * 8:
-        raise ValueError(
-            f"{file}: has {file.stat().st_size} bytes; expected {int(capacity) * 8}, of {int(capacity)} float64. It is torn."
-        )
+    if (size := file.stat().st_size) != int(capacity) * 8:
+        raise ValueError(f"{file}: has {size} bytes; expected {int(capacity) * 8}. It is truncated.")
     leaves = np.fromfile(file, np.float64, places)
     if not (np.isfinite(leaves).all() and (leaves >= 0).all()):
-        raise ValueError(
-            f"{file}: holds priorities that are no finite numbers >= 0: a TD error was NaN. Leave them: priorities=False."
-        )
+        raise ValueError(f"{file}: priorities are not finite or below 0: a TD error was NaN. Pass priorities=False.")
     magnitude = np.power(leaves, 1 / alpha) - eps if alpha else np.ones_like(leaves)
     return np.maximum(magnitude, 0), (alpha, beta)

@@ -67,26 +67,21 @@ def _source(path: Path) -> Source:
     about = read_json(described)
     version = about.get("version")
     if not isinstance(version, (int, float)) or int(version) != 1:
-        raise ValueError(
-            f"{described}: version is {str(version)[:80]!r}; expected 1.x. Write it again with flashbax 0.1."
-        )
+        raise ValueError(f"{described}: version is {str(version)[:80]!r}; expected 1.x. Rewrite it by flashbax 0.1.")
     names = dict(_leaves(described, about.get("structure_dtype")))
     if not names:
         raise ValueError(f"{described}: structure_dtype names no leaves; expected at least one.")
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 64 * 2**20}})
     index = _open(tensorstore, context, path, "vault_index")
     if tuple(index.shape) != (1,) or index.dtype.numpy_dtype.kind not in "iu":
-        raise ValueError(
-            f"{_CALL}: vault_index of {path} is {index.dtype.name}{list(index.shape)}; expected one integer."
-        )
+        what = f"{index.dtype.name}{list(index.shape)}"
+        raise ValueError(f"{_CALL}: vault_index of {path} is {what}; expected one integer.")
     steps = int(np.asarray(_result(path, index.read()))[0])
     arrays = {name: _open(tensorstore, context, path, name.replace("/", ".") + ".") for name in names}
     lanes = {int(array.shape[0]) for array in arrays.values() if array.rank >= 2}
     if len(lanes) != 1 or any(array.rank < 2 or not 0 <= steps <= array.shape[1] for array in arrays.values()):
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-        raise ValueError(
-            f"{_CALL}: {path} has arrays of shapes {shapes} and {steps} rows; expected [lanes, rows, ...] in all."
-        )
+        raise ValueError(f"{_CALL}: {path} has arrays {shapes} and {steps} rows; expected [lanes, rows, ...].")
     number = lanes.pop()
     single = number == 1
     columns: dict[str, Column] = {}
@@ -94,8 +89,7 @@ def _source(path: Path) -> Source:
         dtype = DTYPES.get(array.dtype.name)
         if dtype is None or dtype != DTYPES.get(names[name]):
             raise ValueError(
-                f"{described}: leaf '{name}' is {names[name]!r} there and {array.dtype.name!r} in the array; expected one, "
-                f"a number. The Vault is damaged."
+                f"{described}: leaf '{name}' is {names[name]!r}, but its array {array.dtype.name!r}. The Vault is damaged."
             )
         columns[name] = Column(tuple(array.shape[2:]), dtype, _reader(path, name, array, single))
     return Source(columns, steps, None if single else number)
@@ -106,7 +100,7 @@ def _leaves(described: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str,
     if not isinstance(tree, dict) or prefix.count("/") > 64:
         raise ValueError(
             f"{described}: structure_dtype{f' at {prefix!r}' if prefix else ''} is a {type(tree).__name__}; expected nested "
-            f"objects. Lists in an experience share one array in a Vault, and are lost there."
+            f"objects. A Vault cannot hold lists."
         )
     for key, value in tree.items():
         name = check_name(str(described), prefix + key)
@@ -126,9 +120,7 @@ def _result(path: Path, future: Any) -> Any:
     try:
         return future.result()
     except ValueError as error:
-        raise ValueError(
-            f"{_CALL}: {path} cannot be read: {str(error)[:300]}. It is damaged, or no flashbax Vault."
-        ) from None
+        raise ValueError(f"{_CALL}: {path} is damaged, or not a flashbax Vault: {str(error)[:300]}.") from None
 
 
 def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
@@ -137,8 +129,8 @@ def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
         stored = getattr(part, "storage_statistics", None)  # of tensorstore 0.1.50 or later
         if stored is not None and not _result(path, stored(query_fully_stored=True)).fully_stored:
             raise ValueError(
-                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are not all there, though its index says so. "
-                f"The Vault is damaged: take what comes after, newest=."
+                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are missing, though its index counts them. "
+                f"Take the rows after them: newest=."
             )
         rows = np.asarray(_result(path, part.read()))
         return rows[0] if single else rows.swapaxes(0, 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from fbuf._core.pytree import PyTree, name_of, nested
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.torch._dtypes import NARROW, import_torch
 from fbuf.torch._from_torch import from_torch

@@ -181,7 +181,7 @@ def test_every_dtype_comes_back(suffix, tmp_path):
     for name, dtype in DTYPES.items():
         values = generator.integers(0, 2 if name == "bool" else 8, (5, 3))
         wanted[name] = values.astype(np.float32).astype(dtype)
-    with _atomic_file.opened("test", path, False, False) as sink:
+    with _atomic_file.open_sink("test", path, False, False) as sink:
         for name, leaf in wanted.items():
             sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
         sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})

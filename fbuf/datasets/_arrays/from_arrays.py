@@ -27,7 +27,7 @@ from fbuf.datasets._arrays.episodes import KNOWN, default_view
 from fbuf.datasets._arrays.rows import CALL, Settings, columns_of, write_columns, write_tables
 from fbuf.datasets._arrays.segments import check_free, check_workers, path_of
 from fbuf.interop import _load
-from fbuf.interop._columns import blocks, chosen, length_of, rows_a_block
+from fbuf.interop._columns import blocks, choose_leaves, row_count, rows_per_block
 
 
 def from_arrays(
@@ -140,9 +140,9 @@ def _from_file(
         if file.suffix != ".npz":
             return write_columns(columns, path, settings, about, workers, progress)
         # Members of a zip are read from front to back only.
-        names = chosen(CALL, columns, settings.fields, KNOWN)
+        names = choose_leaves(CALL, columns, settings.fields, KNOWN)
         columns = {name: columns[name] for name in names}
-        rows, size = length_of(CALL, columns), rows_a_block(columns.values())
+        rows, size = row_count(CALL, columns), rows_per_block(columns.values())
         tables = blocks(CALL, columns, 0, rows, size)
         write_tables(tables, path, dataclasses.replace(settings, fields=names), about, progress)
 

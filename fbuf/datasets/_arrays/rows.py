@@ -21,17 +21,17 @@ from fbuf._formats import dataset
 from fbuf._formats.checkpoint.data_file import bytes_of
 from fbuf._host.codecs.base import Codec
 from fbuf.datasets._arrays.episodes import KNOWN, Ends, as_flag, check_rewards, ends_of, final_codec, final_name
-from fbuf.datasets._arrays.segments import Work, rows_a_piece, write, write_stream
+from fbuf.datasets._arrays.segments import Work, rows_per_segment, write, write_stream
 from fbuf.interop._columns import (
     Block,
     Column,
     blocks,
+    cast_columns,
     check_name,
-    chosen,
+    choose_leaves,
     column_of,
-    converted,
-    length_of,
-    rows_a_block,
+    row_count,
+    rows_per_block,
 )
 
 CALL = "from_arrays"
@@ -68,7 +68,7 @@ class Plan:
     @property
     def block(self) -> int:
         """Rows of a block."""
-        return rows_a_block(self.schema.leaves)
+        return rows_per_block(self.schema.leaves)
 
     def check(self, where: str, columns: Mapping[str, Column]) -> None:
         """Raise ValueError unless columns have the names, shapes and dtypes of the first."""
@@ -102,9 +102,9 @@ def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str
 
 def taken(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
     """Return the columns to take, by their names here and in their dtypes, and how many rows they have."""
-    names = chosen(call, found, settings.fields, KNOWN)
-    rows = length_of(call, {there: found[there] for there in names})
-    return converted(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
+    names = choose_leaves(call, found, settings.fields, KNOWN)
+    rows = row_count(call, {there: found[there] for there in names})
+    return cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
 
 
 def planned(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
@@ -139,7 +139,7 @@ def write_columns(
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
     plan = planned(CALL, columns, settings)
     _check_rows(columns, plan, rows)
-    size = rows_a_piece(CALL, settings.piece_rows, plan.schema)
+    size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     begin = zlib.crc32(repr((rows, plan.ends)).encode())
     pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
     marks: dict[int, str] = {}
@@ -182,7 +182,7 @@ def _checksum(block: Block, checksum: int) -> int:
 def _check_rows(columns: Mapping[str, Column], plan: Plan, rows: int) -> None:
     """What must hold of values, before anything is written."""
     checked = {name: columns[name] for name in ("reward", *plan.ends.flags(columns)) if name in columns}
-    size = rows_a_block(checked.values())
+    size = rows_per_block(checked.values())
     for number, block in enumerate(blocks(CALL, checked, 0, rows, size) if checked else ()):
         check_rewards(CALL, number * size, block)
         for name in plan.ends.flags(block):
@@ -198,7 +198,7 @@ def write_tables(
     if first is None:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
     plan = planned(CALL, first[0], settings)
-    size = rows_a_piece(CALL, settings.piece_rows, plan.schema)
+    size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     raw = _checked(itertools.chain(iter([first]), tables), plan)
     del first  # the arrays would stay in memory
     cuts: list[int] = []

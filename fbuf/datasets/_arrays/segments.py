@@ -23,7 +23,7 @@ from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
 from fbuf._formats.dataset.segment_writer import MOST_ROWS
 from fbuf.datasets._lock import NAME as LOCK
-from fbuf.datasets._lock import held
+from fbuf.datasets._lock import exclusive
 from fbuf.interop._columns import Block
 
 _PIECE_BYTES = 512 * 2**20  # before compression
@@ -49,7 +49,7 @@ class Work:
     meta: Callable[[], Mapping[str, Any]]
 
 
-def rows_a_piece(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
+def rows_per_segment(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
     """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
     if piece_rows is None:
         return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
@@ -102,7 +102,7 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
 def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
     """Hold the lock of a data set; if anything fails, remove what cannot be resumed."""
     check_free(call, path, unfinished=unfinished)
-    with held(call, path):
+    with exclusive(call, path):
         check_free(call, path, unfinished=unfinished)  # another process may have finished it meanwhile
         try:
             yield

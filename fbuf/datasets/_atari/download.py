@@ -18,8 +18,8 @@ from fbuf._formats import dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets._atari import plan as plan
 from fbuf.datasets._atari.segment import KINDS, schema
-from fbuf.datasets._atari.workers import ARRIVALS, Job, WorkerEnded, run_jobs
-from fbuf.datasets._lock import held
+from fbuf.datasets._atari.workers import DOWNLOADS, Job, WorkerEnded, run_jobs
+from fbuf.datasets._lock import exclusive
 from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, is_local, list_files
 
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
@@ -63,7 +63,7 @@ def get(ask: Request, then: Callable[[], Any]) -> Any:
                 made = then()
                 if plan.is_finished(ask.path, whole):
                     return made
-    with held(ask.call, ask.path):
+    with exclusive(ask.call, ask.path):
         whole = None if ask.download == "force" else _complete(ask, plan.there(ask.call, ask.path))
         if whole is None:
             whole = _bring(ask)
@@ -156,7 +156,7 @@ def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int
     unfinished = set(missing)
 
     def clean() -> None:
-        shutil.rmtree(ask.path / ARRIVALS, ignore_errors=True)
+        shutil.rmtree(ask.path / DOWNLOADS, ignore_errors=True)
         for number in unfinished:
             plan.discard(ask.path, number)
 

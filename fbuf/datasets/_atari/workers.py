@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 Report = Callable[[int], None]
 """Called with the bytes that were read since the last call; negative if a file is fetched again."""
 
-ARRIVALS = "arrivals"
+DOWNLOADS = "arrivals"
 """The folder of downloaded files, until they are converted."""
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _EVERY = 0.1  # seconds between two reports
@@ -120,7 +120,7 @@ def run(job: Job, report: Report) -> None:
     """
     if missing := [kind for kind in KINDS if kind not in job.files and kind != INVALID_RANGE]:
         raise FileCorrupted(f"{missing[0]}_ckpt.{job.number}.gz is missing; expected six files of each piece.")
-    arrivals = job.path / ARRIVALS / str(job.number)
+    arrivals = job.path / DOWNLOADS / str(job.number)
     meta = {"files": {kind: dataclasses.asdict(file) for kind, file in job.files.items()}}
     try:
         files = _Files(job.files, arrivals, report)
