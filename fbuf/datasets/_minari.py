@@ -25,14 +25,15 @@ from fbuf._host.codecs.base import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.episodes import NEXT, under
+from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.datasets._arrays.from_arrays import opened
-from fbuf.datasets._arrays.rows import Settings, columns_of, planned, taken
+from fbuf.datasets._arrays.rows import Settings, choose_columns, columns_of, plan_rows
 from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
 from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
 from fbuf.torch._dtypes import NARROW
+from fbuf.torch._tensordict import under
 
 _CALL = "minari"
 _VARIABLE = "MINARI_DATASETS_PATH"
@@ -218,7 +219,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     dtypes |= settings.dtypes or {}
     dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
     settings = dataclasses.replace(settings, dtypes=dtypes)
-    plan = planned(_CALL, taken(_CALL, first, settings)[0], settings)
+    plan = plan_rows(_CALL, choose_columns(_CALL, first, settings)[0], settings)
     del first
     pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
@@ -226,9 +227,9 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
         for episode in pieces[piece]:
             if steps[episode]:
                 where = f"{_CALL}: episode {episode}"
-                columns, length = taken(where, read(episode), settings)
+                columns, length = choose_columns(where, read(episode), settings)
                 plan.check(f"{where}:", columns)
-                yield from plan.ends.finished(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
+                yield from plan.ends.mark_blocks(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
 
     kept = {name: about[name] for name in _KEPT if name in about}
     return Work(

@@ -19,7 +19,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _info
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import path_of
+from fbuf.datasets._arrays.segments import to_path
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
 from fbuf.torch._dtypes import NARROW
@@ -144,4 +144,4 @@ def default_root() -> Path:
 
 def root_of(call: str, root: str | os.PathLike[str] | None) -> Path:
     """The folder given, or the default one. Raises TypeError: it is no path."""
-    return (default_root() if root is None else path_of(call, "root", root, "or None for the default one")).absolute()
+    return (default_root() if root is None else to_path(call, "root", root, "or None for the default one")).absolute()

@@ -25,7 +25,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_per_segment, write
+from fbuf.datasets._arrays.segments import Work, check_free, check_workers, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
 from fbuf.datasets._preprocess_source import Origin, origin_of
 from fbuf.datasets._preprocess_trace import Program
@@ -105,19 +105,20 @@ def preprocess(
     check_workers(_CALL, workers)
     _check_count("limit", limit)
     _check_count("batch_size", batch_size)
-    path = path_of(_CALL, "dest", dest)
+    path = to_path(_CALL, "dest", dest)
     _open.check(path, None, sampler)
     origin = origin_of(_CALL, data, view)
     try:
-        _check_apart(origin.path, path)
+        if origin.path is not None:
+            _check_apart(origin.path, path)
         if not resume:
-            _begin_anew(path)
+            _discard_segments(path)
         check_free(_CALL, path, unfinished=True)
         rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
-            raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
-        kept = _kept(keep, origin)
-        program = Program(_CALL, fn, origin.row, kept, codec)
+            why = "" if view is None else f"; {view!r} finds no window to draw"
+            raise ValueError(f"{_CALL}: there is nothing to write; expected at least one row{why}.")
+        program = Program(_CALL, fn, origin.row, _kept(keep, origin), codec)
         _open.check(path, None if origin.steps else Row(), sampler, program.schema)
         work = _work(origin, program, rows, batch_size, piece_rows, view, metadata)
         write(_CALL, path, work, workers=workers, progress=progress)
@@ -163,9 +164,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
     if keep is None:
         return tuple(name for name in _ENDS if name in origin.names and origin.steps)
     if missing := [name for name in keep if name not in origin.names]:
-        raise ValueError(
-            f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'no such leaves'}."
-        )
+        raise ValueError(f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
     return tuple(keep)
 
 
@@ -174,9 +173,7 @@ def _check_count(name: str, value: int | None) -> None:
         raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 
-def _check_apart(source: Path | None, dest: Path) -> None:
-    if source is None:
-        return
+def _check_apart(source: Path, dest: Path) -> None:
     a, b = source.resolve(), dest.resolve()
     if a == b:
         raise ValueError(f"{_CALL}: dest is {dest}, the source itself; expected another folder.")
@@ -184,13 +181,8 @@ def _check_apart(source: Path | None, dest: Path) -> None:
         raise ValueError(f"{_CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
 
 
-def _begin_anew(path: Path) -> None:
-    if not path.is_dir() or (path / NAME).exists():
-        return
-    with exclusive(_CALL, path):
-        for number in dataset.committed(path):
-            dataset.discard(path, number)
-
-
-def _why_none(view: View | None) -> str:
-    return "" if view is None else f"; {view!r} finds no window to draw"
+def _discard_segments(path: Path) -> None:
+    if path.is_dir() and not (path / NAME).exists():
+        with exclusive(_CALL, path):
+            for number in dataset.committed(path):
+                dataset.discard(path, number)

@@ -6,6 +6,7 @@ anchors in order of their rows, each once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
@@ -25,7 +26,7 @@ from fbuf._formats import dataset
 from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.segments import path_of
+from fbuf.datasets._arrays.segments import to_path
 from fbuf.datasets._preprocess_trace import Program
 from fbuf.interop._row_reader import Reader
 from fbuf.storages import DataSet, _host_rows
@@ -63,32 +64,31 @@ def origin_of(call: str, data: Any, view: View | None) -> Origin:
     if isinstance(data, dataset.DataSet):
         data = data.path
     if not isinstance(data, tuple):
-        path = path_of(call, "data", data, "or (buffer, state)")
+        path = to_path(call, "data", data, "or (buffer, state)")
         if view is None:
             return Stored(path)
         buffer, state = _open.open(path, view=view)
         return Windows(call, buffer, state, path)
     if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
-        raise TypeError(
-            f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
-        )
+        names = tuple(type(x).__name__ for x in data)
+        raise TypeError(f"{call}: data is {names}; expected (buffer, state), or a path.")
     buffer, state = data
-    buffer.storage.spec(state.rows)  # refuses the state of another buffer
+    buffer.storage.spec(state.rows)  # raises for the state of another buffer
     source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
     if view is None and source is not None:
         stored = Stored(source)
         if stored.identity != _identity(state):
             stored.close()
             raise ValueError(
-                f"{call}: the data set at {source} was made anew, or got other pieces, since this state was made of it; "
-                f"expected the same rows. Open it again: fbuf.datasets.open({str(source)!r})."
+                f"{call}: the data set at {source} has changed since this state was made. Open it again: "
+                f"fbuf.datasets.open({str(source)!r})."
             )
         return stored
     if buffer.lanes not in (None, 1):
-        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
-    wanted = Row() if view is None else view
-    if wanted != buffer.view:
-        other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
+        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream.")
+    new_view = Row() if view is None else view
+    if new_view != buffer.view:
+        other = dataclasses.replace(buffer, view=new_view, episode_end=buffer.ends)
         buffer, state = other, buffer.convert(other, state)
     return Windows(call, buffer, state, source, rows=view is None)
 
@@ -98,11 +98,10 @@ class Stored:
 
     def __init__(self, path: Path) -> None:
         self._dataset = dataset.DataSet.open(path)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._dataset.close)
             self.row = _open.example(self._dataset.schema)
-        except BaseException:
-            self._dataset.close()
-            raise
+            on_failure.pop_all()
         self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
@@ -111,7 +110,7 @@ class Stored:
         self.mark = f"rows {self.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
-        run = jax.jit(lambda rows: program.leaves(jax.vmap(program)(rows)))
+        run = jax.jit(lambda rows: named_leaves(jax.vmap(program)(rows)))
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
             rows = self._dataset.read_rows(start, stop)
@@ -136,21 +135,21 @@ class Windows:
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
         self.names = tuple(named_leaves(self.row)) if rows else ()
         self.steps = rows and buffer.writer.streams
-        whose = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
-        self.mark = f"windows {whose} {buffer.view!r} {buffer.ends!r}"
+        identity = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
+        self.mark = f"windows {identity} {buffer.view!r} {buffer.ends!r}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
         @jax.jit
         def run(state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
             data, ok = _windows(self._buffer, state, slot, key)
-            return program.leaves(jax.vmap(program)(data)), ok
+            return named_leaves(jax.vmap(program)(data)), ok
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
             slot = jnp.asarray(_padded(self._slots[start:stop], batch))
             out, ok = run(self._state, slot, _key(start))
             if not np.asarray(ok).all():
                 raise RuntimeError(
-                    f"{self._call}: rows of this state have expired; expected the state that the last verb returned."
+                    f"{self._call}: rows of this state have expired; expected the state that the last method returned."
                 )
             return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
 

@@ -7,8 +7,9 @@ was rejected: inside the step XLA overlaps and fuses them with the rest, and a s
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +113,9 @@ def run(
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
-    buffer = _dqn.make_buffer(_compare_storages.fitted(storage, rows, settings.capacity), settings.capacity)
-    room = _compare_storages.Room(buffer)
+    storage_ = _compare_storages.fitted_storage(storage, rows, settings.capacity)
+    buffer = _dqn.make_buffer(storage_, settings.capacity)
+    growth = _compare_storages.TableGrowth(buffer)
     step: Any = _dqn.make_step(buffer, config)
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
@@ -123,9 +125,9 @@ def run(
     for i in range(settings.steps):
         with clock("acting and emulators"):
             rows = actor.play(learner.params, _dqn.ROWS_PER_STEP, epsilon(i, settings.steps))
-        if room.crowded(replay):
+        if growth.is_due(replay):
             with clock("growing and compiling again"):
-                buffer, replay = room.grow(replay)
+                buffer, replay = growth.grow(replay)
                 larger: Any = _dqn.make_step(buffer, config)
                 step = larger.lower(learner, replay, sample_key, rows).compile()
         with clock("training steps"):
@@ -139,12 +141,12 @@ def run(
             clock = _Clock()
         progress(i + 1, _shown(actor, measured, result))
     result.seconds = clock.parts
-    timed = max(1, settings.steps - 1)
-    result.steps_per_second = timed / max(clock.total(), 1e-9) if settings.steps > 1 else float("nan")
+    seconds = max(time.perf_counter() - clock.begin, 1e-9)
+    result.steps_per_second = (settings.steps - 1) / seconds if settings.steps > 1 else float("nan")
 
     sizes = buffer.nbytes(replay)
     result.rows = int(buffer.size(replay))
-    result.blocks = room.blocks(replay)
+    result.blocks = growth.blocks(replay)
     if newest:
         result.newest = _compare_storages.newest(buffer, replay, newest)
     result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
@@ -179,44 +181,32 @@ def _measure_share(
     rows: _dqn.Rows,
 ) -> None:
     """Fills in `share` and `step_seconds`; uses up `learner` and `replay`."""
-    bare = _dqn.make_learn(config)
+    learn = _dqn.make_learn(config)
     other = jax.tree.map(lambda x: x.copy(), learner)
-    whole_times: list[float] = []
-    bare_times: list[float] = []
-    for turn in range(_SHARE_ROUNDS + 2):
-        for which in ("whole", "bare") if turn % 2 else ("bare", "whole"):
+    times = np.zeros((_SHARE_ROUNDS + 2, 2))
+    for turn in range(len(times)):
+        for which in (0, 1) if turn % 2 else (1, 0):
             start = time.perf_counter()
-            if which == "whole":
+            if which == 0:
                 learner, replay, _ = jax.block_until_ready(step(learner, replay, key, rows))
             else:
-                other, _, _ = jax.block_until_ready(bare(other, batch))
-            seconds = time.perf_counter() - start
-            if turn >= 2:  # the first two compile and warm
-                (whole_times if which == "whole" else bare_times).append(seconds)
-    shares = 1.0 - np.asarray(bare_times) / np.asarray(whole_times)
-    low, median, high = np.quantile(shares, (0.25, 0.5, 0.75))
+                other, _, _ = jax.block_until_ready(learn(other, batch))
+            times[turn, which] = time.perf_counter() - start
+    whole, learning = times[2:].T  # the first two compile and warm up
+    low, median, high = np.quantile(1.0 - learning / whole, (0.25, 0.5, 0.75))
     result.share = (float(low), float(median), float(high))
-    result.step_seconds = (float(np.median(whole_times)), float(np.median(bare_times)))
+    result.step_seconds = (float(np.median(whole)), float(np.median(learning)))
 
 
 class _Clock:
-    """Wall time by part: `with clock("acting"): ...`."""
+    """Wall time by part of the loop: `with clock("acting"): ...`."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
-        self._began = time.perf_counter()
-        self._part, self._start = "", 0.0
+        self.begin = time.perf_counter()
 
-    def __call__(self, part: str) -> _Clock:
-        self._part = part
-        return self
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.parts[self._part] = self.parts.get(self._part, 0.0) + time.perf_counter() - self._start
-
-    def total(self) -> float:
-        """Seconds since it was made."""
-        return time.perf_counter() - self._began
+    @contextlib.contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.parts[part] = self.parts.get(part, 0.0) + time.perf_counter() - start

@@ -87,9 +87,14 @@ def frames(
             f"{call}: batch is {type(batch).__name__}; expected a Sample. Write batch=buffer.peek(state, key, 6), or "
             f"number=6 for as many rows."
         )
+    return draw_batch(call, batch, observation, next_observation, int(number), ax)
+
+
+def draw_batch(call: str, batch: Sample, observation: str | None, next_observation: str, number: int, ax: Any) -> Any:
+    """Draw the first `number` rows of a batch; arguments as for `frames`."""
     data = {name: np.asarray(leaf) for name, leaf in named_leaves(batch.data).items()}
     name = _chosen(call, data, observation)
-    shown = [i for i in range(len(np.asarray(batch.mask))) if np.asarray(batch.mask)[i]][: int(number)]
+    shown = np.flatnonzero(batch.mask)[:number].tolist()
     leaves = [name] + ([next_observation] if next_observation in data and next_observation != name else [])
     images = {leaf: _magnified(_images(data[leaf][shown])) for leaf in leaves} if shown else {}
     strips = [_Strip(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]

@@ -323,7 +323,7 @@ def test_a_locked_data_set_is_opened_and_not_written(
         return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
 
     rows = opened()
-    with download.held("a test", root / "Pong" / "1"):
+    with download.exclusive("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
         for option in ({"pieces": [0, 1]}, {"download": "force"}):

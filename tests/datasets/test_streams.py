@@ -102,8 +102,8 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
 def test_one_writer_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fbuf.datasets import _lock
 
-    monkeypatch.setattr(_lock.held.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
-    with _lock.held("another", tmp_path / "a"):
+    monkeypatch.setattr(_lock.exclusive.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
+    with _lock.exclusive("another", tmp_path / "a"):
         for data in (bad(), iter([bad()])):
             with pytest.raises(BlockingIOError, match="from_arrays: the data set at"):
                 fbuf.datasets.from_arrays(data, path=tmp_path / "a")

@@ -20,6 +20,7 @@ import numpy as np
 from fbuf._host.codecs.base import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
+from fbuf.torch._tensordict import under
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
@@ -37,7 +38,7 @@ class Ends:
     extra: tuple[str, ...]
     follows: Mapping[str, str]
 
-    def finished(
+    def mark_blocks(
         self, call: str, first: int, raw: Iterable[Block], after: Block | None, found: list[int]
     ) -> Iterator[Block]:
         """Yield blocks of rows as they are stored, each once the next has come.
@@ -50,16 +51,16 @@ class Ends:
         Raises:
           ValueError: a reward is not finite, or a flag is not 0 or 1.
         """
-        held: Block | None = None
+        last: Block | None = None
         for block in raw:
-            if held is not None:
-                yield self._finished(call, first, held, {name: block[name][:1] for name in self.follows}, found)
-                first += len(next(iter(held.values())))
-            held = block
-        if held is not None:
-            yield self._finished(call, first, held, after, found)
+            if last is not None:
+                yield self._mark(call, first, last, {name: block[name][:1] for name in self.follows}, found)
+                first += len(next(iter(last.values())))
+            last = block
+        if last is not None:
+            yield self._mark(call, first, last, after, found)
 
-    def _finished(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
+    def _mark(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
         none = np.zeros(len(next(iter(rows.values()))), bool)
         check_rewards(call, first, rows)
         flags = {name: as_flag(call, name, first, rows[name]) for name in self.flags(rows)}
@@ -71,11 +72,11 @@ class Ends:
             truncated[-1] = not terminated[-1] or truncated[-1]
         out = {name: leaf for name, leaf in rows.items() if name not in self.follows.values()} | flags
         if self.follows:
-            alike = ~none
+            equal = ~none
             for here, following in self.follows.items():
                 last = rows[here][-1:] if after is None else after[here]  # an end anyway
-                alike &= _alike(np.concatenate([rows[here][1:], last]), rows[following])
-            missing = ~alike & ~terminated & ~truncated
+                equal &= _rows_equal(np.concatenate([rows[here][1:], last]), rows[following])
+            missing = ~equal & ~terminated & ~truncated
             truncated |= missing
             cuts += int(missing.sum())
             for here, following in self.follows.items():
@@ -108,10 +109,10 @@ def ends_of(
     now = under("obs", leaves)
     if nexts and (set(follows) != set(now) or any(leaves[a] != leaves[b] for a, b in follows.items())):
         odd = next((n for n in nexts if leaves.get("obs" + n[len(NEXT) :]) != leaves[n]), nexts[0])
+        expected = ", ".join(f"{n} {_text(leaves[n])}" for n in now) or "none"
         raise ValueError(
-            f"{call}: '{odd}' is {_text(leaves[odd])}; expected next observations like the observations: "
-            f"{', '.join(f'{n} {_text(leaves[n])}' for n in now) or 'there are none'}. Give them another name, or leave them "
-            f"out: fields=."
+            f"{call}: '{odd}' is {_text(leaves[odd])}; expected next observations like the observations: {expected}. "
+            f"Rename them, or leave them out: fields=."
         )
     clash = next((final_name(here) for here in follows if final_name(here) in leaves), None)
     if clash is not None:
@@ -119,8 +120,8 @@ def ends_of(
     found = Ends(tuple(extra or ()), follows)
     if extra is None and not found.flags(leaves):
         raise ValueError(
-            f"{call}: no leaf says where episodes end; expected terminals and timeouts among {', '.join(leaves)}. Name "
-            f"one that does: episode_end=('done',), or say that none ends: episode_end=()."
+            f"{call}: no leaf says where episodes end; expected terminals and timeouts among {', '.join(leaves)}. "
+            f"Name one: episode_end=('done',), or none: episode_end=()."
         )
     return found
 
@@ -150,9 +151,8 @@ def as_flag(call: str, name: str, first: int, rows: np.ndarray) -> np.ndarray:
     flag = rows.astype(bool)
     wrong = np.flatnonzero(flag != rows)
     if wrong.size:
-        raise ValueError(
-            f"{call}: leaf '{name}' is {rows[wrong[0]]} in row {first + wrong[0]}; expected 0 or 1, as it ends episodes."
-        )
+        at = wrong[0]
+        raise ValueError(f"{call}: leaf '{name}' is {rows[at]} in row {first + at}; expected 0 or 1.")
     return flag
 
 
@@ -164,13 +164,13 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
     fine = np.isfinite(reward.astype(np.float32) if reward.dtype.isbuiltin != 1 else reward)
     wrong = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))
     if wrong.size:
+        at = wrong[0]
         raise ValueError(
-            f"{call}: leaf 'reward' is {reward[wrong[0]]} in row {first + wrong[0]}, and not finite in {wrong.size} rows of "
-            f"this block; expected numbers. Repair them, or leave these rows out."
+            f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers. Correct or remove the rows."
         )
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _rows_equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """bool[n], which rows are equal; NaN is like NaN."""
     same = a == b
     if a.dtype.kind in "fc":
@@ -201,11 +201,6 @@ KNOWN = {
     "next_observation": NEXT,
 }
 """First parts of names, and what they become."""
-
-
-def under(name: str, leaves: Iterable[str]) -> list[str]:
-    """Leaves that are `name`, or lie in the subtree of that name."""
-    return [leaf for leaf in leaves if leaf == name or leaf.startswith(name + "/")]
 
 
 def default_view(leaves: Iterable[str], rows: int) -> View:

@@ -25,7 +25,7 @@ from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import KNOWN, default_view
 from fbuf.datasets._arrays.rows import CALL, Settings, columns_of, write_columns, write_tables
-from fbuf.datasets._arrays.segments import check_free, check_workers, path_of
+from fbuf.datasets._arrays.segments import check_free, check_workers, to_path
 from fbuf.interop import _load
 from fbuf.interop._columns import blocks, choose_leaves, row_count, rows_per_block
 
@@ -97,7 +97,7 @@ def from_arrays(
       ...     del state
       6 [2. 3.] [False False  True False False False]
     """
-    path = path_of(CALL, "path", path)
+    path = to_path(CALL, "path", path)
     check_workers(CALL, workers)
     _open.check(path, view, sampler)
     for name, value in {"fields": fields, "episode_end": episode_end}.items():
@@ -116,9 +116,8 @@ def from_arrays(
         check_free(CALL, path, unfinished=False)
         write_tables(data, path, settings, about, progress)
     else:
-        raise TypeError(
-            f"{CALL}: data is a {type(data).__name__}; expected a dict of arrays, an iterable of them, or a path."
-        )
+        kind = type(data).__name__
+        raise TypeError(f"{CALL}: data is a {kind}; expected a dict of arrays, an iterable of them, or a path.")
     return opened(path, view, sampler)
 
 
@@ -151,4 +150,4 @@ def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(metadata or {}), allow_nan=False)))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{CALL}: metadata is no JSON ({error}); expected a dict of text, numbers and lists.") from None
+        raise TypeError(f"{CALL}: metadata is not JSON ({error}); expected text, numbers and lists.") from None

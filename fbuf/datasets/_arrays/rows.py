@@ -72,16 +72,14 @@ class Plan:
 
     def check(self, where: str, columns: Mapping[str, Column]) -> None:
         """Raise ValueError unless columns have the names, shapes and dtypes of the first."""
-        came, expected = (
+        found, expected = (
             {name: f"{dtype.name}{list(shape)}" for name, (shape, dtype) in leaves.items()}
             for leaves in (leaves_of(columns), self.leaves)
         )
-        for name in (*came, *expected):
-            if came.get(name) != expected.get(name):
-                raise ValueError(
-                    f"{where} leaf '{name}' is {came.get(name, 'missing')}; expected {expected.get(name, 'no such leaf')}, as "
-                    f"in the first rows."
-                )
+        for name in (*found, *expected):
+            if found.get(name) != expected.get(name):
+                what, first = found.get(name, "missing"), expected.get(name, "no such leaf")
+                raise ValueError(f"{where} leaf '{name}' is {what}; expected {first}, as in the first rows.")
 
 
 def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str, Column]:
@@ -93,21 +91,19 @@ def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str
         name = check_name(call, prefix + key)
         found = columns_of(call, value, name + "/") if isinstance(value, Mapping) else {name: column_of(name, value)}
         if twice := [leaf for leaf in found if leaf in out]:
-            raise ValueError(
-                f"{call}: two leaves have the name '{twice[0]}'; expected one. Rename or leave out the other."
-            )
+            raise ValueError(f"{call}: two leaves have the name '{twice[0]}'. Rename one, or leave it out.")
         out |= found
     return out
 
 
-def taken(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
+def choose_columns(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
     """Return the columns to take, by their names here and in their dtypes, and how many rows they have."""
     names = choose_leaves(call, found, settings.fields, KNOWN)
     rows = row_count(call, {there: found[there] for there in names})
     return cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
 
 
-def planned(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
+def plan_rows(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
     """Raise what is wrong with names, dtypes and ends; no row is read."""
     here = leaves_of(columns)
     ends = ends_of(call, here, settings.episode_end)
@@ -134,10 +130,10 @@ def write_columns(
     progress: Progress,
 ) -> None:
     """Write a data set from columns that can be read in any order; `about` is kept with it."""
-    columns, rows = taken(CALL, found, settings)
+    columns, rows = choose_columns(CALL, found, settings)
     if not rows:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
-    plan = planned(CALL, columns, settings)
+    plan = plan_rows(CALL, columns, settings)
     _check_rows(columns, plan, rows)
     size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     begin = zlib.crc32(repr((rows, plan.ends)).encode())
@@ -158,7 +154,7 @@ def write_columns(
 
     def finished(number: int) -> Iterator[Block]:
         start, stop = pieces[number]
-        return plan.ends.finished(CALL, start, raw(number), after(stop), cuts)
+        return plan.ends.mark_blocks(CALL, start, raw(number), after(stop), cuts)
 
     def mark(number: int) -> str:
         if number not in marks:
@@ -197,12 +193,12 @@ def write_tables(
     first = next(tables, None)
     if first is None:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
-    plan = planned(CALL, first[0], settings)
+    plan = plan_rows(CALL, first[0], settings)
     size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     raw = _checked(itertools.chain(iter([first]), tables), plan)
     del first  # the arrays would stay in memory
     cuts: list[int] = []
-    rows = plan.ends.finished(CALL, 0, raw, None, cuts)
+    rows = plan.ends.mark_blocks(CALL, 0, raw, None, cuts)
     number = write_stream(CALL, path, plan.schema, rows, size, {**about, "from": "arrays"}, progress)
     _warn_of_cuts(sum(cuts), number)
 
@@ -214,7 +210,7 @@ def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str,
             raise TypeError(f"{CALL}: data gives a {type(item).__name__}; expected dicts of arrays.")
         found = columns_of(CALL, item)
         if not found or any(column.rows for column in found.values()):
-            yield taken(CALL, found, settings)
+            yield choose_columns(CALL, found, settings)
 
 
 def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> Iterator[Block]:
@@ -233,8 +229,7 @@ def _warn_of_cuts(cuts: int, rows: int) -> None:
     """Warns where next observations are hardly ever those of the next rows."""
     if cuts > max(rows // 2, 8):
         warnings.warn(
-            f"{CALL}: in {cuts} of {rows} rows next_observations is not the observation of the next row, although no episode "
-            f"ended: these are now episodes of one step. If rows lie in another order than they came in, that is right; if "
-            f"the two were scaled differently, scale them alike.",
+            f"{CALL}: in {cuts} of {rows} rows next_observations is not the next row's observation; they are now episodes of "
+            f"one step. Scale both alike, unless the rows are shuffled.",
             stacklevel=4,
         )

@@ -53,27 +53,23 @@ def rows_per_segment(call: str, piece_rows: int | None, schema: dataset.Schema) 
     """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
     if piece_rows is None:
         return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
-    if (
-        isinstance(piece_rows, bool)
-        or not isinstance(piece_rows, (int, np.integer))
-        or not 1 <= piece_rows <= MOST_ROWS
-    ):
+    if type(piece_rows) is bool or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MOST_ROWS:
         raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MOST_ROWS}, or None.")
     return int(piece_rows)
 
 
-def path_of(call: str, name: str, given: Any, other: str = "") -> Path:
-    """A path as the user gave it. Raises TypeError: it is none."""
-    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
-        what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
+def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
+    """Return an argument as a path. Raises TypeError: it is not one."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        what = repr(value) if value is None or isinstance(value, str) else f"a {type(value).__name__}"
         raise TypeError(f"{call}: {name} is {what}; expected the path of a folder{other and ', '}{other}.")
-    return Path(given).expanduser()
+    return Path(value).expanduser()
 
 
 def check_workers(call: str, workers: int) -> None:
-    """Raises ValueError unless it is an int >= 0."""
+    """Raise ValueError unless it is an int >= 0."""
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0, threads beside this one.")
+        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0.")
 
 
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
@@ -81,20 +77,19 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
 
     A folder that is empty may, too.
     """
+    delete = f"fbuf.datasets.delete({str(path)!r})"
     if (path / NAME).exists():
         raise FileExistsError(
-            f"{call}: {path} is a data set already. Open it: fbuf.datasets.open({str(path)!r}), or make room: "
-            f"fbuf.datasets.delete({str(path)!r})."
+            f"{call}: {path} is a data set already. Call fbuf.datasets.open({str(path)!r}), or {delete}."
         )
     if not path.exists():
         return
     names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
     if names - {"pieces"}:
-        raise FileExistsError(f"{call}: {path} holds something else; expected no such folder. Choose another path.")
+        raise FileExistsError(f"{call}: {path} already exists and is not a data set. Choose another path.")
     if names and not unfinished:
         raise FileExistsError(
-            f"{call}: {path} holds what unfinished work left, and rows that come as a stream cannot be resumed. "
-            f"Make room: fbuf.datasets.delete({str(path)!r})."
+            f"{call}: {path} has segments of an interrupted call; a stream cannot be resumed. Call {delete}."
         )
 
 
@@ -200,8 +195,8 @@ def _committed(call: str, path: Path, work: Work) -> set[int]:
         same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
         if not same or piece.meta.get("mark") != work.mark(number):
             raise FileExistsError(
-                f"{call}: {path} holds unfinished work on other rows, or with other settings (piece {number}). Choose "
-                f"another path, or make room: fbuf.datasets.delete({str(path)!r})."
+                f"{call}: {path} has segments of other rows or settings (piece {number}). Choose another path, or call "
+                f"fbuf.datasets.delete({str(path)!r})."
             )
         done.add(number)
     return done
