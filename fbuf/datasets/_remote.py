@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -180,13 +181,25 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return system, path
 
 
+def _read(url: str) -> bytes:
+    """Return a small file of a web server; retry as `fetch` does."""
+    system, path = _filesystem(url)
+    for wait in WAITS:
+        try:
+            return bytes(system.cat_file(path))
+        except Exception as error:  # each file system raises its own kinds
+            if isinstance(error, MemoryError) or _is_final(error):
+                raise
+            time.sleep(wait)
+    return bytes(system.cat_file(path))
+
+
 def _list_bucket(folder: str) -> list[File]:
     """Return the files that the bucket's JSON interface lists."""
-    system, url = _filesystem(LISTING)
     query = {"prefix": folder, "delimiter": "/", "fields": "nextPageToken,items(name,size,md5Hash)"}
     files: list[File] = []
     while True:
-        page = json.loads(system.cat_file(f"{url}?{urlencode(query)}"))
+        page = json.loads(_read(f"{LISTING}?{urlencode(query)}"))
         for item in page.get("items", []):
             name = item["name"]
             files.append(File(name, f"{BUCKET}/{quote(name)}", int(item["size"]), _hex(item.get("md5Hash"))))
@@ -197,20 +210,28 @@ def _list_bucket(folder: str) -> list[File]:
 
 def _read_index(address: str) -> list[File] | None:
     """Return the files of a web server's `index.json`; None if it has none."""
-    system, url = _filesystem(f"{address}/index.json")
+    url = f"{address}/index.json"
     try:
-        text = system.cat_file(url)
+        text = _read(url)
     except Exception as error:
         if _is_final(error):
             return None
         raise
     try:
-        entries = [(entry["name"], entry.get("size"), entry.get("md5")) for entry in json.loads(text)["files"]]
-        return [File(name, f"{address}/{quote(name)}", size, md5 and md5.lower()) for name, size, md5 in entries]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [_index_entry(address, **entry) for entry in json.loads(text)["files"]]
+    except (ValueError, TypeError, KeyError) as error:
         raise SourceError(
             f'{url}: is not an index of files; expected {{"files": [{{"name": ..., "size": ..., "md5": ...}}]}}.'
         ) from error
+
+
+def _index_entry(address: str, name: Any, size: Any = None, md5: Any = None, **_: Any) -> File:
+    """Return a file of an index. Raises ValueError: its name, size or hash is invalid."""
+    valid = isinstance(name, str) and name and not {"", ".", ".."} & set(name.split("/"))
+    valid = valid and (size is None or (type(size) is int and size >= 0))
+    if not valid or not (md5 is None or (isinstance(md5, str) and re.fullmatch("[0-9a-fA-F]{32}", md5))):
+        raise ValueError(f"entry {name!r}")
+    return File(name, f"{address}/{quote(name)}", size, md5 and md5.lower())
 
 
 def _is_final(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""One file that appears whole or not at all: written beside its place, synced, and renamed there."""
+"""Write one file atomically: beside its path, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESERVED = (_npz.ABOUT, MASK)
 
 
 class Sink:
-    """Where columns go; `about` and the dtypes that the format lacks are written at the end."""
+    """Write columns; the description and the dtypes that the format lacks follow at the end."""
 
     def __init__(self, writer: _npz.Writer | _hdf5.Writer) -> None:
         self._writer = writer
@@ -30,7 +30,7 @@ class Sink:
         self.names: list[str] = []
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One leaf of all rows, from blocks; what numpy alone does not know (bfloat16, float8) as integers."""
+        """Write one leaf of all rows from blocks; dtypes beyond numpy's own (bfloat16, float8) as integers."""
         self.names.append(name)
         if dtype.isbuiltin != 1:
             self.dtypes[name] = dtype.name
@@ -39,17 +39,17 @@ class Sink:
         self._writer.column(name, shape, dtype, blocks)
 
     def finish(self, about: Mapping[str, Any]) -> None:
-        """Describes what was written."""
+        """Write the description."""
         self._writer.close(json.dumps({**about, "columns": self.names, "dtypes": self.dtypes}, sort_keys=True).encode())
 
 
 @contextlib.contextmanager
 def open_sink(call: str, path: Path, compress: bool, overwrite: bool) -> Iterator[Sink]:
-    """A `Sink` whose file is at `path` once the block has ended; if it raises, nothing is there that was not before.
+    """Yield a `Sink` whose file replaces `path` after the block; an exception leaves everything unchanged.
 
     Raises:
-      ValueError: the name ends in something else than .npz, .h5 or .hdf5.
-      FileExistsError: there is one, and `overwrite` is False.
+      ValueError: the name does not end in .npz, .h5 or .hdf5.
+      FileExistsError: the file exists, and `overwrite` is False.
       OSError: the file cannot be written.
     """
     if path.suffix not in (".npz", *H5):
@@ -81,10 +81,10 @@ def _sync(path: Path) -> None:
 
 
 def rename_leaves(call: str, leaves: Iterable[str], names: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Name in the file of each leaf; a subtree may be renamed or left out (None) as one.
+    """Return `{leaf: name in the file}`; a subtree may be renamed or left out (None).
 
     Raises:
-      ValueError: a name that no leaf has, that two would get, or that files keep for themselves.
+      ValueError: no leaf has the name, or the new name is invalid.
     """
     leaves, names = list(leaves), dict(names or {})
     out: dict[str, str | None] = {leaf: leaf for leaf in leaves}
@@ -96,7 +96,7 @@ def rename_leaves(call: str, leaves: Iterable[str], names: Mapping[str, str | No
 
 
 def check_names(call: str, names: Iterable[str]) -> None:
-    """Raises if two columns would have one name, or one would be a folder of another."""
+    """Raise ValueError if two columns would have one name, or one would be a folder of another."""
     seen: set[str] = set()
     for name in names:
         if name in seen or name in RESERVED:

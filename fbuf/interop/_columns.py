@@ -1,4 +1,8 @@
-"""TODO"""
+"""Columns: the leaves of a source in order of time, read block by block, by their names and dtypes here.
+
+Every format becomes a `Source` of columns, so names, dtypes and lengths are checked once. `fill` writes a source into a
+buffer; `fbuf.datasets` writes columns to files. No value changes unless the caller asked for a cast.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,11 @@ class Column:
 
     Attributes:
       shape: Of one row (of one lane).
-      dtype: As it lies in the source.
-      read: Rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`. Called in ascending order.
-      rows: How many there are; -1 where the source says it for all columns.
-      refused: Not empty: why it cannot be read; raised if it is asked for.
+      dtype: In the source.
+      read: Return rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`; called in ascending
+        order.
+      rows: Number of rows; -1 if the source states it for all columns.
+      refused: Why the column cannot be read, raised on request; "" if it can.
     """
 
     shape: tuple[int, ...]
@@ -59,11 +64,11 @@ class Source:
 
     Attributes:
       columns: By name, as in the source.
-      steps: Rows (a lane).
-      lanes: E, None for one stream.
-      mask: Which rows are there, bool `[n, E]` of rows from the first to before the second number; None: all.
-      priority: |p| of each row, `[T]` or `[T, E]`, NaN where it has none of its own; None: there are none.
-      largest: |p| of rows that have none of their own.
+      steps: Rows (per lane).
+      lanes: E; None: one stream.
+      mask: Return which rows exist, bool `[n, E]`, from the first to before the second number; None: all.
+      priority: |p| of each row, `[T]` or `[T, E]`, NaN where it has none; None: no priorities.
+      largest: |p| of rows without a priority.
       structure: Treedef of a row whose leaves are the columns in this order; None: nested dicts.
     """
 
@@ -77,7 +82,7 @@ class Source:
 
 
 def refused(why: str) -> Column:
-    """A column that is there but cannot be read."""
+    """Return a column that cannot be read."""
 
     def read(first: int, last: int) -> np.ndarray:
         raise ValueError(why)
@@ -86,7 +91,7 @@ def refused(why: str) -> Column:
 
 
 def check_name(where: str, name: str) -> str:
-    """The name of a leaf from a file, which could be a path to somewhere else.
+    """Return the name of a leaf from a file, which could be a path to elsewhere.
 
     Raises:
       ValueError: it has an empty part, `.`, `..`, a backslash or a NUL.
@@ -98,14 +103,14 @@ def check_name(where: str, name: str) -> str:
 
 
 def check_count(where: str, what: str, value: Any) -> int:
-    """A count that a file states, an int from 0 to 2^62."""
+    """Return a count from a file. Raises ValueError unless it is an int from 0 to 2^62."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise ValueError(f"{where}: {what} is {str(value)[:80]!r}; expected an int >= 0. The file is damaged.")
     return value
 
 
 def check_shape(where: str, value: Any) -> tuple[int, ...]:
-    """A shape that a file states: at most 32 ints whose product stays below 2^62."""
+    """Return a shape from a file. Raises ValueError unless it is at most 32 ints whose product is below 2^62."""
     if not isinstance(value, (list, tuple)) or len(value) > 32:
         raise ValueError(f"{where}: shape is {str(value)[:80]!r}; expected up to 32 ints. The file is damaged.")
     shape = tuple(check_count(where, "an axis", n) for n in value)
@@ -115,11 +120,11 @@ def check_shape(where: str, value: Any) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-      ValueError: it is larger than 64 MiB, nested too deep, no JSON or no object.
-      FileNotFoundError: there is none.
+      ValueError: it is larger than 64 MiB, nested too deep, not JSON or not an object.
+      FileNotFoundError: it is missing.
     """
     size = path.stat().st_size
     if size > MOST_JSON:
@@ -170,7 +175,7 @@ def choose_leaves(
     """Return `{name there: name here}` of the leaves to take.
 
     Args:
-      known: First parts of names that are called something else here, unless `fields` is a mapping.
+      known: First parts of names and their names here, unless `fields` is a mapping.
     Raises:
       ValueError: a field is missing, cannot be read or has an invalid name; or two leaves would have one name.
     """
@@ -205,7 +210,7 @@ def _rename(name: str, known: Mapping[str, str]) -> str:
 
 
 def row_count(call: str, columns: Mapping[str, Column]) -> int:
-    """Return the number of rows, of which all columns must have as many."""
+    """Return the number of rows. Raises ValueError unless all columns have it."""
     lengths = {name: column.rows for name, column in columns.items()}
     rows = statistics.mode(lengths.values()) if lengths else 0
     fitting = [name for name, n in lengths.items() if n == rows]
@@ -219,7 +224,7 @@ def row_count(call: str, columns: Mapping[str, Column]) -> int:
 
 
 def cast_columns(call: str, columns: Mapping[str, Column], dtypes: Mapping[str, str] | None) -> dict[str, Column]:
-    """Return the columns, by their names here, in the dtypes asked for, or as JAX can hold them."""
+    """Return the columns, by their names here, in the dtypes asked for, or in those that JAX can hold."""
     if not columns:
         raise ValueError(f"{call}: there are no leaves; expected at least one.")
     if unknown := [name for name in dtypes or () if name not in columns]:
@@ -266,7 +271,7 @@ def _cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
 
 
 def squeeze_scalars(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Return columns of torchrl's layout, with scalars of shape [] where they are [1] there."""
+    """Return columns of torchrl's layout with scalars of shape [] instead of [1]."""
 
     def squeezed(column: Column) -> Column:
         return dataclasses.replace(column, shape=column.shape[:-1], read=lambda a, b: column.read(a, b)[..., 0])
@@ -276,7 +281,7 @@ def squeeze_scalars(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def rows_per_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
-    """Return the number of rows (a lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
+    """Return the number of rows (per lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) * (lanes or 1)
     return max(1, BLOCK_BYTES // max(1, size))
 
@@ -284,7 +289,7 @@ def rows_per_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
 def blocks(
     call: str, columns: Mapping[str, Column], first: int, last: int, size: int, lanes: tuple[int, ...] = ()
 ) -> Iterator[Block]:
-    """Read rows from the first to before the last in blocks, checked against what the columns say of themselves."""
+    """Yield rows from the first to before the last in blocks, checked against the columns' shapes and dtypes."""
     for start in range(first, last, size):
         stop = min(start + size, last)
         block = {}

@@ -1,8 +1,7 @@
-"""From a `Source` to a buffer that holds its rows: names, dtypes and room are checked first, then blocks are written.
+"""Fill a buffer from a `Source`: check names, dtypes and room, then write blocks.
 
-One jitted, donated `extend` writes every block; the last is filled up with rows that its mask leaves out, so there is
-one program and no copy of the buffer. Priorities go in with the rows where every row can be drawn; where a view decides
-that, they are set afterwards, by the row that an anchor is.
+One jitted, donated `extend` writes every block; the last is padded with masked rows, so one program serves all and nothing
+copies the buffer. Priorities are written with the rows if every row can be sampled, else afterwards by the rows' anchors.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def fill(
     progress: Progress,
     capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows of `source`; arguments and errors as the public functions say."""
+    """Return a buffer with the rows of `source`; arguments and errors as for the public functions."""
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
     taken = choose_leaves(call, source.columns, fields)
@@ -72,7 +71,7 @@ def fill(
 
 
 def _with_lane(source: Source) -> Source:
-    """The same rows as one lane, `[N, 1, ...]`."""
+    """Return the same rows as one lane, `[N, 1, ...]`."""
 
     def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
         return lambda first, last: read(first, last)[:, None]
@@ -93,7 +92,7 @@ def _write_rows(
     steps: int,
     bar: Bar,
 ) -> BufferState:
-    """The state with the newest `steps` rows of the source."""
+    """Return the state with the newest `steps` rows of the source."""
     lanes = () if source.lanes is None else (source.lanes,)
     first = start = source.steps - steps
     block = max(1, min(steps, rows_per_block(columns.values(), source.lanes), buffer.geometry.length))
@@ -135,14 +134,14 @@ _write_in_place = jax.jit(_write, static_argnums=0, donate_argnums=1)
 
 
 def _padded(rows: np.ndarray, block: int) -> np.ndarray:
-    """`block` rows, the last of them zeros."""
+    """Return `block` rows, the last of them zeros."""
     if len(rows) == block:
         return rows
     return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
-    """The buffer given, or one with room for just these rows; raises if they do not fit."""
+    """Return the buffer passed, or one with room for exactly these rows. Raises ValueError if they do not fit."""
     lanes = source.lanes or 1
     if buffer is None:
         sampler = Uniform() if source.priority is None else Prioritized()
@@ -166,7 +165,7 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
 def _set_priorities(
     call: str, buffer: Buffer, state: BufferState, source: Source, priority: np.ndarray, block: int
 ) -> BufferState:
-    """Sets the priorities of rows that a view draws, by age; warns of those it does not."""
+    """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:
         raise TypeError(
             f"{call}: {buffer.writer!r} stores rows in no order, so {buffer.view!r} cannot get their priorities. "

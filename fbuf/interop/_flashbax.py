@@ -1,10 +1,10 @@
-r"""flashbax's buffers: states in memory, of every kind, with their priorities.
+r"""Read flashbax's states of every kind, with their priorities, without flashbax.
 
-A state is `experience` with leaves `[E, L, ...]`, lanes first, and an index where the next row goes; a prioritised one
-has a tree besides, whose leaf `e * (L / period) + i` is :math:`p^\alpha` of the window of lane e that begins at row
-`i * period`. None of this needs flashbax: states are read by their fields, so what another checkpointer restored as
-dicts will do. The source is flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.py`, `sum_tree.py`,
-`trajectory_queue.py`.
+A state is `experience` with leaves `[E, L, ...]`, lanes first, and the index of the next row. A prioritised one has a tree
+whose leaf `e * (L / period) + i` is :math:`p^\alpha` of the window of lane e that begins at row `i * period`. States are read
+by their fields, so dicts restored by another checkpointer work.
+
+Source: flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.py`, `sum_tree.py`, `trajectory_queue.py`.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ def from_flashbax(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
+    """Fill a buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
 
     Args:
-      state: Of any flashbax buffer, or dicts with its fields. Its `add_batch_size` becomes lanes if it is more than 1.
-      buffer: The buffer to fill; None: one with room for just these rows, `Uniform` or, for a prioritised state,
+      state: Of any flashbax buffer, or dicts with its fields. An `add_batch_size` above 1 becomes lanes.
+      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, for a prioritised state,
         `Prioritized(alpha=priority_exponent)`.
-      priority_exponent: What flashbax raised priorities to (`make_prioritised_..._buffer(priority_exponent=0.6)`): the
-        state does not say it, and holds the powers only.
-      priorities: False: leave them.
+      priority_exponent: flashbax's exponent (`make_prioritised_..._buffer(priority_exponent=0.6)`): the state has only the
+        powers.
+      priorities: False: ignore the priorities.
       fields: `{name there: name here}`, or names of leaves; None: all, in the structure of the experience.
       dtypes, newest, progress: As for `from_arrays`.
     Returns:
-      The buffer, and its state. A row's priority is that of the window that begins with it; a row that begins none (the
+      The buffer, and its state. A row has the priority of the window that begins with it; a row that begins none (the
       newest of a flat buffer) has the largest recorded, as flashbax gives to new windows.
     Raises:
-      TypeError: this is no state of flashbax.
-      ValueError: priorities, but no exponent; a tree that is no tree of these rows; else as `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB; leaves on an accelerator are fetched block by block.
+      TypeError: it is not a state of flashbax.
+      ValueError: priorities without an exponent; a tree that does not fit the rows; else as `from_arrays`.
+    Cost: O(N), in blocks of about 8 MiB; leaves on an accelerator are transferred block by block.
 
     Example:
       >>> import fbuf, numpy as np
@@ -112,7 +112,7 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
 
 
 def _row_reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
-    """Rows by age from `[E, L, ...]`, `[n, E, ...]`; without the axis of lanes if there is one."""
+    """Return a reader of rows by age from `[E, L, ...]`: `[n, E, ...]`, without the lane axis if there is one lane."""
 
     def read(first: int, last: int) -> np.ndarray:
         at = (oldest + np.arange(first, last)) % length
@@ -129,7 +129,7 @@ _take = jax.jit(lambda leaf, at: leaf.at[:, at].get(mode="promise_in_bounds"))
 
 
 def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: np.ndarray) -> tuple[np.ndarray, float]:
-    """|p| float64[T, E] of the rows at these places, NaN where no window begins; and the largest recorded."""
+    """Return |p| float64[T, E] of rows at these places, NaN where no window begins; and the largest recorded."""
     if exponent is None or not 0 <= exponent < float("inf"):
         raise ValueError(
             f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, as powers. Pass flashbax's exponent "

@@ -1,8 +1,7 @@
-"""`.h5` written and read in blocks, through h5py (`pip install "fbuf[h5]"`).
+"""Write and read `.h5` in blocks, through h5py (`pip install "fbuf[h5]"`).
 
-A data set can point elsewhere (external links and files, virtual data sets) and reads as zeros where nothing was ever
-written; both are refused. HDF5 has no pickles, but its C library parses what it is given: files from strangers are safer as
-npz.
+Links, external and virtual data sets, and data sets that were never written in full are refused. HDF5 has no pickles, but
+its C library parses the file: prefer npz for files from strangers.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ _LARGEST_CHUNK = 2**30  # bytes
 
 
 def library(call: str) -> Any:
-    """h5py.
-
-    Raises:
-      ImportError: it is missing.
-    """
+    """Return h5py. Raises ImportError: it is missing."""
     try:
         import h5py
     except ImportError as error:
@@ -35,14 +30,14 @@ def library(call: str) -> Any:
 
 
 class Writer:
-    """Data sets one after another; nested names are groups."""
+    """Write data sets one after another; nested names become groups."""
 
     def __init__(self, path: Path, compress: bool) -> None:
         self._file = library("h5").File(path, "w", libver="v110", track_order=True)
         self._compress = compress
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One data set, from blocks of its first axis."""
+        """Write one data set from blocks of its first axis."""
         settings: dict[str, Any] = {}
         row = math.prod(shape[1:]) * dtype.itemsize
         if self._compress and row * shape[0]:
@@ -56,18 +51,18 @@ class Writer:
         assert rows == shape[0], (name, rows, shape)
 
     def close(self, about: bytes) -> None:
-        """The description, and the end."""
+        """Write the description and close the file."""
         self._file.attrs[_ABOUT] = about.decode()
         self._file.close()
 
     def abort(self) -> None:
-        """Lets go of the file, which is of no use."""
+        """Close an incomplete file."""
         with contextlib.suppress(Exception):
             self._file.close()
 
 
 class Reader:
-    """The data sets of a file.
+    """Read the data sets of a file.
 
     Attributes:
       columns: By name; those that cannot be read are refused.
@@ -134,5 +129,5 @@ class Reader:
         return about.encode() if isinstance(about, str) else None
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._file.close()

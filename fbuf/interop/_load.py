@@ -1,4 +1,4 @@
-"""Rows from one `.npz` or `.h5`: what `to_file` or `to_ted` wrote, or anybody's arrays with time first."""
+"""Fill buffers from arrays in memory, anything that slices like them, or one `.npz` or `.h5` file."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ def from_file(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows of one `.npz` or `.h5`, oldest first.
+    """Fill a buffer with the rows of one `.npz` or `.h5`, oldest first.
 
     Args:
-      path: What `to_file` or `to_ted` wrote; or arrays of anybody's, `[N, ...]`, with lanes `[N, E, ...]`, of numbers in
-        little-endian order and row by row (in HDF5 all data sets of the file).
-      buffer: The buffer to fill; None: one with room for just these rows.
-      lanes: E, where the file is not ours and arrays are `[N, E, ...]`.
+      path: A file of `to_file` or `to_ted`; or any arrays `[N, ...]`, with lanes `[N, E, ...]`, of little-endian numbers in C
+        order (in HDF5 all data sets of the file).
+      buffer: The buffer to fill; None: one with room for exactly these rows.
+      lanes: E, for another program's arrays `[N, E, ...]`.
       fields: `{name there: name here}`, or names; "ted": `interop.TED`, each observation once and scalars without their last
         axis; None: all.
       dtypes, newest, progress: As for `from_arrays`.
     Returns:
       The buffer, and its state.
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: the file is missing.
       ImportError: h5py is missing.
-      ValueError: the file is damaged, cut off, or claims what is not in it; holds pickles or links, unless `fields` leaves
-        them out; else as `from_arrays`. Damage of an npz is noticed when its bytes pass, by the zip's checksums.
-    Cost: O(N), in blocks of some 8 MiB.
+      ValueError: the file is damaged, truncated or inconsistent; it has pickles or links that `fields` does not leave out;
+        else as
+        `from_arrays`. The zip's checksums detect damage of an npz while its bytes are read.
+    Cost: O(N), in blocks of about 8 MiB.
 
     Example:
       >>> import fbuf, numpy as np, tempfile
@@ -70,7 +71,7 @@ def from_file(
 
 
 def opened(call: str, path: Path) -> contextlib.closing[Reader]:
-    """The arrays of a file, by its ending."""
+    """Open the arrays of a file, by its ending."""
     if path.suffix not in (".npz", *_atomic_file.H5):
         raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
     reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _hdf5.Reader(path, call)
@@ -78,7 +79,7 @@ def opened(call: str, path: Path) -> contextlib.closing[Reader]:
 
 
 def columns_of(path: Path, reader: Reader, lanes: int | None = None) -> tuple[dict[str, Column], dict[str, Any] | None]:
-    """The columns of a file, and what it says of itself if `to_file` or `to_ted` wrote it."""
+    """Return the columns of a file, and its description if `to_file` or `to_ted` wrote it."""
     about = _about(path, reader)
     columns = {name: reader.columns[name] for name in sorted(reader.columns) if name != _npz.ABOUT}
     if about is not None:
@@ -107,7 +108,7 @@ def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> So
 
 
 def _as(path: Path, name: str, column: Column, true: Any) -> Column:
-    """A column whose integers are the bits of another dtype."""
+    """Return a column whose integers are the bits of another dtype."""
     dtype = DTYPES.get(true) if isinstance(true, str) else None
     if dtype is None or dtype.itemsize != column.dtype.itemsize:
         what, size = str(true)[:80], column.dtype.itemsize
@@ -116,7 +117,7 @@ def _as(path: Path, name: str, column: Column, true: Any) -> Column:
 
 
 def _about(path: Path, reader: Reader) -> dict[str, Any] | None:
-    """What the file says about itself, checked; None where it is not ours."""
+    """Return the checked description of a file; None if another program wrote it."""
     text = reader.about()
     if text is None:
         return None
@@ -150,28 +151,29 @@ def from_arrays(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with rows from arrays, oldest first.
+    """Fill a buffer with rows from arrays, oldest first.
 
     Args:
-      arrays: A dict (or any pytree) of arrays `[N, ...]`, with lanes `[N, E, ...]`: numpy's, JAX's, or what slices like
-        them and has `shape` and `dtype`. Read block by block, so a `numpy.memmap` may be larger than memory.
-      buffer: The buffer to fill; None: one with room for just these rows, `Uniform`, or `Prioritized` if priorities come.
-      capacity: Of the buffer made where none is given; None: as many rows as there are.
-      lanes: E, where arrays are `[N, E, ...]`; None: `buffer.lanes`.
-      priority: |p| of each row, float `[N]`, with lanes `[N, E]`; None: rows are as new.
-      fields: Which leaves to take: `{name there: name here}`, or names; "ted": torchrl's layout, each observation once;
-        None: all, in the structure they are given in.
-      dtypes: `{name here: dtype}`, casts asked for. Nothing else is cast, but 64-bit integers that fit to 32 bits where
+      arrays: A dict (or any pytree) of arrays `[N, ...]`, with lanes `[N, E, ...]`: of numpy or JAX, or anything that
+        slices like
+        them and has `shape` and `dtype`. It is read block by block, so a `numpy.memmap` may be larger than memory.
+      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform`, or `Prioritized` with `priority`.
+      capacity: Of the buffer made if none is passed; None: the number of rows.
+      lanes: E, if arrays are `[N, E, ...]`; None: `buffer.lanes`.
+      priority: |p| of each row, float `[N]`, with lanes `[N, E]`; None: that of new rows.
+      fields: The leaves to take: `{name there: name here}`, or names; "ted": torchrl's layout, each observation once;
+        None: all, in their structure.
+      dtypes: `{name here: dtype}`, the casts to make. Otherwise only 64-bit integers are cast, to 32 bits, if they fit and
         jax_enable_x64 is off.
-      newest: Take only so many rows (a lane), the last ones.
-      progress: True: a bar; or a function of `(done, total)`, in rows (a lane).
+      newest: Take only this number of rows (per lane), the last ones.
+      progress: True: a bar; or a function of `(done, total)`, in rows (per lane).
     Returns:
       The buffer, and its state.
     Raises:
-      ValueError: leaves of different lengths; text or objects; fewer places than rows; other lanes; a value that a dtype
+      ValueError: leaves of different lengths; text or objects; more rows than capacity; other lanes; a value that a dtype
         cannot hold.
-      TypeError: 64-bit floats, where jax_enable_x64 is off and no cast is asked for; a dtype that no buffer holds.
-    Cost: O(N), in blocks of some 8 MiB.
+      TypeError: 64-bit floats while jax_enable_x64 is off and without a cast; a dtype that no buffer holds.
+    Cost: O(N), in blocks of about 8 MiB.
 
     Example:
       >>> import fbuf, numpy as np

@@ -1,8 +1,7 @@
-"""`.npz` written and read as a stream: a zip of npy members, none of which is ever whole in memory.
+"""Write and read `.npz` as a stream: a zip of npy members, none of which is ever in memory as a whole.
 
-`numpy.savez` and `numpy.load` hold every array whole. What a member's header says is compared with the bytes that the zip
-holds before anything is allocated, and the zip's checksums are verified as the bytes pass. Pickles (object arrays) are
-refused by name.
+Member headers are checked against the zip before anything is allocated, and the zip's checksums while the bytes are read.
+Object arrays (pickles) are refused by name.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the same rows give the same file
 
 
 class Writer:
-    """Members one after another."""
+    """Write members one after another."""
 
     def __init__(self, path: Path, compress: bool) -> None:
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True)
         self._method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One array, from blocks of its first axis."""
+        """Write one array from blocks of its first axis."""
         entry = zipfile.ZipInfo(f"{name}.npy", _DATE)
         entry.compress_type = self._method
         entry.external_attr = 0o644 << 16
@@ -49,18 +48,18 @@ class Writer:
         assert rows == shape[0], (name, rows, shape)
 
     def close(self, about: bytes) -> None:
-        """The description, and the directory of the zip."""
+        """Write the description and the zip's directory."""
         self.column(ABOUT, (len(about),), np.dtype(np.uint8), [np.frombuffer(about, np.uint8)])
         self._zip.close()
 
     def abort(self) -> None:
-        """Lets go of the file, which is of no use."""
+        """Close an incomplete file."""
         with contextlib.suppress(Exception):
             self._zip.close()
 
 
 class Reader:
-    """The arrays of a zip, each of which is read in ascending order.
+    """Read the arrays of a zip, each in ascending order.
 
     Attributes:
       columns: By name; those that cannot be read are refused.
@@ -103,7 +102,7 @@ class Reader:
         return bytes(column.read(0, column.rows))
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._zip.close()
 
 
@@ -146,7 +145,7 @@ def _start(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo, number:
 
 
 def _stated(path: Path) -> int | None:
-    """Number of members that the end of a zip states, which zipfile does not compare with those it finds; None: unknown."""
+    """Return the number of members that the zip's end record states; None: unknown. zipfile does not compare it."""
     with open(path, "rb") as file:
         file.seek(-22, 2)
         end = file.read(22)
@@ -171,7 +170,7 @@ def _read_exactly(where: str, file: IO[bytes], number: int) -> bytes:
 
 
 def _header(where: str, begin: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], str]:
-    """Length of an npy header, shape, dtype; and why it is not an array that is read here."""
+    """Return the length of an npy header, shape, dtype; and why the array cannot be read, or ""."""
     file = io.BytesIO(begin)
     try:
         found, columnwise, dtype = _PARSERS[npy.read_magic(file)](file)

@@ -1,15 +1,10 @@
-r"""Rows of a buffer as transitions in torchrl's layout ("TED"), in one `.npz` or `.h5`.
+"""Write the rows of a buffer as transitions in torchrl's layout ("TED"), to one `.npz` or `.h5`.
 
-TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and under `next` what came of it: `observation`
-:math:`o_{t+1}`, `reward`, `done`, `terminated`, `truncated`; scalars are `[N, 1]`. A buffer holds each observation once, so
-`next/observation` is that of the row after, in the same episode; or the true final one, if the row holds it. Where nobody
-knows it (the newest row of a lane; a truncated end without its final observation) the row is left out and the one
-before it is marked truncated, as its `next/observation` is the last there is: no invented successor reaches a bootstrap,
-and the slice samplers of torchrl, which go by `done`, never run from one episode into another. After termination it does
-not matter, and is the observation itself. The last row of a lane is truncated if nothing else ended its episode.
-
-Lanes lie one after another. Rejected: zeros for what is unknown (what torchrl's data sets have), which a value function
-bootstraps from without a word.
+TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and under `next`: `observation`
+:math:`o_{t+1}`, `reward`, `done`, `terminated`, `truncated`; scalars are `[N, 1]`. `next/observation` is that of the next
+row in the episode, or the row's true final observation. A row whose next observation is unknown is dropped, and the row
+before it is marked truncated, so nothing bootstraps from an invented observation. After termination it is the observation
+itself. Lanes are written one after another; the last row of a lane is truncated unless its episode ended.
 
 Source: torchrl's documentation, "TED-format".
 """
@@ -53,28 +48,29 @@ def to_ted(
     overwrite: bool = False,
     progress: Progress = None,
 ) -> Exported:
-    """Writes transitions in torchrl's layout, lane after lane, each in order of time.
+    """Write transitions in torchrl's layout, lane after lane, each in order of time.
 
     Columns `[N, ...]`: `observation`, `action`, `next/observation`, `next/reward`, `next/done`, `next/terminated`,
-    `next/truncated`, `done`, `terminated`, `truncated` (of the step before: False), `collector/traj_ids`, and every other leaf
+    `next/truncated`, `done`, `terminated`, `truncated` (of the step before: False), `collector/traj_ids`, and every other
+    leaf
     under its own name. torchrl reads it with `PersistentTensorDict.from_h5(path)`.
 
     Args:
-      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file appears whole or not at all.
-      buffer, state: As always. The state is not changed. What else ends an episode, `Buffer(episode_end=)`, truncates it.
-      observation, action, reward, terminated, truncated: Names of leaves (of the first two: or subtrees); None: those of a
+      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file is written atomically.
+      buffer, state: A buffer and its state, which is not changed. Other ends, `Buffer(episode_end=)`, truncate an episode.
+      observation, action, reward, terminated, truncated: Names of leaves (the first two: or subtrees); None: those of a
         `Transition` view, else these words, `"obs"` for the first. Rows without `truncated` are never truncated.
-      next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row, where rows have one.
+      next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row.
       final_observation: Name of one that has it in an episode's last row; None: that of a `Transition` view.
       names: `{leaf or subtree: name in the file}`; None as a name leaves it out. `{"obs": "pixels"}` names `next/pixels` too.
-      episode: Name of the column int64[N] with a number for each episode; None: none.
+      episode: Name of the column int64[N] with each row's episode number; None: no such column.
       compress, overwrite, progress: As for `to_file`.
     Returns:
-      What was written; `dropped` rows have no known successor (see the module).
+      What was written; `dropped` rows have no known next observation.
     Raises:
-      ValueError: a leaf that is not there, or is no flag; else as `to_file`.
+      ValueError: a leaf is missing or is not a flag; else as `to_file`.
       TypeError: a writer that keeps rows in no order; else as `to_file`.
-    Cost: observations are read twice, all else once, in blocks of some 8 MiB; 7 bytes a row for flags.
+    Cost: observations are read twice, all else once, in blocks of about 8 MiB; 7 bytes per row for flags.
 
     Example:
       >>> import fbuf, tempfile, numpy as np, jax.numpy as jnp
@@ -188,7 +184,7 @@ def _flags(plan: _Plan, flag: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
 
 
 def _kept(reader: Reader, plan: _Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Ages and lanes of the rows that are kept, in blocks, lane after lane; and the most rows of a block."""
+    """Yield ages and lanes of the kept rows in blocks, lane after lane, and the size of a full block."""
     block = reader.block(name)
     ages, lanes, count = [], [], 0
     for lane in range(plan.keep.shape[1]):
@@ -217,7 +213,7 @@ def _blocks(reader: Reader, plan: _Plan, leaf: str, shape: tuple[int, ...]) -> C
 def _successors(
     reader: Reader, plan: _Plan, leaf: str, successor: str | None, final: str | None
 ) -> Callable[[], Iterator[np.ndarray]]:
-    """What was observed next."""
+    """Return the blocks of next observations."""
     if successor is not None:
         return _blocks(reader, plan, successor, reader.spec[successor].shape)
 

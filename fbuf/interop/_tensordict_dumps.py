@@ -1,7 +1,7 @@
-"""Folders of raw arrays as tensordict writes them (`meta.json` and one `.memmap` a leaf), and torchrl's of pytrees.
+"""Read folders of raw arrays as tensordict writes them (`meta.json` and one `.memmap` per leaf), and torchrl's of pytrees.
 
-Each array is checked against its file before anything is read; what is no array (text, objects, nested tensors: some of it
-pickled) is known by name only. Files are read as rings, with `pread`.
+Each array is checked against its file first. Leaves that are not arrays (text, objects, nested tensors, pickles) are known
+by name only. Files are read as rings, with `pread`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FOLDERS = ("<class 'tensordict._td.TensorDict'>", "<class 'tensordict.TensorDic
 
 
 def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> Leaf:
-    """File, dtype and shape of an array; raises unless the file is of just this size."""
+    """Return the file, dtype and shape of an array. Raises ValueError unless the file has exactly this size."""
     shape = check_shape(str(described), entry.get("shape"))
     name = entry.get("dtype")
     dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
     if dtype is None:
-        raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected a 'torch.float32'.")
+        raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one as 'torch.float32'.")
     check_inside(root, file)
     size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
     if size != expected:
@@ -39,7 +39,7 @@ def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -
 
 
 def check_inside(root: Path, file: Path) -> None:
-    """Raises if a link lies on the way from `root` to `file`."""
+    """Raise ValueError if a link is on the way from `root` to `file`."""
     at = file
     while at != root:
         if at.is_symlink():
@@ -48,7 +48,7 @@ def check_inside(root: Path, file: Path) -> None:
 
 
 def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, Leaf]]:
-    """Leaves by name, of rows that are a pytree of tensors, or one tensor (`row`)."""
+    """Yield the leaves by name of rows that are a pytree of tensors, or one tensor (`row`)."""
     if not isinstance(entries, dict):
         raise ValueError(f"{described}: metadata is a {type(entries).__name__}; expected an object.")
     for dotted, entry in entries.items():
@@ -60,7 +60,7 @@ def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, 
 
 
 def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Leaf | str]]:
-    """Leaves by name; in place of one that is no array, what it is."""
+    """Yield the leaves by name; in place of one that is not an array, a text that says what it is."""
     described = folder / "meta.json"
     check_inside(root, folder)
     if depth > MOST_DEPTH:
@@ -90,13 +90,13 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
 
 
 def batch_of(storage: Path) -> tuple[int, ...]:
-    """The leading axes of all leaves of a tensordict."""
+    """Return the leading axes of all leaves of a tensordict."""
     described = storage / "meta.json"
     return check_shape(str(described), read_json(described).get("shape"))
 
 
 class RingFile:
-    """Rows by age from a file that is a ring."""
+    """Read rows by age from a file that is a ring."""
 
     def __init__(
         self,

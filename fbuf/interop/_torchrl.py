@@ -1,12 +1,11 @@
-"""torchrl's dumps (`rb.dumps(path)`) and memory-mapped storages, read without torch.
+"""Read torchrl's dumps (`rb.dumps(path)`) and memory-mapped storages without torch.
 
-A dump is folders of raw arrays, one file a leaf, described by JSON; beside them lie pickles (`prefetch.pkl`, `other.pickle`,
-`transform.t`), which its own loader runs. Here no pickle is opened and no string of a file is evaluated: dtypes come from a
-closed table, sizes are compared with the files', links and paths that lead out of the folder are refused, and files are
-read with `pread`, not mapped, so that one that shrinks meanwhile is an error and not a dead process. A dump has no
-checksums and is not written atomically, so a torn one is recognised only as far as its counts disagree.
+A dump is folders of raw arrays, one file per leaf, described by JSON, beside pickles, which are not opened. No string of a
+file is evaluated; links and paths out of the folder are refused. Files are read by `pread`, not mapped, so a file that
+shrinks raises an error instead of ending the process. A dump has no checksums and is not written atomically, so an
+incomplete one is detected only if its counts disagree.
 
-The source is torchrl 0.14.1 (`checkpointers.py`, `writers/round_robin.py`, `samplers/prioritized.py`) and tensordict 0.14.3.
+Source: torchrl 0.14.1 (`checkpointers.py`, `writers/round_robin.py`, `samplers/prioritized.py`), tensordict 0.14.3.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def from_torchrl(
 def _source(
     path: Path, lanes: int | None, rows: int | None, cursor: int | None, priorities: bool
 ) -> tuple[Source, tuple[float, float]]:
-    """The rows, and alpha and beta."""
+    """Return the rows, and alpha and beta."""
     storage = path / "storage" if (path / "storage").is_dir() else path
     if not storage.is_dir():
         raise FileNotFoundError(f"{_CALL}: {path} is no folder; expected what ReplayBuffer.dumps(path) wrote.")
@@ -137,7 +136,7 @@ def _source(
 
 
 def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
-    """Places of a lane: the first axis, which all leaves must share."""
+    """Return the slots of a lane: the first axis, which all leaves must share."""
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
         if not lead or shape[: len(lead)] != lead:
@@ -185,7 +184,7 @@ def _counts(
 
 
 def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int:
-    """Axes after the first that count lanes."""
+    """Return the number of axes after the first that count lanes."""
     shape = batch or next(iter(arrays.values()))[2]
     for axes in range(1, len(shape)):
         if math.prod(shape[1 : axes + 1]) == lanes:
@@ -194,7 +193,7 @@ def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int
 
 
 def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cursor: int | None) -> int:
-    """The place of the oldest row."""
+    """Return the slot of the oldest row."""
     if cursor is None and "cursor" in written:
         cursor = check_count(str(writer), "cursor", written["cursor"])
         if steps < room and cursor != steps:
@@ -210,7 +209,7 @@ def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cur
 
 
 def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[float, float]]:
-    """|p| float64 of each place, and alpha and beta; None where the sampler has none."""
+    """Return |p| float64 of each slot, and alpha and beta; None if the sampler has no priorities."""
     described, file = sampler / "sampler_metadata.json", sampler / "sumtree.memmap"
     none = None, (0.6, 0.4)
     if not described.exists() or "_alpha" not in (about := read_json(described)):

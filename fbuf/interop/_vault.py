@@ -1,11 +1,10 @@
-"""flashbax Vaults: arrays `[E, time, ...]` in tensorstore's OCDBT, read without flashbax, block by block.
+"""Read flashbax Vaults without flashbax: arrays `[E, time, ...]` in tensorstore's OCDBT, block by block.
 
-flashbax reads a Vault as one array per leaf, into memory, and drops priorities when it writes one; so there are none here.
-Its index is the commit point: rows beyond it were written by a process that died, and are not read. A Vault whose chunks
-are missing reads as zeros in tensorstore; here that is an error. Its shapes are strings that flashbax parses as Python
-literals; here they are read from the arrays themselves.
+A Vault has no priorities, since flashbax drops them. Its index is the commit point: rows beyond it belong to a writer that
+died, and are ignored. Missing chunks, which tensorstore reads as zeros, raise an error. Shapes come from the arrays, not
+from the strings that flashbax evaluates.
 
-The source is flashbax 0.1.3, `vault/vault.py`.
+Source: flashbax 0.1.3, `vault/vault.py`.
 """
 
 from __future__ import annotations
@@ -35,20 +34,19 @@ def from_vault(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
+    """Fill a buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
 
     Args:
-      path: The folder that holds `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`.
-      buffer: The buffer to fill; None: one with room for just these rows. More than one `add_batch_size` are lanes.
+      path: The folder with `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`.
+      buffer: The buffer to fill; None: one with room for exactly these rows. An `add_batch_size` above 1 becomes lanes.
       fields, dtypes, newest, progress: As for `from_arrays`.
     Returns:
       The buffer, and its state.
     Raises:
       ImportError: tensorstore is missing.
       FileNotFoundError: there is no Vault.
-      ValueError: another version; arrays that are damaged, missing in part, or of other dtypes than stated; else as
-        `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB.
+      ValueError: another version; arrays that are damaged, incomplete, or of other dtypes than stated; else as `from_arrays`.
+    Cost: O(N), in blocks of about 8 MiB.
 
     Example:
       buffer, state = fbuf.interop.from_vault("vaults/pong/20260101", newest=100_000)
@@ -96,7 +94,7 @@ def _source(path: Path) -> Source:
 
 
 def _leaves(described: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names of leaves and of their dtypes."""
+    """Yield the names and dtypes of leaves."""
     if not isinstance(tree, dict) or prefix.count("/") > 64:
         raise ValueError(
             f"{described}: structure_dtype{f' at {prefix!r}' if prefix else ''} is a {type(tree).__name__}; expected nested "

@@ -229,7 +229,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         ({"fields": ["obs"]}, ValueError, "fields has 'obs', which is not there"),
         ({"dtypes": {"observations": "float16"}}, ValueError, r"dtypes has 'observations', but leaves are obs"),
         ({"codec": {"odd": fbuf.storages.Zstd()}}, ValueError, "codec names 'odd'"),
-        ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
+        ({"metadata": {"a": object()}}, TypeError, "metadata is not valid JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
         ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "is 'pixels', but rows have"),
@@ -257,7 +257,7 @@ def test_a_single_step_is_a_data_set(tmp_path: Path) -> None:
 def test_existing_files_are_not_modified(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds something else"):
+    with pytest.raises(FileExistsError, match="already exists and is not a data set"):
         fbuf.datasets.from_arrays(bad(), path=tmp_path / "a")
     assert files(tmp_path) == ["a", "a/mine.txt"]
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "b", view=ROW)

@@ -87,7 +87,7 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
         fbuf.datasets.open(path)
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
-        with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
+        with pytest.raises(FileExistsError, match="segments of other rows or settings"):
             fbuf.datasets.from_arrays(wrong, path=path, **({"piece_rows": 4} | settings))
     with pytest.raises(FileExistsError, match="rows that come as a stream cannot be resumed"):
         fbuf.datasets.from_arrays(iter([data]), path=path, piece_rows=4)

@@ -122,8 +122,8 @@ def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
     if ask.codec is None:
         return there
     raise ValueError(
-        f"{ask.call}: codec is {ask.codec!r}, but the pieces at {ask.path} were made with {there['obs'].codec!r}. Leave "
-        f"codec= out, or make all again with download='force'."
+        f"{ask.call}: codec is {ask.codec!r}, but the segments at {ask.path} have {there['obs'].codec!r}. Leave codec= out, or "
+        f"pass download='force'."
     )
 
 
@@ -135,10 +135,8 @@ def _bring(ask: Request) -> plan.Whole:
     listing = _list(ask, address)
     wanted = sorted(listing) if ask.pieces is None else ask.pieces
     if unlisted := [number for number in wanted if number not in listing]:
-        raise SourceError(
-            f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; it has {_spans(sorted(listing))}. Ask for "
-            f"these: pieces=..."
-        )
+        known = _spans(sorted(listing))
+        raise SourceError(f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; pieces= may have {known}.")
     for number in wanted:
         if number in now.pieces:
             _check_same(ask, number, now.pieces[number], listing[number])
@@ -193,14 +191,14 @@ def _list(ask: Request, address: str) -> _Listing:
                 return dict(sorted(found.items()))
     except SourceError as error:
         raise SourceError(
-            f"{ask.call}: the files of {ask.id} cannot be listed: {error} If you have a copy, name it: "
-            f"source='https://host/...' or source='folder'."
+            f"{ask.call}: the files of {ask.id} cannot be listed: {error} Name a copy by source='https://host/...' or "
+            f"source='folder'."
         ) from error
     here, inner = (form.format(id=ask.id) for form in FOLDERS)
     hint = "" if is_local(address) else " A web server must list its folders, or have an index.json."
     raise SourceError(
-        f"{ask.call}: no file of {ask.id} is at {address}; expected add_count_ckpt.0.gz and others. Name as source= the "
-        f"folder or address that holds {here} or {inner}.{hint}"
+        f"{ask.call}: no file of {ask.id} is at {address}; expected add_count_ckpt.0.gz and others. Pass as source= the folder "
+        f"or address that has {here} or {inner}.{hint}"
     )
 
 
@@ -219,8 +217,8 @@ def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapp
         md5 = meta["files"].get(kind, {}).get("md5")
         if md5 is not None and file.md5 is not None and md5 != file.md5:
             raise ValueError(
-                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} has now (md5 was {md5}, "
-                f"is {file.md5}). Make all again with download='force', or pass another root=."
+                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} (md5 was {md5}, is "
+                f"{file.md5}). Pass download='force', or another root=."
             )
 
 
@@ -231,11 +229,11 @@ def _check_disk(ask: Request, missing: _Listing, arriving: int) -> None:
     folder = next(path for path in (ask.path, *ask.path.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise SpaceError(
-            errno.ENOSPC,
+        text = (
             f"{ask.call}: {ask.id} needs {needed / 1e9:.1f} GB on the disk of {folder}, which has {free / 1e9:.1f} GB free; "
-            f"nothing was downloaded. Free some, take fewer pieces, or pass another root=",
+            f"nothing was downloaded. Pass fewer pieces= or another root="
         )
+        raise SpaceError(errno.ENOSPC, text)
 
 
 def _spans(numbers: list[int]) -> str:

@@ -11,6 +11,7 @@ Inflating in a thread of its own was tried, and gains nothing: calls are short, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import zlib
 from collections.abc import Generator, Sequence
@@ -79,7 +80,7 @@ def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: di
     if (terminal[used] > 1).any():
         raise FileCorrupted(f"{TERMINAL} has values up to {terminal[used].max()}; expected 0 and 1")
     zeros = blanks(dump, action, reward, terminal)
-    made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
+    made = [PartWriter(dump, part, zeros, action, reward, terminal) for part in parts]
     tail = _Tail(len(action))
     mark = {"piece": number, "made": secrets.token_hex(16)}
     with ExitStack() as stack:
@@ -114,8 +115,8 @@ def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: di
         last.volumes.commit(about)
 
 
-class Made:
-    """Rows of one part on their way into a piece."""
+class PartWriter:
+    """Write the rows of one part of a dump into segments, and record what `continuity` needs to know."""
 
     volumes: Volumes
 
@@ -128,10 +129,10 @@ class Made:
         self.change = -1
         self.leading: dict[int, bool] = {}  # of the places that may be zeros: whether they are
         self._zeros, self._lead = zeros, set(zeros.lead.tolist())
-        self._action, self._reward, self._ended = action, reward, terminal.astype(bool)
-        self._cut = np.zeros(len(action), bool)
-        self._cut[sorted(dump.cuts)] = True
-        self._cut &= ~self._ended
+        self._action, self._reward, self._terminal = action, reward, terminal.astype(bool)
+        self._truncated = np.zeros(len(action), bool)
+        self._truncated[sorted(dump.cuts)] = True
+        self._truncated &= ~self._terminal
         self._every = max(1, len(action) // _PAIRS)
 
     def take(self, at: int, frames: Array) -> None:
@@ -139,37 +140,27 @@ class Made:
         low, high = max(at, self.part.begin), min(at + len(frames), self.part.stop)
         if low >= high:
             return
-        frames, here = frames[low - at : high - at], slice(low, high)
+        frames, places = frames[low - at : high - at], np.arange(low, high)
         for place in self._lead & set(range(low, high)) if self._lead else ():
             self.leading[place] = not frames[place - low].any()
-        maybe = np.flatnonzero(self._zeros.place[here])
+        maybe = np.flatnonzero(self._zeros.place[low:high])
         if len(maybe):
             keep = np.ones(high - low, bool)
             keep[maybe[~frames[maybe].any(axis=(1, 2))]] = False
             self.dropped += int((~keep).sum())
-            frames = frames[keep]
-            where = np.arange(low, high)[keep]
-        else:
-            where = np.arange(low, high)
-        if not len(where):
+            frames, places = frames[keep], places[keep]
+        if not len(places):
             return
-        ended = self._ended[where]
-        self._compare(frames, ended)
-        if not self.ended and ended.any():
-            self.ended = self.volumes.rows + int(ended.argmax()) + 1
-        self.volumes.append(
-            {
-                "obs": frames,
-                "action": self._action[where],
-                "reward": self._reward[where],
-                "terminated": ended,
-                "truncated": self._cut[where],
-            }
-        )
-        self.ends += int(ended.sum())
+        terminated, truncated = self._terminal[places], self._truncated[places]
+        self._compare(frames, terminated)
+        if not self.ended and terminated.any():
+            self.ended = self.volumes.rows + int(terminated.argmax()) + 1
+        rows = {"obs": frames, "action": self._action[places], "reward": self._reward[places]}
+        self.volumes.append({**rows, "terminated": terminated, "truncated": truncated})
+        self.ends += int(terminated.sum())
         if self.begin is None:
             self.begin = frames[0].copy()
-        self.end, self.terminal = frames[-1].copy(), bool(ended[-1] | self._cut[where[-1]])
+        self.end, self.terminal = frames[-1].copy(), bool(terminated[-1] | truncated[-1])
 
     def _compare(self, frames: Array, ended: Array) -> None:
         """Counts what changes from one frame of an episode to the next."""
@@ -178,14 +169,10 @@ class Made:
         self.change = max([self.change, *(int(np.count_nonzero(pair)) for pair in changed)])
 
 
-def describe(dump: Ring, made: Sequence[Made]) -> list[dict[str, Any]]:
+def describe(dump: Ring, made: Sequence[PartWriter]) -> list[dict[str, Any]]:
     """What `stretches` needs to know of each part, as JSON."""
     leading = {place for one in made for place, zero in one.leading.items() if zero}
-    run: set[int] = set()
-    for place in in_order(dump)[:BLANKS].tolist():
-        if place not in leading:
-            break
-        run.add(place)
+    run = set(itertools.takewhile(leading.__contains__, in_order(dump)[:BLANKS].tolist()))
     run |= {one.part.begin for one in made if not one.part.sure} & leading
     return [
         {
