@@ -1,4 +1,4 @@
-"""What a data set is, whether it is whole, and how it is removed."""
+"""Describe, verify and delete a data set."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _LINE = 200  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """A data set, in numbers; prints as a table.
+    """The figures of a data set; prints as a table.
 
     Attributes:
       path: Its folder.
       finished: Whether it can be opened.
-      rows: Rows it has; of one that is not finished those of its pieces.
-      pieces: By number: rows used, rows there, bytes on disk.
-      disk: Bytes of all files of its pieces.
-      raw: Bytes of its rows, each leaf as it is.
+      rows: Its rows; if unfinished, the rows of its segments.
+      pieces: By number of the segment: rows used, rows stored, bytes on disk.
+      disk: Bytes of all files of its segments.
+      raw: Bytes of its rows uncompressed.
       leaves: `"uint8[84, 84]"` by name.
-      beside: Pieces that are there and not used.
-      meta: What was kept with it.
+      beside: Segments that are stored but not used.
+      meta: The metadata stored with it.
     """
 
     path: str
@@ -68,11 +68,11 @@ class Info:
 
 
 def info(path: str | os.PathLike[str]) -> Info:
-    """What a data set is, finished or not.
+    """Return the figures of a data set, finished or not.
 
     Raises:
-      FileNotFoundError: there is none at `path`. StoreCorrupted: what says what it is is damaged.
-    Cost: the manifests of its pieces.
+      FileNotFoundError: there is no data set at `path`. StoreCorrupted: its manifest is damaged.
+    Cost: reads the manifests of its segments.
 
     Example:
       >>> import fbuf, numpy as np, tempfile
@@ -115,11 +115,11 @@ def info(path: str | os.PathLike[str]) -> Info:
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """Reads every byte of a data set, and compares it with what was written.
+    """Read every byte of a data set and compare its checksums.
 
     Raises:
-      FileNotFoundError: there is none, or it is not finished, or a piece is missing.
-      StoreCorrupted: something is damaged; the error says which piece, and what to do.
+      FileNotFoundError: there is no data set, or it is unfinished, or a segment is missing.
+      StoreCorrupted: the data set is damaged; the error names the segment and the remedy.
     Cost: each byte is read once. Memory: as for opening it.
 
     Example:
@@ -134,14 +134,11 @@ def verify(path: str | os.PathLike[str]) -> None:
 
 
 def delete(path: str | os.PathLike[str]) -> None:
-    """Removes a data set, finished or not: its pieces, and what says that it is one. Asks nothing.
-
-    Other files in the folder stay, and then the folder too.
+    """Remove a data set, finished or not, without confirmation. Other files in its folder stay.
 
     Raises:
       FileNotFoundError: there is no data set at `path`.
-      BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending; or another process
-        is making it.
+      BlockingIOError: it is open in this process (by a live state or a pending computation), or another process is making it.
       OSError: a file cannot be removed.
 
     Example:

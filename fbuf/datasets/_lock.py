@@ -1,4 +1,4 @@
-"""One process at a time makes a data set: a lock on a file beside its pieces, which ends with the process at the latest."""
+"""Let one process at a time make a data set: a lock file in its folder, released with the process at the latest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ NAME = "lock"
 
 @contextlib.contextmanager
 def exclusive(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
-    """Hold the lock of the data set at `path`, whose folder is made.
+    """Hold the lock of the data set at `path`; make its folder if needed.
 
-    Its file goes with it, and so do folders that were made for it and in which nothing came to lie: nothing is left of a data
-    set that is deleted, or of one that was never begun.
+    The lock file is removed afterwards, and so are folders made for it that stayed empty.
 
     Raises:
       BlockingIOError: another process makes this data set; the text names it.

@@ -1,8 +1,8 @@
-"""Minari data sets, read by the `minari` package.
+"""Convert Minari data sets, read by the `minari` package.
 
 An episode of T steps has T + 1 observations. Its rows are the T steps; the observation after each is compared with that of
-the next row and kept where the episode ends, as flat arrays are (`_episodes`). A piece holds whole episodes. What JAX holds
-by default is stored: float64, which Minari's rewards always are, becomes float32, and 64-bit integers 32-bit ones.
+the next row and stored where the episode ends (`_arrays/episodes.py`). A segment holds whole episodes. 64-bit values become
+32-bit ones by default, as JAX holds them; Minari's rewards are always float64.
 """
 
 from __future__ import annotations
@@ -56,35 +56,36 @@ def minari(
     workers: int = 0,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """Open a Minari data set as a frozen buffer; the first time it is converted.
+    """Open a Minari data set as a frozen buffer; the first call converts it.
 
     Rows are steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `final_obs`, the observation after an
-    episode's last step (zeros in other rows). Dicts stay dicts, tuples become dicts of "0", "1", .... An episode that just
-    stops is truncated. The `minari` package reads its files (`pip install "fbuf[minari]"`).
+    episode's last step (zeros in other rows). Dicts stay dicts; tuples become dicts of "0", "1", .... An episode without an
+    end is truncated. The `minari` package reads the files (`pip install "fbuf[minari]"`).
 
     Args:
-      id: As Minari has it, "D4RL/door/human-v2"; or the path of a data set's folder.
-      root: Where converted data sets lie, this one at `<root>/minari/<id>`; None: `$FBUF_DATASETS`, or ~/.cache/fbuf/datasets.
-      source: Where Minari's lie; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
-      download: False: a missing data set is an error. True: it is downloaded first. "force": it is downloaded and converted
-        again, whatever is there.
+      id: Minari's id, "D4RL/door/human-v2"; or the path of a data set's folder.
+      root: Folder of converted data sets, this one at `<root>/minari/<id>`; None: `$FBUF_DATASETS`, or
+        ~/.cache/fbuf/datasets.
+      source: Folder of Minari's data sets; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
+      download: False: a missing data set is an error. True: download it first. "force": download and convert it again.
       skip: Leaves or subtrees to leave out, by their names here, such as text: ("obs/mission",).
-      infos: Infos to take as well, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info that came with its
-        observation; where Minari has one for each step only, that of its step.
-      dtypes: `{name: dtype}`, where another is wanted than what JAX holds by default: float64 becomes float32, 64-bit integers
-        32-bit ones (an error where one does not fit).
+      infos: Infos to include, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info of its observation; if
+        Minari has one per step only, that of its step.
+      dtypes: `{name: dtype}`, in place of the 32-bit defaults for float64 and 64-bit integers (an error where one does not
+        fit).
       codec, piece_rows, workers, progress: As for `from_arrays`.
       view, sampler: Of the buffer; None: `Transition(final_observation="final_obs")`, and `Uniform`.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open`.
     Raises:
-      FileNotFoundError: it is not there.
+      FileNotFoundError: the data set is missing.
       ImportError: minari, or a package that it needs for these files, is missing.
-      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several shapes; it
-        was converted before with other settings, or has changed since.
-      FileExistsError: something else lies where it would be converted to.
-    Cost: converting reads every episode once; an episode is in memory at a time, one for each of `workers`. What an
-      interruption leaves is used by the next call.
+      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several
+        shapes; it
+        was converted with other settings, or has changed since.
+      FileExistsError: the folder to write exists and is not a data set.
+    Cost: converting reads every episode once, with one episode per worker in memory. The next call completes an
+      interrupted one.
 
     Example:
       >>> import fbuf
@@ -125,7 +126,7 @@ def minari(
 
 
 def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> tuple[str, Path]:
-    """The id, and the folder of its metadata.json."""
+    """Return the id, and the folder of its metadata.json."""
     text = os.fspath(id)
     if not isinstance(id, str) or text.startswith(("/", "./", "../", "~")):
         folder = Path(text).expanduser()
@@ -139,7 +140,7 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
 
 
 def _check_same(path: Path, settings: str, mark: str | None) -> None:
-    """Raise ValueError unless what was converted is what is asked for now."""
+    """Raise ValueError unless the converted data set has these settings and source."""
     meta = load(path).meta
     what = ""
     if meta.get("settings") != settings:
@@ -151,7 +152,7 @@ def _check_same(path: Path, settings: str, mark: str | None) -> None:
 
 
 def _mark(folder: Path) -> str:
-    """Of the description: another data set, or another state of this one, has another."""
+    """Return a checksum of the description, which identifies the state of the data set."""
     return f"minari {zlib.crc32((folder / 'metadata.json').read_bytes()):08x}"
 
 
@@ -191,7 +192,7 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence[str], asked: str) -> Work:
-    """What is to be written. Raises what is wrong with the description, the leaves and the episodes' lengths."""
+    """Return the work of writing the rows. Raises errors of the description, the leaves and the episodes' lengths."""
     about, mark = read_json(folder / "metadata.json"), _mark(folder)
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
@@ -242,7 +243,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
 
 
 def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: Sequence[str]) -> dict[str, Column]:
-    """Leaves of an episode to take, and `next_obs`, each of as many rows as there are steps."""
+    """Return the leaves of an episode to store, and `next_obs`, each with one row per step."""
     ends = {"terminated": episode.terminations, "truncated": episode.truncations}
     found = columns_of(where, _dicts({"obs": episode.observations, "action": episode.actions}))
     if unknown := [name for name in skip if not under(name, found)]:
@@ -277,14 +278,14 @@ def _next(column: Column, first: int, last: int) -> Any:
 
 
 def _dicts(value: Any) -> Any:
-    """Nested dicts, where Minari has tuples too."""
+    """Return nested dicts, with Minari's tuples as dicts."""
     if isinstance(value, tuple):
         value = {str(number): part for number, part in enumerate(value)}
     return {name: _dicts(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _whole_episodes(steps: Sequence[int], size: int) -> list[range]:
-    """Runs of episodes with at least `size` rows each, but the last."""
+    """Return runs of episodes with at least `size` rows each, but the last."""
     out, begin, rows = [], 0, 0
     for episode, number in enumerate(steps):
         rows += number

@@ -1,4 +1,4 @@
-"""`open`: the buffer of a data set on the disk, and its state."""
+"""`open`: the frozen buffer of a data set on disk, and its state."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def open(
     memory: int = 1 << 28,
     cache: int = 0,
 ) -> tuple[Buffer, BufferState]:
-    """A data set as a read-only buffer: every verb that reads, every view and sampler, inside jit.
+    """Open a data set as a read-only buffer for every reading method, view and sampler, inside jit.
 
     Args:
-      path: Its folder, which must stay where it is while the state is used.
-      view: What a drawn row means; None: `views.Row()`. Another one later: `buffer.convert(other, state)`.
-      sampler: How rows are drawn; None: `samplers.Uniform()`.
-      verify: "lazy": each part of the files is checked as it is read. "full": all of it now.
+      path: Its folder, which must not move while the state is used.
+      view: The view; None: `views.Row()`. Change it later by `buffer.convert(other, state)`.
+      sampler: The sampler; None: `samplers.Uniform()`.
+      verify: "lazy": check each part of the files when it is read. "full": check all now.
       prefetch, batch_size, episode_end, on_read: As for `Buffer`.
       memory, cache: As for `storages.DataSet`.
     Returns:
       The buffer and its state.
     Raises:
-      FileNotFoundError: there is no data set, or it is not finished.
+      FileNotFoundError: there is no data set, or it is unfinished.
       StoreCorrupted: it is damaged.
-      ValueError: rows lack what the view or the sampler reads; or a leaf has 64 bits and x64 is off.
-    Cost: some 30 ms for a million Atari frames, and as much for the anchors of a view that looks at neighbours.
+      ValueError: rows lack leaves that the view or the sampler reads; or a leaf has 64 bits and x64 is off.
+    Cost: about 30 ms for a million Atari frames, and the same for the anchors of a view that reads neighbours.
 
     Example:
       >>> import fbuf, jax, numpy as np, tempfile
@@ -91,12 +91,12 @@ def check(
     schema: dataset.Schema | None = None,
     **settings: Any,
 ) -> None:
-    """Raises, before a data set is written, what `open` would raise of a view or a sampler that do not go with it.
+    """Raise, before a data set is written, what `open` would raise for its view and sampler.
 
     Args:
-      view: None: whichever view is the default then, `Transition` goes with all that another one goes with.
-      schema: Of the rows, where it is known.
-      settings: Others of `open`, as they go to `Buffer`.
+      view: None: the default view; `Transition` fits wherever another default does.
+      schema: Of the rows, if known.
+      settings: Other arguments of `open`, as for `Buffer`.
     """
     if view is None:
         view = Transition() if schema is None else default_view(schema.names, _MANY)
@@ -106,10 +106,10 @@ def check(
 
 
 def example(schema: dataset.Schema) -> PyTree:
-    """One row of a data set, as shapes.
+    """Return one row of a data set, as shapes.
 
     Raises:
-      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: names of leaves are not those that its structure gives.
+      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: the leaves do not fit the structure.
     """
     leaves: dict[str, Any] = {}
     for leaf in schema.leaves:
@@ -135,7 +135,7 @@ def example(schema: dataset.Schema) -> PyTree:
 
 
 def default_root() -> Path:
-    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
+    """Return `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
     if root := os.environ.get("FBUF_DATASETS"):
         return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -143,5 +143,5 @@ def default_root() -> Path:
 
 
 def root_of(call: str, root: str | os.PathLike[str] | None) -> Path:
-    """The folder given, or the default one. Raises TypeError: it is no path."""
+    """Return the folder passed, or the default. Raises TypeError: it is not a path."""
     return (default_root() if root is None else to_path(call, "root", root, "or None for the default one")).absolute()

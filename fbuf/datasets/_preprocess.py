@@ -1,8 +1,7 @@
-"""`preprocess`: a function over the rows of a data set, or over windows of it, written to a new data set.
+"""`preprocess`: map a function over the rows of a data set, or over windows of it, into a new data set.
 
-Batches go through one jitted program, the last filled up; pieces of the result are written one by one, so that an
-interruption costs a piece at most. Rejected: filling a live buffer and saving it (everything in memory, nothing to resume);
-processes (a function that closes over anything would have to be pickled, and XLA already uses every core).
+One jitted program handles every batch, the last padded. Segments of the result are written one by one, so an interruption
+loses at most one per worker.
 """
 
 from __future__ import annotations
@@ -54,34 +53,32 @@ def preprocess(
     workers: int = 0,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """Writes what a function gives for each row to a new data set, and opens it.
+    """Write a function's result for each row to a new data set, and open it.
 
     Args:
       data: A data set's path, or a buffer and its state (of any storage, without lanes).
       fn: A pure function of one row, a dict of arrays without leading axes, to a dict of arrays; it is vmapped and jitted.
-      dest: The folder to write, which must not be there.
-      view: None: `fn` gets rows, in order, and the result is rows in the same order. A view: `fn` gets what the view makes of
-        each anchor that can be drawn, in order, each once; the results are rows of no episode.
-      keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
-        such, so that episodes stay what they are; nothing with a view, or of a buffer whose writer keeps no order
-        (`TopK`, `Reservoir`). () keeps none.
-      limit: Only so many rows or windows, the first: to try a function.
-      batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
-        view 256.
+      dest: The folder to write, which must not exist.
+      view: None: `fn` gets rows, in order, and the result has the same order. A view: `fn` gets the view's result for each
+        anchor that can be sampled, in order, each once; the results are rows of no episode.
+      keep: Leaves of the row to keep if `fn` does not return them; None: `terminated` and `truncated` if rows have them,
+        so that
+        episodes are preserved; nothing with a view, or for a buffer whose writer keeps no order (`TopK`, `Reservoir`).
+      limit: Process only the first rows or windows: to try a function.
+      batch_size: Rows in one call of the compiled program; None: 8 MiB of rows, at most 4096; with a view 256.
       piece_rows, codec, metadata, progress: As for `from_arrays`.
-      sampler: Of the buffer; its view is `Transition` where the rows are steps, `Row` where they are not.
-      resume: Go on with what an interrupted call with the same function and the same data left at `dest`; not of a function
-        that calls back into Python (`jax.pure_callback`), nor of a live buffer, as nothing says what these were. False:
-        begin anew.
-      workers: Pieces written at a time, in threads; 0: one.
+      sampler: Of the buffer; its view is `Transition` if the rows are steps, else `Row`.
+      resume: Continue an interrupted call with the same function and data. Functions that call back into Python
+        (`jax.pure_callback`) and live buffers cannot resume, since nothing identifies them. False: discard its segments.
+      workers: Segments written at a time, in threads; 0: one.
     Returns:
       The new buffer and its state, as from `fbuf.datasets.open(dest)`.
     Raises:
-      FileExistsError: something else lies at `dest`, or what another function left there.
+      FileExistsError: `dest` exists and is not of an interrupted call with this function.
       ValueError: `dest` is the source, or within it; `fn` is not pure; there are no rows.
-      TypeError: `fn` returns something else than a dict of arrays.
+      TypeError: `fn` does not return a dict of arrays.
       StoreCorrupted: a row of the source is damaged.
-    Cost: reads and writes each row once; two compilations at most.
+    Cost: reads and writes each row once; at most two compilations.
 
     Example:
       >>> import fbuf, tempfile, jax.numpy as jnp, numpy as np

@@ -1,7 +1,6 @@
-"""What `preprocess` reads: rows of a data set by number, or windows of a buffer by anchor, a batch at a time.
+"""The input of `preprocess`: rows of a data set by number, or windows of a buffer by anchor, a batch at a time.
 
-A data set is read directly, without a callback. A buffer of any kind is read as its own `sample` would, at the
-anchors in order of their rows, each once.
+A data set is read directly, without a callback. A buffer is read as by its own `sample`, at the anchors in order of age.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from fbuf.views import Row
 
 
 class Origin(Protocol):
-    """Where rows come from.
+    """The source of rows.
 
     Attributes:
-      rows: How many.
-      row: One, as `jax.ShapeDtypeStruct`s.
-      names: Of its leaves, where it is a row; () for windows.
-      steps: Whether one row follows another, so that ends of episodes say something.
-      mark: What tells these rows from others.
-      path: Of the files, None where there are none.
+      rows: Number of rows.
+      row: One row, as `jax.ShapeDtypeStruct`s.
+      names: Its leaves; () for windows.
+      steps: Whether rows are consecutive, so that episode ends apply.
+      mark: Identifies the rows.
+      path: Of the files; None: no files.
     """
 
     rows: int
@@ -53,14 +52,14 @@ class Origin(Protocol):
     path: Path | None
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
-        """A function of rows `start` to `stop - 1`, at most `batch`: what the program gives for them, by leaf."""
+        """Return a function of rows `start` to `stop - 1`, at most `batch`: the program's results by leaf."""
 
     def close(self) -> None:
-        """Lets go of files."""
+        """Close the files."""
 
 
 def origin_of(call: str, data: Any, view: View | None) -> Origin:
-    """What is read of a path, a data set that is open, or a buffer and its state."""
+    """Return the source for a path, an open data set, or a buffer and its state."""
     if isinstance(data, dataset.DataSet):
         data = data.path
     if not isinstance(data, tuple):
@@ -125,7 +124,7 @@ class Stored:
 
 
 class Windows:
-    """What a view makes of each anchor of a buffer, oldest first; `rows`: these are its rows."""
+    """The view's result for each anchor of a buffer, oldest first; `rows`: these are its rows."""
 
     def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
         self._call, self._buffer, self._state = call, buffer, state
@@ -160,18 +159,18 @@ class Windows:
 
 
 def _identity(state: BufferState) -> str:
-    """Of the data set that a state was made of."""
+    """Return the identity of the data set that a state was made of."""
     store: Any = _host_rows.store_of(state.rows)
     return str(store.identity)
 
 
 def _key(number: int) -> jax.Array:
-    """For views that draw at random: the same for the same anchors."""
+    """Return the key for views that draw at random: the same for the same anchors."""
     return jax.random.fold_in(jax.random.key(0), number)
 
 
 def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[PyTree, jax.Array]:
-    """What the view makes of anchors, and which are there."""
+    """Return the view's result for anchors, and which of them are valid."""
     spec, structure = buffer.storage.spec(state.rows)
     mask = jnp.ones(slot.shape, bool)
     window = buffer.view.window(spec, state_ops.population(buffer, state), slot, mask, key)
@@ -180,7 +179,7 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
 
 
 def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray:
-    """int32, slots of what can be drawn, in order of arrival."""
+    """Return int32, the slots that can be sampled, in order of arrival."""
     reader = Reader(call, buffer, state)
     age = np.arange(int(reader.sizes[0]), dtype=np.int64)
     slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
@@ -190,6 +189,6 @@ def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray
 
 
 def _padded(rows: np.ndarray, batch: int) -> np.ndarray:
-    """`batch` rows, the last repeated."""
+    """Return `batch` rows, with the last repeated."""
     missing = batch - len(rows)
     return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])

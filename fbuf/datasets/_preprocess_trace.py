@@ -1,8 +1,7 @@
-"""A user's function over one row, traced before any row is read: what it gives, that it is pure, and what identifies it.
+"""Trace a user's function of one row: its result, its purity and its identity.
 
-Traced twice: a program that differs the second time (numpy's random numbers, the clock, a counter) would have given every row
-what one call happened to give. The text of the program, with its constants (those of functions jitted within it, too),
-tells resumed work from other work; a name or the source of a function would not.
+The function is traced twice: a difference means that it is not pure (the clock, a counter, numpy's random numbers). The
+program's text with its constants identifies the work to resume; a name or source text would not.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
 
 
 class Program:
-    """`fn`, with the leaves of a row that it is to keep.
+    """`fn`, with the leaves of a row to keep.
 
     Attributes:
-      schema: Of what it gives.
-      mark: A short text that only equal programs have; one that calls back into Python is equal to none.
+      schema: Of its result.
+      mark: A text that only equal programs share; unique for one that calls back into Python.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Program:
         keep: Sequence[str],
         codec: Mapping[str, Codec] | None,
     ) -> None:
-        """Traces `fn` for a row of `jax.ShapeDtypeStruct`s. Raises what is wrong with it: ValueError, TypeError."""
+        """Trace `fn` for a row of `jax.ShapeDtypeStruct`s. Raises ValueError or TypeError for an invalid function."""
         if not callable(fn):
             raise TypeError(f"{call}: fn is a {type(fn).__name__}; expected a function of one row.")
         self._call, self._fn = call, fn
@@ -68,7 +67,7 @@ class Program:
         self.schema = dataset.Schema(shapes, structure, codec)
 
     def __call__(self, row: PyTree) -> PyTree:
-        """What `fn` gives for a row, and what is kept of it."""
+        """Return the result of `fn` for a row, and the leaves to keep."""
         out = self._fn(row)
         if not self._kept:
             return out
@@ -76,7 +75,7 @@ class Program:
         return {**out, **{name: leaves[name] for name in self._kept}}
 
     def _trace(self, row: PyTree) -> tuple[PyTree, str]:
-        """What `fn` gives, as shapes, and the text of its program."""
+        """Return the result of `fn`, as shapes, and the text of its program."""
 
         def checked(row: PyTree) -> PyTree:
             out = self._fn(row)
@@ -109,7 +108,7 @@ class Program:
 
 
 def _constants(part: Any) -> list[int]:
-    """Checksums of the arrays that a program holds: its text leaves them out, and those of functions within it."""
+    """Return checksums of the arrays in a program, inner functions included, which its text leaves out."""
     if hasattr(part, "eqns"):
         inner = [value for eqn in part.eqns for value in (*eqn.invars, *eqn.params.values())]
         part = [*getattr(part, "consts", ()), *inner]

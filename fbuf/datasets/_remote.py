@@ -1,4 +1,8 @@
-"""TODO"""
+"""List and download the files that data sets are made from, through fsspec, and read gzipped .npy files as streams.
+
+A source is an address: the public bucket, a web server, a folder, or any URL that fsspec opens. Listings of the bucket and
+of a web server's `index.json` have sizes and hashes; those of other sources have what fsspec knows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class FileCorrupted(ValueError):
 
 
 class SpaceError(OSError):
-    """The disk has less room than the data set needs. Nothing was downloaded."""
+    """The disk has too little room for the data set. Nothing was downloaded."""
 
 
 BUCKET = "https://storage.googleapis.com/atari-replay-datasets"
@@ -44,7 +48,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was listed: its path below the source, where to read it, and what is known of its bytes."""
+    """A listed file: its path below the source, its URL, and its size and hash if known."""
 
     name: str
     url: str
@@ -111,7 +115,7 @@ def list_files(address: str, folder: str) -> list[File]:
 
 
 def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
-    """Download a file to `path`. A download that is cut off or damaged begins again, some times.
+    """Download a file to `path`. A truncated or damaged download is repeated, up to three times.
 
     Args:
       report: Called with the bytes of each block; with a negative number when a download begins again.

@@ -20,7 +20,7 @@ def test_missing_data_sets_are_named(tmp_path: Path) -> None:
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
     with pytest.raises(FileNotFoundError, match="Pass download=True"):
         fbuf.datasets.minari("D4RL/door/human-v2", **where)
-    with pytest.raises(FileNotFoundError, match="expected a folder with data/metadata.json"):
+    with pytest.raises(FileNotFoundError, match="expected data/metadata.json"):
         fbuf.datasets.minari(tmp_path / "nothing", root=tmp_path / "ours")
     with pytest.raises(ValueError, match="download is \"yes\"|download is 'yes'"):
         fbuf.datasets.minari("D4RL/door/human-v2", download="yes", **where)

@@ -97,15 +97,15 @@ def test_false_descriptions_are_refused(tmp_path):
         members = {name: file.read(name) for name in file.namelist()}
     about = json.loads(np.load(io.BytesIO(members["__fbuf__.npy"])).tobytes())
     for entries, match in (
-        ({"version": 2}, "has version '2'; this fbuf reads 1"),
+        ({"version": 2}, "has version '2'; expected 1"),
         ({"format": "other"}, "does not describe rows"),
         ({"steps": 7}, "expected \\[7, '...'\\]"),
         ({"steps": -1}, "steps is '-1'"),
         ({"lanes": 3}, "expected \\[6, 3, '...'\\]"),
         ({"dtypes": {"a": "object"}}, "dtype of 'a' is 'object'"),
-        ({"dtypes": {"a": "bfloat16"}}, "dtype of 'a' is 'bfloat16'; expected a dtype of 4 bytes"),
-        ({"dtypes": 3}, "does not describe rows"),
-        ({"columns": ["a"]}, "'b' is missing, or not one of its own"),
+        ({"dtypes": {"a": "bfloat16"}}, "dtype of 'a' is 'bfloat16'; expected one of 4 bytes"),
+        ({"dtypes": 3}, "lists no columns"),
+        ({"columns": ["a"]}, "column 'b' is missing or unknown"),
     ):
         members["__fbuf__.npy"] = npy(np.frombuffer(json.dumps(about | entries).encode(), np.uint8))
         with pytest.raises(ValueError, match=match):

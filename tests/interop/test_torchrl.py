@@ -230,7 +230,7 @@ def test_invalid_priorities_are_refused(tmp_path):
         ({"_max_capacity": 3.0}, np.ones(8), "there are 3 priorities; expected 8"),
         ({"_max_capacity": 9.0}, np.ones(8), "has 64 bytes; expected 72"),
         ({}, np.full(8, np.nan), "a TD error was NaN"),
-        ({}, -np.ones(8), "no finite numbers >= 0"),
+        ({}, -np.ones(8), "not finite or below 0"),
     ):
         write_sampler(path, leaves, 0.6, 1e-8, **more)
         with pytest.raises(ValueError, match=match):
@@ -272,7 +272,7 @@ for name in ("dtype", "other"):
 try:
     from_file(f"{folder}/object.npz")
 except ValueError as error:
-    assert "Python objects, which are pickled" in str(error), error
+    assert "pickled Python objects" in str(error), error
 else:
     raise AssertionError("object.npz")
 watching = False

@@ -1,11 +1,9 @@
-"""Where episodes end, and what was seen last: rows as flat arrays have them, made into rows as views read them.
+"""Mark episode ends in flat arrays, and keep the final observations.
 
-A row here holds each observation once; its successor is the row after. Flat data says so in several ways: `terminals` and
-`timeouts`; or `next_observations`, a second copy of every observation. Such a copy is compared with the rows after, and kept
-only where an episode ends (`final_obs`, zeros elsewhere, which compress to nothing): with it a truncated step
-bootstraps from the observation that came of it. Where it is not the observation of the next row although nothing ended, the
-rows between are missing, as in data whose time-outs were filtered out; such a row is marked truncated, so that no n-step
-return or window runs on over the gap. The last row of all is truncated unless it terminated.
+A row stores each observation once; its next observation is in the next row. Flat data has `terminals` and `timeouts`, or
+`next_observations`. Those are compared with the next rows and stored only where an episode ends (`final_obs`, zeros
+elsewhere), so a truncated step bootstraps from its true final observation. If they differ without an end, rows are missing:
+the row is marked truncated, so no n-step return or window crosses the gap. The last row is truncated unless it terminated.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _LARGE = 1024  # bytes a row
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """How ends are found in blocks of rows.
+    """How to find ends in blocks of rows.
 
     Attributes:
       extra: Boolean leaves that end an episode, besides `terminated` and `truncated`.
@@ -41,13 +39,13 @@ class Ends:
     def mark_blocks(
         self, call: str, first: int, raw: Iterable[Block], after: Block | None, found: list[int]
     ) -> Iterator[Block]:
-        """Yield blocks of rows as they are stored, each once the next has come.
+        """Yield blocks of rows as they are stored, each after the next one was read.
 
         Args:
           first: Number of the first row, for messages.
           raw: `{name here: [n, ...]}`, n >= 1.
-          after: Observations `[1, ...]` of the row after the last; None: there is no more row.
-          found: Gets the number of ends in each block that were found by comparing.
+          after: Observations `[1, ...]` of the row after the last; None: there are no more rows.
+          found: Receives, for each block, the number of ends found by comparison.
         Raises:
           ValueError: a reward is not finite, or a flag is not 0 or 1.
         """
@@ -85,7 +83,7 @@ class Ends:
         return out | {"terminated": terminated, "truncated": truncated}
 
     def flags(self, names: Iterable[str]) -> list[str]:
-        """Leaves that say where episodes end."""
+        """Return the leaves that say where episodes end."""
         names = list(names)
         return [name for name in dict.fromkeys(("terminated", "truncated", *self.extra)) if name in names]
 
@@ -93,13 +91,13 @@ class Ends:
 def ends_of(
     call: str, leaves: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], extra: Sequence[str] | None
 ) -> Ends:
-    """How ends are found in rows of these leaves.
+    """Return how ends are found in rows of these leaves.
 
     Args:
       leaves: Shape and dtype by name here.
-      extra: What the user said: names of further flags; () where rows are independent; None: nothing.
+      extra: The caller's names of further flags; (): rows are independent; None: not stated.
     Raises:
-      ValueError: nothing says where episodes end, or next observations are not like observations.
+      ValueError: no leaf says where episodes end, or next observations are not like observations.
     """
     for name in extra or ():
         if name not in leaves:
@@ -127,25 +125,25 @@ def ends_of(
 
 
 def final_name(observation: str) -> str:
-    """`obs/image` is kept, where an episode ended, as `final_obs/image`."""
+    """Return the name of an observation's final leaf: `obs/image` becomes `final_obs/image`."""
     return FINAL + observation[len("obs") :]
 
 
 def final_codec(shape: tuple[int, ...], dtype: Any) -> Codec:
-    """How final observations are stored: nearly all are zeros, so in chunks where a chunk costs less than the rows."""
+    """Return the codec of final observations: nearly all are zeros, so chunks unless they would cost more than the rows."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return Raw() if size <= 4 else Zstd(chunk=64) if size < _LARGE else Zstd()
 
 
 def only(rows: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Rows where a flag is set, zeros elsewhere."""
+    """Return rows where a flag is set, zeros elsewhere."""
     out = np.zeros_like(rows)
     out[where] = rows[where]
     return out
 
 
 def as_flag(call: str, name: str, first: int, rows: np.ndarray) -> np.ndarray:
-    """bool[n]. Raises ValueError: some are neither 0 nor 1, or there is more than one a row."""
+    """Return bool[n]. Raises ValueError: a value is neither 0 nor 1, or a row has several."""
     if rows.ndim != 1:
         raise ValueError(f"{call}: leaf '{name}' has shape {[len(rows), *rows.shape[1:]]}; expected [N]. Give x[:, 0].")
     flag = rows.astype(bool)
@@ -157,7 +155,7 @@ def as_flag(call: str, name: str, first: int, rows: np.ndarray) -> np.ndarray:
 
 
 def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError if a reward is not finite."""
+    """Raise ValueError if a reward is not finite."""
     reward = rows.get("reward")
     if reward is None or reward.dtype.kind in "iub":
         return
@@ -171,7 +169,7 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
 
 
 def _rows_equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """bool[n], which rows are equal; NaN is like NaN."""
+    """Return bool[n], which rows are equal; NaN equals NaN."""
     same = a == b
     if a.dtype.kind in "fc":
         same |= (a != a) & (b != b)
@@ -204,7 +202,7 @@ KNOWN = {
 
 
 def default_view(leaves: Iterable[str], rows: int) -> View:
-    """`Transition` of what there is, exact at truncations; `Row` where rows are no steps, or there is one alone."""
+    """Return `Transition` of the leaves, exact at truncations; `Row` if rows are not steps, or there is only one."""
     leaves = list(leaves)
     if rows < 2 or not (under("obs", leaves) and "reward" in leaves and "terminated" in leaves):
         return Row()

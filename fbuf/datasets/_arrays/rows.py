@@ -1,7 +1,7 @@
-"""Flat arrays as rows: named, cast, cut into episodes and written in pieces.
+"""Convert flat arrays to rows: name, cast, mark episodes, write in segments.
 
-What can be read in any order (`write_columns`) is checked from end to end first, written several pieces at a time, and
-resumed after an interruption. A stream (`write_tables`) is checked as it comes.
+Columns that can be read in any order (`write_columns`) are checked from end to end, written several segments at a time, and
+resumed after an interruption. A stream (`write_tables`) is checked on the way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `from_arrays` was asked for."""
+    """The arguments of `from_arrays`."""
 
     fields: Mapping[str, str] | Sequence[str] | None
     episode_end: tuple[str, ...] | None
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is made of columns.
+    """How columns become rows.
 
     Attributes:
       leaves: Of the columns, by their names here.
@@ -97,14 +97,14 @@ def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str
 
 
 def choose_columns(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
-    """Return the columns to take, by their names here and in their dtypes, and how many rows they have."""
+    """Return the columns to take, by their names here and in their dtypes, and their number of rows."""
     names = choose_leaves(call, found, settings.fields, KNOWN)
     rows = row_count(call, {there: found[there] for there in names})
     return cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
 
 
 def plan_rows(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
-    """Raise what is wrong with names, dtypes and ends; no row is read."""
+    """Return the plan. Raises errors of names, dtypes and ends; no row is read."""
     here = leaves_of(columns)
     ends = ends_of(call, here, settings.episode_end)
     leaves = {name: leaf for name, leaf in here.items() if name not in ends.follows.values()}
@@ -129,7 +129,7 @@ def write_columns(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Write a data set from columns that can be read in any order; `about` is kept with it."""
+    """Write a data set from columns that can be read in any order; `about` is its metadata."""
     columns, rows = choose_columns(CALL, found, settings)
     if not rows:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
@@ -169,14 +169,14 @@ def write_columns(
 
 
 def _checksum(block: Block, checksum: int) -> int:
-    """Of all that a block is made from: rows that differ anywhere are other work."""
+    """Update the checksum of all data of a segment, which identifies its rows."""
     for leaf in block.values():
         checksum = zlib.crc32(bytes_of(np.ascontiguousarray(leaf)), checksum)
     return checksum
 
 
 def _check_rows(columns: Mapping[str, Column], plan: Plan, rows: int) -> None:
-    """What must hold of values, before anything is written."""
+    """Check rewards and flags before anything is written."""
     checked = {name: columns[name] for name in ("reward", *plan.ends.flags(columns)) if name in columns}
     size = rows_per_block(checked.values())
     for number, block in enumerate(blocks(CALL, checked, 0, rows, size) if checked else ()):
@@ -204,7 +204,7 @@ def write_tables(
 
 
 def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str, Column], int]]:
-    """Columns of each dict that has rows, and how many."""
+    """Yield the columns of each dict that has rows, and their number."""
     for item in data:
         if not isinstance(item, Mapping):
             raise TypeError(f"{CALL}: data gives a {type(item).__name__}; expected dicts of arrays.")
@@ -214,7 +214,7 @@ def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str,
 
 
 def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> Iterator[Block]:
-    """Blocks of rows, copied, as the caller may fill the same arrays again."""
+    """Yield blocks of rows, copied, since the caller may reuse the arrays."""
     number = 0
     for columns, rows in tables:
         plan.check(f"{CALL}: from row {number} on", columns)
@@ -226,7 +226,7 @@ def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> 
 
 
 def _warn_of_cuts(cuts: int, rows: int) -> None:
-    """Warns where next observations are hardly ever those of the next rows."""
+    """Warn if next observations are seldom those of the next rows."""
     if cuts > max(rows // 2, 8):
         warnings.warn(
             f"{CALL}: in {cuts} of {rows} rows next_observations is not the next row's observation; they are now episodes of "

@@ -1,9 +1,8 @@
-"""Blocks of rows into the pieces of a data set.
+"""Write blocks of rows as the segments of a data set.
 
-A piece is there or not, and a data set without its last file does not open; so an interruption leaves whole pieces. They
-are used again only by the same work: every piece carries a mark made from its rows, compared before anything is written.
-Pieces are written by threads, not processes: compressing releases Python's lock, and nothing must be pickled. A stream
-cannot be resumed, and leaves nothing where it fails.
+A segment is written atomically, and a data set without its manifest does not open, so an interruption leaves whole
+segments. Only the same work reuses them: each has a mark made from its rows. Threads write them, since compression releases
+Python's lock. A stream cannot be resumed, and a failure leaves nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _MOST_ROWS = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is to be written, piece by piece.
+    """What to write, segment by segment.
 
     Attributes:
       schema: Of the rows.
-      rows: Of each piece.
-      blocks: The rows of piece `n`, in order, as blocks `{leaf: [m, ...]}`. Called from several threads.
-      mark: What tells the rows of piece `n` from those of other work: a short text.
-      meta: What `dataset.json` says of the rows, asked for when all are written.
+      rows: Of each segment.
+      blocks: Yield the rows of segment `n`, in order, as blocks `{leaf: [m, ...]}`. Called from several threads.
+      mark: Return a short text that identifies the rows of segment `n`.
+      meta: Return the metadata, after all rows are written.
     """
 
     schema: dataset.Schema
@@ -50,7 +49,7 @@ class Work:
 
 
 def rows_per_segment(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
-    """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
+    """Return the rows of a segment: as asked for, or at most a million and 512 MiB before compression."""
     if piece_rows is None:
         return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
     if type(piece_rows) is bool or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MOST_ROWS:
@@ -73,10 +72,7 @@ def check_workers(call: str, workers: int) -> None:
 
 
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
-    """Raises FileExistsError if something lies at `path`; `unfinished` pieces may.
-
-    A folder that is empty may, too.
-    """
+    """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
     delete = f"fbuf.datasets.delete({str(path)!r})"
     if (path / NAME).exists():
         raise FileExistsError(
@@ -95,7 +91,7 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
 
 @contextlib.contextmanager
 def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
-    """Hold the lock of a data set; if anything fails, remove what cannot be resumed."""
+    """Hold the lock of a data set; on failure, remove what cannot be resumed."""
     check_free(call, path, unfinished=unfinished)
     with exclusive(call, path):
         check_free(call, path, unfinished=unfinished)  # another process may have finished it meanwhile
@@ -108,11 +104,11 @@ def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
 
 
 def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress) -> None:
-    """Write the data set, or what is missing of it.
+    """Write the data set, or its missing segments.
 
     Raises:
-      FileExistsError: there is a data set, or pieces of other work.
-      BlockingIOError: another process is at it.
+      FileExistsError: there is a data set, or segments of other work.
+      BlockingIOError: another process is writing it.
     """
     with _making(call, path, unfinished=True), contextlib.closing(Bar(progress, call, sum(work.rows), " rows")) as bar:
         done = _committed(call, path, work)
@@ -135,7 +131,7 @@ def write_stream(
     meta: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Write a data set from blocks that come once, one piece after another; return the number of rows."""
+    """Write a data set from blocks that are read once, segment after segment; return the number of rows."""
     with _making(call, path, unfinished=False), contextlib.closing(Bar(progress, call, 0, " rows")) as bar:
         used: list[dataset.Used] = []
         for part in _split(blocks, piece_rows):
@@ -166,7 +162,7 @@ def _write_piece(
 
 
 def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:
-    """The blocks of one piece after another, cut where a piece is full."""
+    """Yield the blocks of one segment after another, cut at its size."""
     blocks = iter(blocks)
     rest: Block | None = None
 
@@ -184,12 +180,12 @@ def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:
 
 
 def length_of(block: Block) -> int:
-    """Rows of a block."""
+    """Return the rows of a block."""
     return len(next(iter(block.values())))
 
 
 def _committed(call: str, path: Path, work: Work) -> set[int]:
-    """Pieces that are there, checked to be of this work."""
+    """Return the numbers of the finished segments. Raises FileExistsError if one is of other work."""
     done: set[int] = set()
     for number, piece in (dataset.committed(path) if path.exists() else {}).items():
         same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
