@@ -1,7 +1,7 @@
-"""Every storage on the same frames: bytes, time of a write and of a read, and whether their batches are the same.
+"""Compare storages on the same frames: bytes, time of a write and of a read, and their batches.
 
-The storages take turns, lot by lot and batch by batch, so that what else the machine does meets all of them. A write and a
-read are those of the training step: 4 rows of 8 games, and 32 transitions of 4-frame stacks, each one donated `jit`.
+The storages take turns, write by write and batch by batch, so other load affects all. A write and a read are those of the
+training step: 4 rows of 8 games, and 32 transitions of 4-frame stacks, each one donated `jit`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
 
 @dataclass
 class Column:
-    """What one storage showed."""
+    """The figures of one storage."""
 
     storage: str
     rows: int
@@ -50,7 +50,7 @@ class Column:
 
 
 def fitted_storage(name: str, rows: _dqn.Rows, capacity: int) -> Storage:
-    """A storage of `_dqn.STORAGES`; a table of blocks gets blocks and places that suit rows `[N, E, ...]`."""
+    """Return a storage of `_dqn.STORAGES`; a block table is fitted to rows `[N, E, ...]`."""
     storage = _dqn.STORAGES[name]()
     if isinstance(storage, fbuf.storages.Deduplicated):
         return storage.fit({leaf: x[:FITTED] for leaf, x in rows.items()}, capacity, _dqn.LANES)
@@ -77,14 +77,14 @@ class TableGrowth:
         return isinstance(self._buffer.storage, Growable) and float(self._load(replay)) > MOST_LOAD
 
     def grow(self, replay: fbuf.BufferState) -> tuple[fbuf.Buffer, fbuf.BufferState]:
-        """The buffer to use from now on, for which everything compiles again, and its state."""
+        """Return the larger buffer, for which everything compiles again, and its state."""
         buffer, replay = self._buffer.grow(replay)
         self.grown += 1
         self._watch(buffer)
         return buffer, replay
 
     def blocks(self, replay: fbuf.BufferState) -> Blocks | None:
-        """Of the table as it is now; None: there is none."""
+        """Return the figures of the current table; None without one."""
         storage = self._buffer.storage
         if not isinstance(storage, fbuf.storages.Deduplicated):
             return None
@@ -95,7 +95,7 @@ class TableGrowth:
 
 
 def newest(buffer: fbuf.Buffer, replay: fbuf.BufferState, number: int) -> _dqn.Rows:
-    """At most `number` of the newest rows, `[N, E, ...]`, numpy."""
+    """Return at most `number` of the newest rows, `[N, E, ...]`, numpy."""
     steps = min(number, int(buffer.size(replay))) // _dqn.LANES
     last = buffer.last(replay, max(1, steps))
     complete = np.asarray(last.mask).all(axis=1)
@@ -105,13 +105,13 @@ def newest(buffer: fbuf.Buffer, replay: fbuf.BufferState, number: int) -> _dqn.R
 def compare(
     rows: _dqn.Rows, progress: Callable[[int, dict[str, str]], None] = lambda done, shown: None
 ) -> list[Column]:
-    """Writes `rows` `[N, E, ...]` into every storage and draws batches with the same keys.
+    """Write `rows` `[N, E, ...]` to every storage and draw batches with the same keys.
 
     Args:
-      rows: In order of time; a rest of less than a lot is left out.
-      progress: Called with lots and batches done, `number_of_turns` in all.
+      rows: In order of time; a remainder of less than one write is left out.
+      progress: Called with the writes and batches done, `number_of_turns` in all.
     Returns:
-      A column a storage, in the order of `_dqn.STORAGES`; the first is what the others' batches are compared with.
+      One column per storage, in the order of `_dqn.STORAGES`; batches are compared with those of the first.
     """
     trials = [_Trial(name, rows) for name in _dqn.STORAGES]
     writes = _number_of_writes(rows)
@@ -178,7 +178,7 @@ class _Trial:
         self._compiled = True
 
     def read(self, turn: int) -> fbuf.Sample:
-        """The batch of this turn, numpy; the first turn compiles and is not timed."""
+        """Return the batch of this turn, numpy; the first turn compiles and is not timed."""
         key = jax.random.key(turn)
         start = time.perf_counter()
         self._replay, batch = jax.block_until_ready(self._sample(self._replay, key))

@@ -25,13 +25,13 @@ _SHOWN = 8  # transitions in the picture
 
 
 def identical(one: Result, other: Result) -> bool:
-    """Whether two runs trained alike, bit for bit: every loss, every game's score, the parameters at the end."""
+    """Return whether two runs trained identically: every loss, every score, the final parameters."""
     arrays, others = (jax.tree.leaves((r.losses, r.params)) for r in (one, other))
     return [a.tobytes() for a in arrays] == [b.tobytes() for b in others] and one.episodes == other.episodes
 
 
 def table(results: Sequence[Result]) -> str:
-    """The runs of one game and seed as text; the first is what the others' training is compared with."""
+    """Return the runs of one game and seed as text; training is compared with the first."""
     first, settings = results[0], results[0].settings
     lines: dict[str, list[str]] = {
         "training steps/s": [f"{r.steps_per_second:.1f}" for r in results],
@@ -57,7 +57,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def storages(columns: Sequence[Column]) -> str:
-    """All storages on the same frames as text; the first is what the others' batches are compared with."""
+    """Return all storages on the same frames as text; batches are compared with the first."""
     raw = [c.rows * raw_bytes_per_row() for c in columns]
     lines = {
         "on the device": [megabytes(c.device_bytes) for c in columns],
@@ -83,7 +83,7 @@ def storages(columns: Sequence[Column]) -> str:
 
 
 def _columns(names: Sequence[str], lines: Mapping[str, Sequence[str]]) -> list[str]:
-    """A head and a line a figure, with a column for each name."""
+    """Return the lines of a table with a column for each name."""
     cells = [("storage", *names)] + [(name, *row) for name, row in lines.items()]
     widths = [max(len(cell[i]) for cell in cells) for i in range(len(names) + 1)]
     text = []
@@ -96,7 +96,7 @@ def _columns(names: Sequence[str], lines: Mapping[str, Sequence[str]]) -> list[s
 
 
 def _blocks_note(storage: str, blocks: Blocks) -> str:
-    """How a table of blocks fared."""
+    """Describe a table of blocks."""
     times = {0: "never", 1: "once", 2: "twice"}.get(blocks.grown, f"{blocks.grown} times")
     gone = f"{blocks.evicted:,} rows gave way" if blocks.evicted else "no row gave way"
     return (
@@ -119,7 +119,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people, in MB."""
+    """Return a number of bytes in MB, as text."""
     value = count / 1e6
     return f"{value:,.0f} MB" if value >= 100 else f"{value:.{1 if value >= 10 else 2}f} MB"
 

@@ -1,8 +1,7 @@
-"""`run`: the demo's training loop over one storage, and what it measured on the way.
+"""`run`: the demo's training loop over one storage, and its measurements.
 
-The replay's share of the training step is measured after training, on the state that training left: the whole step and
-the same step without `extend`, `sample` and `update_priority`, on a fixed batch, in turn. Timing the verbs on their own
-was rejected: inside the step XLA overlaps and fuses them with the rest, and a sum of parts is not what a user waits for.
+The replay's share of the training step is measured after training: the whole step, and the step without `extend`, `sample`
+and `update_priority`, in turn. Timing the methods alone would not show how XLA overlaps them with the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MakeEnvironment = Callable[[str, int, int], Environment]
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the run, apart from the storage: equal settings, equal training."""
+    """The settings of a run, apart from the storage: equal settings train identically."""
 
     game: str
     seed: int
@@ -47,7 +46,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """A finished run."""
+    """The figures of a run."""
 
     storage: str
     settings: Settings
@@ -69,18 +68,18 @@ class Result:
 
     @property
     def raw_bytes(self) -> int:
-        """The same rows as a buffer of stacks: obs and next_obs of each, 4 frames both."""
+        """Bytes of the same rows as stacks: obs and next_obs of each, 4 frames both."""
         return self.rows * raw_bytes_per_row()
 
 
 def raw_bytes_per_row() -> int:
-    """Bytes of obs and next_obs as stacks of uint8 frames."""
+    """Return the bytes of obs and next_obs as stacks of uint8 frames."""
     height, width = FRAME_SHAPE
     return 2 * _dqn.STACK * height * width
 
 
 def epsilon(step: int, steps: int) -> float:
-    """Probability of a random action: falls in a line over the first half of the run, then stays."""
+    """Return the probability of a random action: it decreases linearly over the first half of the run, then stays."""
     first, last = _EPSILON
     return last + (first - last) * max(0.0, 1.0 - 2.0 * step / steps)
 
@@ -92,16 +91,16 @@ def run(
     progress: Callable[[int, dict[str, str]], None] = lambda step, shown: None,
     newest: int = 0,
 ) -> Result:
-    """Trains from nothing.
+    """Train from the start.
 
     Args:
       storage: A name in `_dqn.STORAGES`.
-      settings: The rest.
+      settings: The other settings.
       make_environment: `(game, lanes, seed) -> environment`.
-      progress: Called after every step with the number of steps done and what a progress bar may show.
-      newest: Rows of the end to hand back, at most.
+      progress: Called after every step with the number of steps done and the texts of a progress bar.
+      newest: Largest number of final rows to return.
     Returns:
-      The figures. For equal settings `losses`, `params` and `episodes` are the same, bit for bit, for every storage.
+      The figures. Equal settings give equal `losses`, `params` and `episodes`, bit for bit, for every storage.
     """
     env = make_environment(settings.game, _dqn.LANES, settings.seed)
     config = _dqn.Config(env.num_actions, beta_steps=settings.steps)
@@ -180,7 +179,7 @@ def _measure_share(
     key: jax.Array,
     rows: _dqn.Rows,
 ) -> None:
-    """Fills in `share` and `step_seconds`; uses up `learner` and `replay`."""
+    """Set `share` and `step_seconds`; donates `learner` and `replay`."""
     learn = _dqn.make_learn(config)
     other = jax.tree.map(lambda x: x.copy(), learner)
     times = np.zeros((_SHARE_ROUNDS + 2, 2))

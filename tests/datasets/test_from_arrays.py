@@ -229,7 +229,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         ({"fields": ["obs"]}, ValueError, "fields has 'obs', which is missing"),
         ({"dtypes": {"observations": "float16"}}, ValueError, r"dtypes has 'observations', but leaves are obs"),
         ({"codec": {"odd": fbuf.storages.Zstd()}}, ValueError, "codec names 'odd'"),
-        ({"metadata": {"a": object()}}, TypeError, "metadata is not valid JSON"),
+        ({"metadata": {"a": object()}}, TypeError, "metadata is not JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
         ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "is 'pixels', but rows have"),

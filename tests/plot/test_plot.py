@@ -185,7 +185,7 @@ def test_invalid_arguments_are_refused() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     with pytest.raises(ValueError, match=r"has no priorities. Use fbuf.plot.ages"):
         fbuf.plot.priorities(buffer, state)
-    with pytest.raises(ValueError, match=r"Write Evolution\('ages'\)"):
+    with pytest.raises(ValueError, match=r"Use Evolution\('ages'\)"):
         fbuf.plot.Evolution().record(buffer, state)
     with pytest.raises(ValueError, match="of is 'weights'; expected one of priorities, ages"):
         fbuf.plot.Evolution("weights")

@@ -1,4 +1,4 @@
-"""Makes the data set of a run: downloads and converts the pieces that are missing, and says which rows of which make it up."""
+"""Make the data set of a run: download and convert the missing dumps, and state which rows make it up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Listing = dict[int, dict[str, File]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks of a run. `call` is the name of the caller's function, for messages."""
+    """What a caller asks of a run. `call` is the caller's function, for messages."""
 
     call: str
     id: str
@@ -48,10 +48,10 @@ class Request:
 
 
 def get(ask: Request, then: Callable[[], Any]) -> Any:
-    """Make the data set at `ask.path` what was asked for. Return what `then` returns.
+    """Make the data set at `ask.path` what was asked for. Return the result of `then`.
 
-    Nothing is written, not even a lock, where it is that already: any number of processes may open it at the same time, also
-    where they may not write. Otherwise no other process can change it before `then` is done.
+    A complete data set is opened without a lock, so any number of processes may open it, read-only too. Otherwise no other
+    process can change it before `then` returns.
     """
     here = ask.download != "force" and ask.path.is_dir()
     if ask.download is False and not here:
@@ -73,7 +73,7 @@ def get(ask: Request, then: Callable[[], Any]) -> Any:
 
 
 def _complete(ask: Request, now: plan.There) -> plan.Whole | None:
-    """Return the data set that was asked for if all of its pieces are there; None if some are to be downloaded.
+    """Return the data set that was asked for if all of its dumps are stored; None if some must be downloaded.
 
     Raises:
       FileNotFoundError: some are missing, and download=False.
@@ -115,7 +115,7 @@ def _not_there(ask: Request, numbers: list[int]) -> str:
 
 
 def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
-    """Return the schema of pieces to come. Raises ValueError: those that are there have another codec."""
+    """Return the schema of new segments. Raises ValueError: stored ones have another codec."""
     asked = schema(ask.codec)
     if there is None or (ask.codec is not None and there["obs"].codec == asked["obs"].codec):
         return asked
@@ -128,7 +128,7 @@ def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
 
 
 def _bring(ask: Request) -> plan.Whole:
-    """Download and convert the pieces that are missing."""
+    """Download and convert the missing dumps."""
     now = plan.there(ask.call, ask.path) if ask.download is True else plan.There({}, None, None)
     rows = _check_codec(ask, now.schema)
     address = address_of(ask.call, ask.source)
@@ -150,7 +150,7 @@ def _bring(ask: Request) -> plan.Whole:
 
 
 def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:
-    """Convert pieces. Return those that were left out, and why; of them and of those not reached nothing stays."""
+    """Convert dumps. Return those that were skipped, and why; nothing of them and of unfinished ones stays."""
     unfinished = set(missing)
 
     def clean() -> None:
@@ -203,7 +203,7 @@ def _list(ask: Request, address: str) -> _Listing:
 
 
 def _folders(dataset_id: str, address: str) -> Iterator[str]:
-    """Yield where a run's files may be: in the bucket's folders, or what of them the address does not name already."""
+    """Yield where a run's files may be: the bucket's folders, or the part of them that the address does not name."""
     yield from (form.format(id=dataset_id) for form in FOLDERS)
     named, parts = address.split("/"), FOLDERS[1].format(id=dataset_id).split("/")
     for number in range(1, len(parts)):
@@ -212,7 +212,7 @@ def _folders(dataset_id: str, address: str) -> Iterator[str]:
 
 
 def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapping[str, File]) -> None:
-    """Raise ValueError if a piece that is there was made from other files than are listed now."""
+    """Raise ValueError if a stored dump was made from other files than are listed now."""
     for kind, file in listed.items():
         md5 = meta["files"].get(kind, {}).get("md5")
         if md5 is not None and file.md5 is not None and md5 != file.md5:
@@ -223,7 +223,7 @@ def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapp
 
 
 def _check_disk(ask: Request, missing: _Listing, arriving: int) -> None:
-    """Raise SpaceError if the disk has no room for the pieces, and for the files of those that arrive at the same time."""
+    """Raise SpaceError if the disk has too little room for the segments and for the files that arrive at the same time."""
     sizes = sorted((sum(file.size or 0 for file in files.values()) for files in missing.values()), reverse=True)
     needed = int(SHARE * sum(sizes)) + sum(sizes[:arriving])
     folder = next(path for path in (ask.path, *ask.path.parents) if path.exists())
@@ -248,7 +248,7 @@ def _spans(numbers: list[int]) -> str:
 
 
 def _explained(ask: Request, number: int, error: BaseException) -> Exception:
-    """Return the error of a piece, with its number and what to do."""
+    """Return the error of a dump, with its number and the remedy."""
     what = f"{ask.call}: piece {number} of {ask.id}"
     kept = f"Finished pieces stay at {ask.path}; call again to go on."
     if isinstance(error, FileCorrupted):
