@@ -304,7 +304,7 @@ def read_npy(
                     report(packed.tell() - at)
                     at = packed.tell()
             if content.read(1):
-                raise ValueError(f"goes on after its array of shape {list(found)}")
+                raise ValueError(f"has bytes after its array of shape {list(found)}")
             if report is not None:
                 report(packed.tell() - at)
     except Exception as error:  # what gzip, zlib and the parser of headers raise for bytes they cannot read

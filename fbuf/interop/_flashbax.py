@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
@@ -66,8 +67,6 @@ def from_flashbax(
     """
     source = _source(state, priorities, priority_exponent)
     if buffer is None and source.priority is not None:
-        from fbuf._buffer.presets import prioritized
-
         assert priority_exponent is not None
         rows = (source.steps if newest is None else min(newest, source.steps)) or 1
         buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)

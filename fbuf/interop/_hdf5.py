@@ -124,7 +124,7 @@ class Reader:
         return Column(shape[1:], dtype, read, shape[0])
 
     def about(self) -> bytes | None:
-        """Return the description of the file; None if there is none."""
+        """Return the description of the file, or None."""
         about = self._file.attrs.get(_ABOUT)
         return about.encode() if isinstance(about, str) else None
 

@@ -95,7 +95,7 @@ class Reader:
             self.columns[name] = _column(self._zip, f"{path}: member {name!r}", entry)
 
     def about(self) -> bytes | None:
-        """Return the description of the file; None if there is none."""
+        """Return the description of the file, or None."""
         column = self.columns.get(ABOUT)
         if column is None or column.dtype != np.uint8 or column.shape or column.rows > 2**26:
             return None

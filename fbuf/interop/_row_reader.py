@@ -106,8 +106,8 @@ class Reader:
 
     def flag(self, name: str) -> np.ndarray:
         """Return a boolean leaf of all rows, bool[T, E]; False where a lane has fewer."""
-        parts = [b.reshape(len(b), -1) for b in self.steps_of(name)]
-        return np.concatenate(parts) if parts else np.zeros((0, len(self.sizes)), bool)
+        empty = np.zeros((0, len(self.sizes)), bool)
+        return np.concatenate([empty, *(block.reshape(len(block), -1) for block in self.steps_of(name))])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf.interop._columns import Column, Fields, Source, check_count, read_json, refused
@@ -41,31 +42,31 @@ def from_torchrl(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
+    """Fill a buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
 
     Args:
-      path: What `ReplayBuffer.dumps(path)` wrote, of a `TensorStorage`, `LazyTensorStorage` or `LazyMemmapStorage` of
+      path: Folder of `ReplayBuffer.dumps(path)`, of a `TensorStorage`, `LazyTensorStorage` or `LazyMemmapStorage` of
         tensordicts or pytrees of tensors; or the folder of a `LazyMemmapStorage` (`scratch_dir`), with `rows=`.
-      buffer: The buffer to fill; None: one with room for just these rows, `Uniform` or, where there are priorities,
+      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, if there are priorities,
         `Prioritized` with torchrl's alpha and beta.
-      lanes: E of a storage with `ndim=2`, where the dump's counts do not say it.
-      rows: How many rows (a lane) are written, where the folder does not say it.
-      cursor: Where the next row would have gone, where the folder does not say it or says it wrong.
-      priorities: False: leave them.
+      lanes: E of a storage with `ndim=2`, if the dump's counts do not state it.
+      rows: Number of rows (per lane) written, if the folder does not state it.
+      cursor: Slot of the next row, if the folder does not state it or states a wrong one.
+      priorities: False: ignore the priorities.
       fields: `{name there: name here}` ("next/reward" is a name there); "ted": `interop.TED`, each observation once and
-        scalars without their last axis; None: all but `index`, where torchrl's writer puts slots.
+        scalars without their last axis; None: all but `index`, the slots of torchrl's writer.
       dtypes, newest, progress: As for `from_arrays`.
     Returns:
       The buffer, and its state.
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: sizes, counts, names or dtypes that do not agree or are not known; what is no array, or lies in a pickle,
+      ValueError: sizes, counts, names or dtypes are unknown or contradict one another; a leaf is not an array, or is pickled,
         unless `fields` leaves it out; else as `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB. Transforms of torchrl's buffer are not applied.
+    Cost: O(N), in blocks of about 8 MiB. Transforms of torchrl's buffer are not applied.
 
     Example:
       >>> import fbuf, json, numpy as np, pathlib, tempfile
-      >>> with tempfile.TemporaryDirectory() as dump:  # as rb.dumps(dump) leaves it, of a ring of 4 places
+      >>> with tempfile.TemporaryDirectory() as dump:  # as rb.dumps(dump) writes it, of a ring of 4 slots
       ...     folder = pathlib.Path(dump, "storage")
       ...     folder.mkdir()
       ...     size = folder.joinpath("action.memmap").write_bytes(np.array([4, 5, 2, 3]).tobytes())
@@ -76,11 +77,9 @@ def from_torchrl(
       [2, 3, 4, 5]
     """
     source, numbers = _source(Path(path), lanes, rows, cursor, priorities)
-    if fields is None and (dropped := source.columns.keys() - {"index"}):
-        fields = [name for name in source.columns if name in dropped]
+    if fields is None:
+        fields = [name for name in source.columns if name != "index"] or None
     if buffer is None and source.priority is not None:
-        from fbuf._buffer.presets import prioritized
-
         held = (source.steps if newest is None else min(newest, source.steps)) or 1
         alpha, beta = numbers
         buffer = prioritized(held * (source.lanes or 1), alpha, beta, lanes=source.lanes)
@@ -120,14 +119,11 @@ def _source(
     lanes, steps = _counts(storage, batch, room, lanes, rows, stated, written.get("write_count"))
     oldest = _oldest(writer, steps, room, written, cursor)
     lead = 1 if lanes is None else 1 + _axes(batch, arrays, lanes)
-    columns: dict[str, Column] = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, str):
-            columns[name] = refused(leaf)
-            continue
-        file, dtype, shape = leaf
+    columns = {name: refused(leaf) for name, leaf in leaves.items() if isinstance(leaf, str)}
+    for name, (file, dtype, shape) in arrays.items():
         reader = RingFile(file, dtype, shape, oldest, () if lanes is None else (lanes,), shape[lead:])
         columns[name] = Column(shape[lead:], dtype, reader)
+    columns = {name: columns[name] for name in leaves}
     at = (oldest + np.arange(steps)) % max(room, 1)
     priority, numbers = _priorities(path / "sampler", room * (lanes or 1)) if priorities else (None, (0.6, 0.4))
     if priority is not None:

@@ -152,8 +152,7 @@ def unpack(text: str, shape: tuple[int, ...], dtype: str = "uint8") -> Frame:
     """Return the frame of a text of `pack`. Raises ValueError: the text is damaged."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
-        decoder = zlib.decompressobj()
-        data = decoder.decompress(base64.b85decode(text), size + 1)
+        data = zlib.decompressobj().decompress(base64.b85decode(text), size + 1)
     except zlib.error as error:
         raise ValueError(f"a frame is damaged ({error})") from None
     if len(data) != size:

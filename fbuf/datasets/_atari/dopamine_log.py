@@ -67,17 +67,8 @@ def ring(number: int, capacity: int, add_count: int, invalid_range: np.ndarray[A
         before = Part(head, capacity, add_count - capacity, True)
     elif number > 0:
         before = Part(capacity - 1, capacity, None, False)
-    return Ring(
-        capacity,
-        add_count,
-        head,
-        full,
-        before,
-        main,
-        len(named) - horizon if fits else None,
-        horizon if fits else None,
-        frozenset() if fits else frozenset(named),
-    )
+    ring_ = Ring(capacity, add_count, head, full, before, main, None, None, frozenset(named))
+    return ring_._replace(stack=len(named) - horizon, horizon=horizon, cuts=frozenset()) if fits else ring_
 
 
 def in_order(of: Ring) -> np.ndarray[Any, Any]:

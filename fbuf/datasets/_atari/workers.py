@@ -75,16 +75,15 @@ def run_jobs(
                 raise _ReportFailed from error
 
         for job in jobs:
+            failure: BaseException | None = None
             try:
                 run(job, checked)
             except _ReportFailed as wrapped:
-                cause = wrapped.__cause__
-                assert cause is not None
-                raise cause from cause.__cause__
+                assert wrapped.__cause__ is not None
+                raise wrapped.__cause__ from wrapped.__cause__.__cause__
             except Exception as error:
-                yield job, error
-            else:
-                yield job, None
+                failure = error
+            yield job, failure
         return
     context = multiprocessing.get_context("spawn")
     alive, stop = context.Pipe(duplex=False)
@@ -100,8 +99,8 @@ def run_jobs(
                 report(now - reported)
                 reported = now
             for future in done:
-                failure = future.exception()
-                yield waiting.pop(future), WorkerEnded() if isinstance(failure, BrokenExecutor) else failure
+                failed = future.exception()
+                yield waiting.pop(future), WorkerEnded() if isinstance(failed, BrokenExecutor) else failed
     except BaseException:
         stop.close()
         raise
