@@ -204,11 +204,11 @@ def test_invalid_arguments_are_refused() -> None:
         fbuf.plot.ages(buffer, state, ax=3)
     with pytest.raises(TypeError, match=r"figure is int; expected a matplotlib Figure"):
         fbuf.plot.overview(buffer, state, figure=3)
-    with pytest.raises(TypeError, match=r"batch is int; expected a Sample\. .* number=6"):
+    with pytest.raises(TypeError, match=r"batch is int; expected a Sample"):
         fbuf.plot.frames(buffer, state, batch=6)  # type: ignore[arg-type]
     mixture = fbuf.Mixture({"old": buffer})
     mixed = mixture.init({"old": state})
-    with pytest.raises(TypeError, match=r"one by one: plot\.ages\(mixture\['old'\], state\['old'\]\)"):
+    with pytest.raises(TypeError, match=r"Plot its buffers: plot\.ages\(mixture\['old'\], state\['old'\]\)"):
         fbuf.plot.ages(mixture, mixed)  # type: ignore[arg-type]
     fbuf.plot.ages(mixture["old"], mixed["old"], ax=axes())
     with pytest.raises(TypeError, match="the state is traced"):

@@ -247,10 +247,10 @@ def test_descriptions_that_name_code_are_refused(tmp_path: Path) -> None:
     about = json.loads((folder / "data/metadata.json").read_text())
     del about["observation_space"]  # minari would import the environment
     (folder / "data/metadata.json").write_text(json.dumps(about | {"env_spec": "this is not read"}))
-    with pytest.raises(ValueError, match="has no observation_space, as those of early Minari"):
+    with pytest.raises(ValueError, match="has no observation_space; expected one"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours")
     (folder / "data/metadata.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="nested too deep|is not valid JSON"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -311,7 +311,7 @@ def test_a_data_set_is_converted_once(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     assert fbuf.datasets.minari("test/plain-v0", view=ROW, **where)[0] == buffer  # what was converted is enough
     write(tmp_path / "minari", "test/plain-v0", made("plain", seed=1), "plain", "hdf5", dataset_size=7)
-    with pytest.raises(ValueError, match="was converted from another state of the data set"):
+    with pytest.raises(ValueError, match="was converted before the Minari data set changed"):
         fbuf.datasets.minari("test/plain-v0", **where)
 
 
