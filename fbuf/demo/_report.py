@@ -175,7 +175,8 @@ def _style(axes: Any, title: str, x: str) -> None:
     axes.tick_params(labelsize=9, colors=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
 
 
 def _draw_scores(axes: Any, result: Result) -> None:
