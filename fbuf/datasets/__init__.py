@@ -1,8 +1,8 @@
-"""Data sets on the disk as frozen buffers: `open` one, look at it with `info`, check it with `verify`, `delete` it.
+"""Data sets on disk as frozen buffers: `open`, `info`, `verify`, `delete`.
 
-The rows stay in the files, compressed, and are read inside jit; all views and samplers work on them. `atari_dqn` brings the
-runs of the DQN replay data set that `available` lists, `minari` those of Minari, `from_arrays` one's own; `preprocess`
-makes another of each. `python -m fbuf datasets` does much of it from the command line.
+Rows stay compressed in their files and are read inside jit; every view and sampler works. `atari_dqn` downloads runs of the
+DQN replay data set (`available` lists them), `minari` converts Minari's, `from_arrays` your own, and `preprocess` maps a
+function over one. `python -m fbuf datasets` offers them on the command line.
 """
 
 from fbuf.datasets._arrays.from_arrays import from_arrays

@@ -1,4 +1,4 @@
-"""What a data set is, whether it is whole, and how it is removed."""
+"""Describe, verify and delete a data set."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from typing import Any
 
 from fbuf._bridge import lifetime
 from fbuf._formats import dataset
-from fbuf.datasets._atari.workers import ARRIVALS
-from fbuf.datasets._lock import held
+from fbuf.datasets._atari.workers import DOWNLOADS
+from fbuf.datasets._lock import exclusive
 
-_LINE = 200
+_CALL = "fbuf.datasets.delete"
+_LINE = 200  # characters
 
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """A data set, in numbers; prints as a table.
+    """The figures of a data set; prints as a table.
 
     Attributes:
       path: Its folder.
       finished: Whether it can be opened.
-      rows: Rows it has; of one that is not finished those of its pieces.
-      pieces: By number: rows used, rows there, bytes on disk.
-      disk: Bytes of all files of its pieces.
-      raw: Bytes of its rows, each leaf as it is.
+      rows: Its rows; if unfinished, the rows of its segments.
+      pieces: By number of the segment: rows used, rows stored, bytes on disk.
+      disk: Bytes of all files of its segments.
+      raw: Bytes of its rows uncompressed.
       leaves: `"uint8[84, 84]"` by name.
-      beside: Pieces that are there and not used.
-      meta: What was kept with it.
+      beside: Segments that are stored but not used.
+      meta: The metadata stored with it.
     """
 
     path: str
@@ -55,23 +56,23 @@ class Info:
         state = "" if self.finished else " (not finished)"
         lines = [
             f"{self.path}{state}",
-            f"  rows        {self.rows:,} in {len(self.pieces)} pieces",
+            f"  rows        {self.rows:,} in {len(self.pieces)} segments",
             f"  on disk     {self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row",
             f"  raw         {self.raw:,} bytes, {self.ratio:.1f} times as many",
             f"  leaves      {', '.join(f'{name} {text}' for name, text in self.leaves.items())}",
         ]
         if self.beside:
-            lines.append(f"  not used    pieces {', '.join(map(str, self.beside))}")
-        lines += [f"  {_plain(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
+            lines.append(f"  not used    segments {', '.join(map(str, self.beside))}")
+        lines += [f"  {_printable(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
         return "\n".join(lines)
 
 
 def info(path: str | os.PathLike[str]) -> Info:
-    """What a data set is, finished or not.
+    """Return the figures of a data set, finished or not.
 
     Raises:
-      FileNotFoundError: there is none at `path`. StoreCorrupted: what says what it is is damaged.
-    Cost: the manifests of its pieces.
+      FileNotFoundError: there is no data set at `path`. StoreCorrupted: its manifest is damaged.
+    Cost: reads the manifests of its segments.
 
     Example:
       >>> import fbuf, numpy as np, tempfile
@@ -83,48 +84,44 @@ def info(path: str | os.PathLike[str]) -> Info:
       100
     """
     base = dataset.root(path)
-    there = dataset.committed(base)
+    found = dataset.committed(base)
+    pieces = {number: (segment.rows, segment.rows, segment.nbytes) for number, segment in found.items()}
+    finished, meta = False, {}
     try:
-        manifest: dataset.Manifest | None = dataset.load(base)
+        manifest = dataset.load(base)
     except FileNotFoundError:
-        if not there:
+        if not found:
             raise
-        manifest = None
-    pieces: dict[int, tuple[int, int, int]] = {}
-    if manifest is None:
-        finished = False
-        pieces = {number: (piece.rows, piece.rows, piece.nbytes) for number, piece in there.items()}
-        schema = next(iter(there.values())).schema
+        schema = next(iter(found.values())).schema
     else:
-        finished = True
-        schema = manifest.schema
-        for part in manifest.segments:
-            piece = there.get(part.number)
-            if piece is None or piece.save != part.save:
-                finished = False
-                pieces[part.number] = (part.rows, 0, 0)
-            else:
-                pieces[part.number] = (part.rows, piece.rows, piece.nbytes)
+        schema, meta = manifest.schema, manifest.meta
+        current = {
+            n: size
+            for n, size in pieces.items()
+            if (n, found[n].save) in {(p.number, p.save) for p in manifest.segments}
+        }
+        finished = all(part.number in current for part in manifest.segments)
+        pieces = {part.number: (part.rows, *current.get(part.number, (0, 0, 0))[1:]) for part in manifest.segments}
     rows = sum(used for used, _, _ in pieces.values())
     return Info(
         path=base,
         finished=finished,
         rows=rows,
         pieces=pieces,
-        disk=sum(piece.nbytes for piece in there.values()),
+        disk=sum(segment.nbytes for segment in found.values()),
         raw=rows * schema.row_bytes,
         leaves=schema.texts,
-        beside=tuple(number for number in there if number not in pieces),
-        meta={} if manifest is None else manifest.meta,
+        beside=tuple(number for number in found if number not in pieces),
+        meta=meta,
     )
 
 
 def verify(path: str | os.PathLike[str]) -> None:
-    """Reads every byte of a data set, and compares it with what was written.
+    """Read every byte of a data set and compare its checksums.
 
     Raises:
-      FileNotFoundError: there is none, or it is not finished, or a piece is missing.
-      StoreCorrupted: something is damaged; the error says which piece, and what to do.
+      FileNotFoundError: there is no data set, or it is unfinished, or a segment is missing.
+      StoreCorrupted: the data set is damaged; the error names the segment and the remedy.
     Cost: each byte is read once. Memory: as for opening it.
 
     Example:
@@ -139,14 +136,11 @@ def verify(path: str | os.PathLike[str]) -> None:
 
 
 def delete(path: str | os.PathLike[str]) -> None:
-    """Removes a data set, finished or not: its pieces, and what says that it is one. Asks nothing.
-
-    Other files in the folder stay, and then the folder too.
+    """Remove a data set, finished or not, without confirmation. Other files in its folder stay.
 
     Raises:
       FileNotFoundError: there is no data set at `path`.
-      BlockingIOError: it is open in this process: some state of it is alive, or a computation is pending; or another process
-        is making it.
+      BlockingIOError: it is open in this process (by a live state or a pending computation), or another process is making it.
       OSError: a file cannot be removed.
 
     Example:
@@ -160,35 +154,28 @@ def delete(path: str | os.PathLike[str]) -> None:
     """
     base = dataset.root(path)
     if not dataset.is_dataset(base):
-        raise FileNotFoundError(
-            errno.ENOENT, f"fbuf.datasets.delete: there is no data set at {base}; nothing was removed. Give its folder."
-        )
-    if dataset.is_open(base):  # perhaps by states that nobody can reach any more
+        raise FileNotFoundError(errno.ENOENT, f"{_CALL}: there is no data set at {base}; nothing was removed")
+    if dataset.is_open(base):  # perhaps by unreachable states
         gc.collect()
         lifetime.sweep()
     if dataset.is_open(base):
-        raise BlockingIOError(
-            errno.EWOULDBLOCK,
-            f"fbuf.datasets.delete: {base} is open in this process; nothing was removed. Let go of its states first: "
-            f"del buffer, state.",
-        )
-    with held("fbuf.datasets.delete", Path(base), patience=0):
-        shutil.rmtree(os.path.join(base, ARRIVALS), ignore_errors=True)
+        text = f"{_CALL}: {base} is open in this process; nothing was removed. Drop its states: del buffer, state."
+        raise BlockingIOError(errno.EWOULDBLOCK, text)
+    with exclusive(_CALL, Path(base), patience=0):
+        shutil.rmtree(os.path.join(base, DOWNLOADS), ignore_errors=True)
         dataset.remove(base)
-    with contextlib.suppress(OSError):  # something else lies there
+    with contextlib.suppress(OSError):  # not empty
         os.rmdir(base)
 
 
 def _short(key: str, value: Any) -> str:
-    """A value on a line."""
-    text = _plain(str(value))
+    """Return a value as one line."""
+    text = _printable(str(value))
     if len(text) <= _LINE:
         return text
-    if isinstance(value, (list, dict)):
-        return f"{len(value)} entries: .meta[{key!r}]"
-    return text[: _LINE - 3] + "..."
+    return f"{len(value)} entries: .meta[{key!r}]" if isinstance(value, (list, dict)) else text[: _LINE - 3] + "..."
 
 
-def _plain(text: str) -> str:
-    """Text that does nothing to a terminal."""
+def _printable(text: str) -> str:
+    """Escape control characters, which a terminal would obey."""
     return text if text.isprintable() else repr(text)

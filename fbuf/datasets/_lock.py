@@ -1,4 +1,4 @@
-"""One process at a time makes a data set: a lock on a file beside its pieces, which ends with the process at the latest."""
+"""Let one process at a time make a data set: a lock file in its folder, released with the process at the latest."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from pathlib import Path
 
 from fbuf._host.io import lock
 
-_PATIENCE = 2.0  # seconds: another process may have no more to write than what the data set is made of
+_PATIENCE = 2.0  # seconds; the other process may be writing its last file
 NAME = "lock"
 
 
 @contextlib.contextmanager
-def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
-    """Hold the lock of the data set at `path`, whose folder is made.
+def exclusive(call: str, path: Path, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock of the data set at `path`; make its folder if needed.
 
-    Its file goes with it, and so do folders that were made for it and in which nothing came to lie: nothing is left of a data
-    set that is deleted, or of one that was never begun.
+    The lock file is removed afterwards, and so are folders made for it that stayed empty.
 
     Raises:
       BlockingIOError: another process makes this data set; the text names it.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     until = time.monotonic() + (_PATIENCE if patience is None else patience)
-    fd = -1
-    while fd < 0:
-        fd = _taken(call, path, until)
+    while (fd := _try_lock(call, path, until)) is None:
+        pass
     try:
         lock.sign(fd)
         yield
@@ -36,22 +34,23 @@ def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / NAME)
         os.close(fd)
-        with contextlib.suppress(OSError):  # of the first that is not empty
+        with contextlib.suppress(OSError):  # the first that is not empty
             for folder in made:
                 folder.rmdir()
 
 
-def _taken(call: str, path: Path, until: float) -> int:
-    """The lock's descriptor; -1: another has removed the file, or the folder, meanwhile."""
+def _try_lock(call: str, path: Path, until: float) -> int | None:
+    """Return the lock's descriptor; None: another process removed the file, or the folder, meanwhile."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
-        return -1
-    try:
+        return None
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, fd)
         while True:
             try:
-                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or pass another root=.")
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
@@ -59,9 +58,6 @@ def _taken(call: str, path: Path, until: float) -> int:
                 time.sleep(0.05)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path / NAME), os.fstat(fd)):
+                on_failure.pop_all()
                 return fd
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return -1
+    return None

@@ -1,8 +1,8 @@
-"""Minari data sets, read by the `minari` package.
+"""Convert Minari data sets, read by the `minari` package.
 
 An episode of T steps has T + 1 observations. Its rows are the T steps; the observation after each is compared with that of
-the next row and kept where the episode ends, as flat arrays are (`_episodes`). A piece holds whole episodes. What JAX holds
-by default is stored: float64, which Minari's rewards always are, becomes float32, and 64-bit integers 32-bit ones.
+the next row and stored where the episode ends (`_arrays/episodes.py`). A segment holds whole episodes. 64-bit values become
+32-bit ones by default, as JAX holds them; Minari's rewards are always float64.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from fbuf._host.codecs.base import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.episodes import NEXT, under
+from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.datasets._arrays.from_arrays import opened
-from fbuf.datasets._arrays.rows import Settings, columns_of, planned, taken
-from fbuf.datasets._arrays.segments import Work, check_workers, rows_a_piece, write
+from fbuf.datasets._arrays.rows import Settings, choose_columns, columns_of, plan_rows
+from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
 from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
 from fbuf.torch._dtypes import NARROW
+from fbuf.torch._tensordict import under
 
 _CALL = "minari"
 _VARIABLE = "MINARI_DATASETS_PATH"
@@ -55,35 +56,36 @@ def minari(
     workers: int = 0,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """Open a Minari data set as a frozen buffer; the first time it is converted.
+    """Open a Minari data set as a frozen buffer; the first call converts it.
 
     Rows are steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `final_obs`, the observation after an
-    episode's last step (zeros in other rows). Dicts stay dicts, tuples become dicts of "0", "1", .... An episode that just
-    stops is truncated. The `minari` package reads its files (`pip install "fbuf[minari]"`).
+    episode's last step (zeros in other rows). Dicts stay dicts; tuples become dicts of "0", "1", .... An episode without an
+    end is truncated. The `minari` package reads the files (`pip install "fbuf[minari]"`).
 
     Args:
-      id: As Minari has it, "D4RL/door/human-v2"; or the path of a data set's folder.
-      root: Where converted data sets lie, this one at `<root>/minari/<id>`; None: `$FBUF_DATASETS`, or ~/.cache/fbuf/datasets.
-      source: Where Minari's lie; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
-      download: False: a missing data set is an error. True: it is downloaded first. "force": it is downloaded and converted
-        again, whatever is there.
+      id: Minari's id, "D4RL/door/human-v2"; or the path of a data set's folder.
+      root: Folder of converted data sets, this one at `<root>/minari/<id>`; None: `$FBUF_DATASETS`, or
+        ~/.cache/fbuf/datasets.
+      source: Folder of Minari's data sets; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
+      download: False: a missing data set is an error. True: download it first. "force": download and convert it again.
       skip: Leaves or subtrees to leave out, by their names here, such as text: ("obs/mission",).
-      infos: Infos to take as well, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info that came with its
-        observation; where Minari has one for each step only, that of its step.
-      dtypes: `{name: dtype}`, where another is wanted than what JAX holds by default: float64 becomes float32, 64-bit integers
-        32-bit ones (an error where one does not fit).
+      infos: Infos to include, such as ("qpos", "success"): leaves `infos/qpos`. A row has the info of its observation; if
+        Minari has one per step only, that of its step.
+      dtypes: `{name: dtype}`, in place of the 32-bit defaults for float64 and 64-bit integers (an error where one does not
+        fit).
       codec, piece_rows, workers, progress: As for `from_arrays`.
       view, sampler: Of the buffer; None: `Transition(final_observation="final_obs")`, and `Uniform`.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open`.
     Raises:
-      FileNotFoundError: it is not there.
+      FileNotFoundError: the data set is missing.
       ImportError: minari, or a package that it needs for these files, is missing.
-      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several shapes; it
-        was converted before with other settings, or has changed since.
-      FileExistsError: something else lies where it would be converted to.
-    Cost: converting reads every episode once; an episode is in memory at a time, one for each of `workers`. What an
-      interruption leaves is used by the next call.
+      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several
+        shapes; it
+        was converted with other settings, or has changed since.
+      FileExistsError: the folder to write exists and is not a data set.
+    Cost: converting reads every episode once, with one episode per worker in memory. The next call completes an
+      interrupted one.
 
     Example:
       >>> import fbuf
@@ -112,8 +114,7 @@ def minari(
             return opened(path, view, sampler)
         if not download:
             raise FileNotFoundError(
-                f"{_CALL}: there is no data set '{name}' at {folder}. Run minari download {name}, or pass download=True; if it "
-                f"is elsewhere, name the folder where Minari keeps its own: source=."
+                f"{_CALL}: there is no data set '{name}' at {folder}. Pass download=True, or name Minari's folder: source=."
             )
         _download(name, folder, source, force=False)
     if there:
@@ -125,15 +126,13 @@ def minari(
 
 
 def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) -> tuple[str, Path]:
-    """The id, and the folder of its metadata.json."""
+    """Return the id, and the folder of its metadata.json."""
     text = os.fspath(id)
     if not isinstance(id, str) or text.startswith(("/", "./", "../", "~")):
         folder = Path(text).expanduser()
         folder = folder if (folder / "metadata.json").is_file() else folder / "data"
         if not (folder / "metadata.json").is_file():
-            raise FileNotFoundError(
-                f"{_CALL}: there is no Minari data set at {text}; expected a folder with data/metadata.json."
-            )
+            raise FileNotFoundError(f"{_CALL}: {text} is not a Minari data set; expected data/metadata.json in it.")
         named = read_json(folder / "metadata.json").get("dataset_id")
         return check_name(_CALL, str(named or Path(text).resolve().name)), folder
     base = source if source is not None else os.environ.get(_VARIABLE, "~/.minari/datasets")
@@ -141,22 +140,19 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
 
 
 def _check_same(path: Path, settings: str, mark: str | None) -> None:
-    """Raise ValueError unless what was converted is what is asked for now."""
+    """Raise ValueError unless the converted data set has these settings and source."""
     meta = load(path).meta
+    what = ""
     if meta.get("settings") != settings:
-        raise ValueError(
-            f"{_CALL}: {path} was converted with {meta.get('settings')}; expected {settings}. Make room: "
-            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
-        )
-    if mark is not None and meta.get("mark") != mark:
-        raise ValueError(
-            f"{_CALL}: {path} was converted from another state of the data set than lies there now. Make room: "
-            f"fbuf.datasets.delete({str(path)!r}), or choose another root=."
-        )
+        what = f"was converted with {meta.get('settings')}; expected {settings}"
+    elif mark is not None and meta.get("mark") != mark:
+        what = "was converted before the Minari data set changed"
+    if what:
+        raise ValueError(f"{_CALL}: {path} {what}. Run fbuf.datasets.delete({str(path)!r}), or pass another root=.")
 
 
 def _mark(folder: Path) -> str:
-    """Of the description: another data set, or another state of this one, has another."""
+    """Return a checksum of the description, which identifies the state of the data set."""
     return f"minari {zlib.crc32((folder / 'metadata.json').read_bytes()):08x}"
 
 
@@ -190,19 +186,18 @@ def _reading(what: str) -> Iterator[None]:
         raise ImportError(f'{_CALL}: {what} needs more ({error}). Run pip install "fbuf[minari]".') from None
     except Exception as error:  # of h5py, pyarrow, Pillow, JSON, and what minari asserts
         raise ValueError(
-            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, its writer did not finish, "
-            f"or it is of another version of Minari."
+            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, unfinished, or of another "
+            f"version of Minari."
         ) from error
 
 
 def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence[str], asked: str) -> Work:
-    """What is to be written. Raises what is wrong with the description, the leaves and the episodes' lengths."""
+    """Return the work of writing the rows. Raises errors of the description, the leaves and the episodes' lengths."""
     about, mark = read_json(folder / "metadata.json"), _mark(folder)
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
             raise ValueError(
-                f"{_CALL}: {folder}/metadata.json has no {name}, as those of early Minari; expected one. Make the data set "
-                f"again with a later Minari, or read its arrays: fbuf.datasets.from_arrays."
+                f"{_CALL}: {folder}/metadata.json has no {name}; expected one, as of a later Minari. Use from_arrays."
             )
     package = _package()
     with _reading(f"{folder}"):
@@ -211,8 +206,8 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
         steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
     if sum(steps) != total or not total:
         raise ValueError(
-            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}, as metadata.json "
-            f"says. Its writer did not finish, or it is damaged."
+            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'} by metadata.json. "
+            f"It is unfinished or damaged."
         )
 
     def read(episode: int) -> dict[str, Column]:
@@ -225,17 +220,17 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     dtypes |= settings.dtypes or {}
     dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
     settings = dataclasses.replace(settings, dtypes=dtypes)
-    plan = planned(_CALL, taken(_CALL, first, settings)[0], settings)
+    plan = plan_rows(_CALL, choose_columns(_CALL, first, settings)[0], settings)
     del first
-    pieces = _whole_episodes(steps, rows_a_piece(_CALL, settings.piece_rows, plan.schema))
+    pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
     def rows(piece: int) -> Iterator[Block]:
         for episode in pieces[piece]:
             if steps[episode]:
                 where = f"{_CALL}: episode {episode}"
-                columns, length = taken(where, read(episode), settings)
+                columns, length = choose_columns(where, read(episode), settings)
                 plan.check(f"{where}:", columns)
-                yield from plan.ends.finished(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
+                yield from plan.ends.mark_blocks(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
 
     kept = {name: about[name] for name in _KEPT if name in about}
     return Work(
@@ -248,7 +243,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
 
 
 def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: Sequence[str]) -> dict[str, Column]:
-    """Leaves of an episode to take, and `next_obs`, each of as many rows as there are steps."""
+    """Return the leaves of an episode to store, and `next_obs`, each with one row per step."""
     ends = {"terminated": episode.terminations, "truncated": episode.truncations}
     found = columns_of(where, _dicts({"obs": episode.observations, "action": episode.actions}))
     if unknown := [name for name in skip if not under(name, found)]:
@@ -271,10 +266,7 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
             raise ValueError(f"{where}: {column.refused} Leave it out of infos.")
         seen = name in under("obs", [name])
         if column.rows != steps + seen and not (name in recorded and column.rows == steps + 1):
-            raise ValueError(
-                f"{where}: leaf '{name}' has {column.rows} values; expected {steps + seen}, as {steps} steps have {steps + 1} "
-                f"observations."
-            )
+            raise ValueError(f"{where}: leaf '{name}' has {column.rows} values; expected {steps + seen}.")
         out[name] = dataclasses.replace(column, rows=steps)
         if seen:
             out[NEXT + name[len("obs") :]] = dataclasses.replace(out[name], read=functools.partial(_next, column))
@@ -286,14 +278,14 @@ def _next(column: Column, first: int, last: int) -> Any:
 
 
 def _dicts(value: Any) -> Any:
-    """Nested dicts, where Minari has tuples too."""
+    """Return nested dicts, with Minari's tuples as dicts."""
     if isinstance(value, tuple):
         value = {str(number): part for number, part in enumerate(value)}
     return {name: _dicts(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _whole_episodes(steps: Sequence[int], size: int) -> list[range]:
-    """Runs of episodes with at least `size` rows each, but the last."""
+    """Return runs of episodes with at least `size` rows each, but the last."""
     out, begin, rows = [], 0, 0
     for episode, number in enumerate(steps):
         rows += number

@@ -1,4 +1,4 @@
-"""`open`: the buffer of a data set on the disk, and its state."""
+"""`open`: the frozen buffer of a data set on disk, and its state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _info
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import path_of
+from fbuf.datasets._arrays.segments import to_path
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
+from fbuf.torch._dtypes import NARROW
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 
-_MANY = 1 << 30
-"""Rows of a data set of which nothing is known yet."""
+_MANY = 1 << 30  # rows of a data set that does not exist yet
 
 
 def open(
@@ -42,22 +42,22 @@ def open(
     memory: int = 1 << 28,
     cache: int = 0,
 ) -> tuple[Buffer, BufferState]:
-    """A data set as a read-only buffer: every verb that reads, every view and sampler, inside jit.
+    """Open a data set as a read-only buffer for every reading method, view and sampler, inside jit.
 
     Args:
-      path: Its folder, which must stay where it is while the state is used.
-      view: What a drawn row means; None: `views.Row()`. Another one later: `buffer.convert(other, state)`.
-      sampler: How rows are drawn; None: `samplers.Uniform()`.
-      verify: "lazy": each part of the files is checked as it is read. "full": all of it now.
+      path: Its folder, which must not move while the state is used.
+      view: The view; None: `views.Row()`. Change it later by `buffer.convert(other, state)`.
+      sampler: The sampler; None: `samplers.Uniform()`.
+      verify: "lazy": check each part of the files when it is read. "full": check all now.
       prefetch, batch_size, episode_end, on_read: As for `Buffer`.
       memory, cache: As for `storages.DataSet`.
     Returns:
       The buffer and its state.
     Raises:
-      FileNotFoundError: there is no data set, or it is not finished.
+      FileNotFoundError: there is no data set, or it is unfinished.
       StoreCorrupted: it is damaged.
-      ValueError: rows lack what the view or the sampler reads; or a leaf has 64 bits and x64 is off.
-    Cost: some 30 ms for a million Atari frames, and as much for the anchors of a view that looks at neighbours.
+      ValueError: rows lack leaves that the view or the sampler reads; or a leaf has 64 bits and x64 is off.
+    Cost: about 30 ms for a million Atari frames, and the same for the anchors of a view that reads neighbours.
 
     Example:
       >>> import fbuf, jax, numpy as np, tempfile
@@ -75,8 +75,7 @@ def open(
     about = dataset.load(path)
     storage = DataSet(dataset.root(path), memory=memory, cache=cache)
     settings: dict[str, Any] = {"episode_end": episode_end, "prefetch": prefetch, "batch_size": batch_size}
-    settings["on_read"] = on_read
-    buffer = _buffer(about.rows, storage, view, sampler, **settings)
+    buffer = _buffer(about.rows, storage, view, sampler, on_read=on_read, **settings)
     return buffer, buffer.init(example(about.schema))
 
 
@@ -92,12 +91,12 @@ def check(
     schema: dataset.Schema | None = None,
     **settings: Any,
 ) -> None:
-    """Raises, before a data set is written, what `open` would raise of a view or a sampler that do not go with it.
+    """Raise, before a data set is written, what `open` would raise for its view and sampler.
 
     Args:
-      view: None: whichever view is the default then, `Transition` goes with all that another one goes with.
-      schema: Of the rows, where it is known.
-      settings: Others of `open`, as they go to `Buffer`.
+      view: None: the default view; `Transition` fits wherever another default does.
+      schema: Of the rows, if known.
+      settings: Other arguments of `open`, as for `Buffer`.
     """
     if view is None:
         view = Transition() if schema is None else default_view(schema.names, _MANY)
@@ -107,50 +106,42 @@ def check(
 
 
 def example(schema: dataset.Schema) -> PyTree:
-    """One row of a data set, as shapes.
+    """Return one row of a data set, as shapes.
 
     Raises:
-      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: names of leaves are not those that its structure gives.
+      ValueError: x64 is off, and a leaf has 64 bits. StoreCorrupted: the leaves do not fit the structure.
     """
     leaves: dict[str, Any] = {}
     for leaf in schema.leaves:
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             raise ValueError(
-                f"fbuf.datasets: leaf '{leaf.name}' is {leaf.dtype}, but x64 is off; expected it on. Write "
-                f"jax.config.update('jax_enable_x64', True), or make the data set with {_half(leaf.dtype.name)}."
+                f"fbuf.datasets: leaf '{leaf.name}' is {leaf.dtype}, but x64 is off; expected it on. Call "
+                f"jax.config.update('jax_enable_x64', True), or make the data set with {NARROW[leaf.dtype.name]}."
             )
         leaves[leaf.name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
     try:
-        row = _held(schema.structure, leaves)
-        same = named_leaves(row) == leaves
+        if schema.structure is None:
+            row = leaves[""] if list(leaves) == [""] else nested(leaves)
+        else:
+            row = row_schema.decode(schema.structure).unflatten(leaves.values())
+        if named_leaves(row) == leaves:
+            return row
     except (ValueError, TypeError):
-        same = False
-    if not same:
-        raise StoreCorrupted(
-            f"fbuf.datasets: rows have the leaves {', '.join(leaves)}, which no row holds as the data set says "
-            f"({str(schema.structure)[:200]}); expected the names of its places. Make it again."
-        )
-    return row
-
-
-def _held(structure: Any, leaves: dict[str, Any]) -> PyTree:
-    if structure is not None:
-        return row_schema.decode(structure).unflatten(leaves.values())
-    return leaves[""] if list(leaves) == [""] else nested(leaves)
-
-
-def _half(name: str) -> str:
-    return {"complex128": "complex64"}.get(name, name.replace("64", "32"))
+        pass
+    raise StoreCorrupted(
+        f"fbuf.datasets: leaves {', '.join(leaves)} do not fit the structure {str(schema.structure)[:200]}. "
+        f"The data set is damaged: make it again."
+    )
 
 
 def default_root() -> Path:
-    """`$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
-    if given := os.environ.get("FBUF_DATASETS"):
-        return Path(given).expanduser()
+    """Return `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets` (or below `$XDG_CACHE_HOME`)."""
+    if root := os.environ.get("FBUF_DATASETS"):
+        return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fbuf" / "datasets"
 
 
 def root_of(call: str, root: str | os.PathLike[str] | None) -> Path:
-    """The folder given, or the default one. Raises TypeError: it is no path."""
-    return (default_root() if root is None else path_of(call, "root", root, "or None for the default one")).absolute()
+    """Return the folder passed, or the default. Raises TypeError: it is not a path."""
+    return (default_root() if root is None else to_path(call, "root", root, "or None for the default one")).absolute()

@@ -1,8 +1,7 @@
-"""`preprocess`: a function over the rows of a data set, or over windows of it, written to a new data set.
+"""`preprocess`: map a function over the rows of a data set, or over windows of it, into a new data set.
 
-Batches go through one jitted program, the last filled up; pieces of the result are written one by one, so that an
-interruption costs a piece at most. Rejected: filling a live buffer and saving it (everything in memory, nothing to resume);
-processes (a function that closes over anything would have to be pickled, and XLA already uses every core).
+One jitted program handles every batch, the last padded. Segments of the result are written one by one, so an interruption
+loses at most one per worker.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, check_workers, path_of, rows_a_piece, write
-from fbuf.datasets._lock import held
+from fbuf.datasets._arrays.segments import Work, check_free, check_workers, rows_per_segment, to_path, write
+from fbuf.datasets._lock import exclusive
 from fbuf.datasets._preprocess_source import Origin, origin_of
 from fbuf.datasets._preprocess_trace import Program
 from fbuf.interop._columns import BLOCK_BYTES, Block
@@ -54,34 +53,32 @@ def preprocess(
     workers: int = 0,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """Writes what a function gives for each row to a new data set, and opens it.
+    """Write a function's result for each row to a new data set, and open it.
 
     Args:
       data: A data set's path, or a buffer and its state (of any storage, without lanes).
       fn: A pure function of one row, a dict of arrays without leading axes, to a dict of arrays; it is vmapped and jitted.
-      dest: The folder to write, which must not be there.
-      view: None: `fn` gets rows, in order, and the result is rows in the same order. A view: `fn` gets what the view makes of
-        each anchor that can be drawn, in order, each once; the results are rows of no episode.
-      keep: Leaves of the row that stay where `fn` does not return them; None: `terminated` and `truncated` where there are
-        such, so that episodes stay what they are; nothing with a view, or of a buffer whose writer keeps no order
-        (`TopK`, `Reservoir`). () keeps none.
-      limit: Only so many rows or windows, the first: to try a function.
-      batch_size: Rows in one call of the compiled program; None: what makes 8 MiB, at most 4096; with a
-        view 256.
+      dest: The folder to write, which must not exist.
+      view: None: `fn` gets rows, in order, and the result has the same order. A view: `fn` gets the view's result for each
+        anchor that can be sampled, in order, each once; the results are rows of no episode.
+      keep: Leaves of the row to keep if `fn` does not return them; None: `terminated` and `truncated` if rows have them,
+        so that
+        episodes are preserved; nothing with a view, or for a buffer whose writer keeps no order (`TopK`, `Reservoir`).
+      limit: Process only the first rows or windows: to try a function.
+      batch_size: Rows in one call of the compiled program; None: 8 MiB of rows, at most 4096; with a view 256.
       piece_rows, codec, metadata, progress: As for `from_arrays`.
-      sampler: Of the buffer; its view is `Transition` where the rows are steps, `Row` where they are not.
-      resume: Go on with what an interrupted call with the same function and the same data left at `dest`; not of a function
-        that calls back into Python (`jax.pure_callback`), nor of a live buffer, as nothing says what these were. False:
-        begin anew.
-      workers: Pieces written at a time, in threads; 0: one.
+      sampler: Of the buffer; its view is `Transition` if the rows are steps, else `Row`.
+      resume: Continue an interrupted call with the same function and data. Functions that call back into Python
+        (`jax.pure_callback`) and live buffers cannot resume, since nothing identifies them. False: discard its segments.
+      workers: Segments written at a time, in threads; 0: one.
     Returns:
       The new buffer and its state, as from `fbuf.datasets.open(dest)`.
     Raises:
-      FileExistsError: something else lies at `dest`, or what another function left there.
+      FileExistsError: `dest` exists and is not of an interrupted call with this function.
       ValueError: `dest` is the source, or within it; `fn` is not pure; there are no rows.
-      TypeError: `fn` returns something else than a dict of arrays.
+      TypeError: `fn` does not return a dict of arrays.
       StoreCorrupted: a row of the source is damaged.
-    Cost: reads and writes each row once; two compilations at most.
+    Cost: reads and writes each row once; at most two compilations.
 
     Example:
       >>> import fbuf, tempfile, jax.numpy as jnp, numpy as np
@@ -105,19 +102,20 @@ def preprocess(
     check_workers(_CALL, workers)
     _check_count("limit", limit)
     _check_count("batch_size", batch_size)
-    path = path_of(_CALL, "dest", dest)
+    path = to_path(_CALL, "dest", dest)
     _open.check(path, None, sampler)
     origin = origin_of(_CALL, data, view)
     try:
-        _check_apart(origin.path, path)
+        if origin.path is not None:
+            _check_apart(origin.path, path)
         if not resume:
-            _begin_anew(path)
+            _discard_segments(path)
         check_free(_CALL, path, unfinished=True)
         rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
-            raise ValueError(f"{_CALL}: there is nothing to write; expected a row at least{_why_none(view)}.")
-        kept = _kept(keep, origin)
-        program = Program(_CALL, fn, origin.row, kept, codec)
+            why = "" if view is None else f"; {view!r} finds no window to draw"
+            raise ValueError(f"{_CALL}: there is nothing to write; expected at least one row{why}.")
+        program = Program(_CALL, fn, origin.row, _kept(keep, origin), codec)
         _open.check(path, None if origin.steps else Row(), sampler, program.schema)
         work = _work(origin, program, rows, batch_size, piece_rows, view, metadata)
         write(_CALL, path, work, workers=workers, progress=progress)
@@ -142,7 +140,7 @@ def _work(
         most = _MOST_BATCH if view is None else _MOST_WINDOWS
         batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
     batch = min(int(batch), rows)
-    size = rows_a_piece(_CALL, piece_rows, schema)
+    size = rows_per_segment(_CALL, piece_rows, schema)
     starts = range(0, rows, size)
     run = origin.runner(program, batch)
 
@@ -163,9 +161,7 @@ def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
     if keep is None:
         return tuple(name for name in _ENDS if name in origin.names and origin.steps)
     if missing := [name for name in keep if name not in origin.names]:
-        raise ValueError(
-            f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'no such leaves'}."
-        )
+        raise ValueError(f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
     return tuple(keep)
 
 
@@ -174,9 +170,7 @@ def _check_count(name: str, value: int | None) -> None:
         raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 
-def _check_apart(source: Path | None, dest: Path) -> None:
-    if source is None:
-        return
+def _check_apart(source: Path, dest: Path) -> None:
     a, b = source.resolve(), dest.resolve()
     if a == b:
         raise ValueError(f"{_CALL}: dest is {dest}, the source itself; expected another folder.")
@@ -184,13 +178,8 @@ def _check_apart(source: Path | None, dest: Path) -> None:
         raise ValueError(f"{_CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
 
 
-def _begin_anew(path: Path) -> None:
-    if not path.is_dir() or (path / NAME).exists():
-        return
-    with held(_CALL, path):
-        for number in dataset.committed(path):
-            dataset.discard(path, number)
-
-
-def _why_none(view: View | None) -> str:
-    return "" if view is None else f"; {view!r} finds no window to draw"
+def _discard_segments(path: Path) -> None:
+    if path.is_dir() and not (path / NAME).exists():
+        with exclusive(_CALL, path):
+            for number in dataset.committed(path):
+                dataset.discard(path, number)

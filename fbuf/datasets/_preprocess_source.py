@@ -1,11 +1,11 @@
-"""What `preprocess` reads: rows of a data set by number, or windows of a buffer by anchor, a batch at a time.
+"""The input of `preprocess`: rows of a data set by number, or windows of a buffer by anchor, a batch at a time.
 
-A data set is read directly, without a callback. A buffer of any kind is read as its own `sample` would, at the
-anchors in order of their rows, each once.
+A data set is read directly, without a callback. A buffer is read as by its own `sample`, at the anchors in order of age.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
@@ -25,7 +25,7 @@ from fbuf._formats import dataset
 from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.segments import path_of
+from fbuf.datasets._arrays.segments import to_path
 from fbuf.datasets._preprocess_trace import Program
 from fbuf.interop._row_reader import Reader
 from fbuf.storages import DataSet, _host_rows
@@ -33,15 +33,15 @@ from fbuf.views import Row
 
 
 class Origin(Protocol):
-    """Where rows come from.
+    """The source of rows.
 
     Attributes:
-      rows: How many.
-      row: One, as `jax.ShapeDtypeStruct`s.
-      names: Of its leaves, where it is a row; () for windows.
-      steps: Whether one row follows another, so that ends of episodes say something.
-      mark: What tells these rows from others.
-      path: Of the files, None where there are none.
+      rows: Number of rows.
+      row: One row, as `jax.ShapeDtypeStruct`s.
+      names: Its leaves; () for windows.
+      steps: Whether rows are consecutive, so that episode ends apply.
+      mark: Identifies the rows.
+      path: Of the files; None: no files.
     """
 
     rows: int
@@ -52,43 +52,42 @@ class Origin(Protocol):
     path: Path | None
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
-        """A function of rows `start` to `stop - 1`, at most `batch`: what the program gives for them, by leaf."""
+        """Return a function of rows `start` to `stop - 1`, at most `batch`: the program's results by leaf."""
 
     def close(self) -> None:
-        """Lets go of files."""
+        """Close the files."""
 
 
 def origin_of(call: str, data: Any, view: View | None) -> Origin:
-    """What is read of a path, a data set that is open, or a buffer and its state."""
+    """Return the source for a path, an open data set, or a buffer and its state."""
     if isinstance(data, dataset.DataSet):
         data = data.path
     if not isinstance(data, tuple):
-        path = path_of(call, "data", data, "or (buffer, state)")
+        path = to_path(call, "data", data, "or (buffer, state)")
         if view is None:
             return Stored(path)
         buffer, state = _open.open(path, view=view)
         return Windows(call, buffer, state, path)
     if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
-        raise TypeError(
-            f"{call}: data is {tuple(type(x).__name__ for x in data)}; expected (buffer, state), or a path."
-        )
+        names = tuple(type(x).__name__ for x in data)
+        raise TypeError(f"{call}: data is {names}; expected (buffer, state), or a path.")
     buffer, state = data
-    buffer.storage.spec(state.rows)  # refuses the state of another buffer
+    buffer.storage.spec(state.rows)  # raises for the state of another buffer
     source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
     if view is None and source is not None:
         stored = Stored(source)
         if stored.identity != _identity(state):
             stored.close()
             raise ValueError(
-                f"{call}: the data set at {source} was made anew, or got other pieces, since this state was made of it; "
-                f"expected the same rows. Open it again: fbuf.datasets.open({str(source)!r})."
+                f"{call}: the data set at {source} has changed since this state was made. Open it again: "
+                f"fbuf.datasets.open({str(source)!r})."
             )
         return stored
     if buffer.lanes not in (None, 1):
-        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream, as a data set is.")
-    wanted = Row() if view is None else view
-    if wanted != buffer.view:
-        other = dataclasses.replace(buffer, view=wanted, episode_end=buffer.ends)
+        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream.")
+    new_view = Row() if view is None else view
+    if new_view != buffer.view:
+        other = dataclasses.replace(buffer, view=new_view, episode_end=buffer.ends)
         buffer, state = other, buffer.convert(other, state)
     return Windows(call, buffer, state, source, rows=view is None)
 
@@ -98,11 +97,10 @@ class Stored:
 
     def __init__(self, path: Path) -> None:
         self._dataset = dataset.DataSet.open(path)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._dataset.close)
             self.row = _open.example(self._dataset.schema)
-        except BaseException:
-            self._dataset.close()
-            raise
+            on_failure.pop_all()
         self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
         self.path: Path | None = path
         self._structure: Any = jax.tree.structure(self.row)
@@ -111,7 +109,7 @@ class Stored:
         self.mark = f"rows {self.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
-        run = jax.jit(lambda rows: program.leaves(jax.vmap(program)(rows)))
+        run = jax.jit(lambda rows: named_leaves(jax.vmap(program)(rows)))
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
             rows = self._dataset.read_rows(start, stop)
@@ -126,7 +124,7 @@ class Stored:
 
 
 class Windows:
-    """What a view makes of each anchor of a buffer, oldest first; `rows`: these are its rows."""
+    """The view's result for each anchor of a buffer, oldest first; `rows`: these are its rows."""
 
     def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
         self._call, self._buffer, self._state = call, buffer, state
@@ -136,21 +134,21 @@ class Windows:
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
         self.names = tuple(named_leaves(self.row)) if rows else ()
         self.steps = rows and buffer.writer.streams
-        whose = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
-        self.mark = f"windows {whose} {buffer.view!r} {buffer.ends!r}"
+        identity = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
+        self.mark = f"windows {identity} {buffer.view!r} {buffer.ends!r}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
         @jax.jit
         def run(state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
             data, ok = _windows(self._buffer, state, slot, key)
-            return program.leaves(jax.vmap(program)(data)), ok
+            return named_leaves(jax.vmap(program)(data)), ok
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
             slot = jnp.asarray(_padded(self._slots[start:stop], batch))
             out, ok = run(self._state, slot, _key(start))
             if not np.asarray(ok).all():
                 raise RuntimeError(
-                    f"{self._call}: rows of this state have expired; expected the state that the last verb returned."
+                    f"{self._call}: rows of this state have expired; expected the state that the last method returned."
                 )
             return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
 
@@ -161,18 +159,18 @@ class Windows:
 
 
 def _identity(state: BufferState) -> str:
-    """Of the data set that a state was made of."""
+    """Return the identity of the data set that a state was made of."""
     store: Any = _host_rows.store_of(state.rows)
     return str(store.identity)
 
 
 def _key(number: int) -> jax.Array:
-    """For views that draw at random: the same for the same anchors."""
+    """Return the key for views that draw at random: the same for the same anchors."""
     return jax.random.fold_in(jax.random.key(0), number)
 
 
 def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[PyTree, jax.Array]:
-    """What the view makes of anchors, and which are there."""
+    """Return the view's result for anchors, and which of them are valid."""
     spec, structure = buffer.storage.spec(state.rows)
     mask = jnp.ones(slot.shape, bool)
     window = buffer.view.window(spec, state_ops.eligible_set(buffer, state), slot, mask, key)
@@ -181,7 +179,7 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
 
 
 def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray:
-    """int32, slots of what can be drawn, in order of arrival."""
+    """Return int32, the slots that can be sampled, in order of arrival."""
     reader = Reader(call, buffer, state)
     age = np.arange(int(reader.sizes[0]), dtype=np.int64)
     slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
@@ -191,6 +189,6 @@ def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray
 
 
 def _padded(rows: np.ndarray, batch: int) -> np.ndarray:
-    """`batch` rows, the last repeated."""
+    """Return `batch` rows, with the last repeated."""
     missing = batch - len(rows)
     return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])

@@ -1,8 +1,7 @@
-"""A user's function over one row, traced before any row is read: what it gives, that it is pure, and what identifies it.
+"""Trace a user's function of one row: its result, its purity and its identity.
 
-Traced twice: a program that differs the second time (numpy's random numbers, the clock, a counter) would have given every row
-what one call happened to give. The text of the program, with its constants (those of functions jitted within it, too),
-tells resumed work from other work; a name or the source of a function would not.
+The function is traced twice: a difference means that it is not pure (the clock, a counter, numpy's random numbers). The
+program's text with its constants identifies the work to resume; a name or source text would not.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
 
 
 class Program:
-    """`fn`, with the leaves of a row that it is to keep.
+    """`fn`, with the leaves of a row to keep.
 
     Attributes:
-      schema: Of what it gives.
-      mark: A short text that only equal programs have; one that calls back into Python is equal to none.
+      schema: Of its result.
+      mark: A text that only equal programs share; unique for one that calls back into Python.
     """
 
     def __init__(
@@ -43,51 +42,40 @@ class Program:
         keep: Sequence[str],
         codec: Mapping[str, Codec] | None,
     ) -> None:
-        """Traces `fn` for a row of `jax.ShapeDtypeStruct`s. Raises what is wrong with it: ValueError, TypeError."""
+        """Trace `fn` for a row of `jax.ShapeDtypeStruct`s. Raises ValueError or TypeError for an invalid function."""
         if not callable(fn):
             raise TypeError(f"{call}: fn is a {type(fn).__name__}; expected a function of one row.")
         self._call, self._fn = call, fn
-        given, text = self._traced(row)
-        again, text_again = self._traced(row)
-        if text != text_again:
+        out, text = self._trace(row)
+        if text != self._trace(row)[1]:
             raise ValueError(
-                f"{call}: fn is another program when it is traced again; expected a pure function of its row. It calls numpy's "
-                f"random numbers, the clock, or changes what it reads; every row would get what one call gave. For "
-                f"random numbers use jax.random with a key made from the row."
+                f"{call}: fn differs when traced again; expected a pure function of its row without the clock or numpy's "
+                f"random numbers. Use jax.random with a key made from the row."
             )
-        del again
-        self._kept = [name for name in keep if name not in named_leaves(given)]
-        known = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
-        self.mark = secrets.token_hex(16) if _CALLBACK.search(text) else known
+        self._kept = [name for name in keep if name not in named_leaves(out)]
+        checksum = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
+        self.mark = secrets.token_hex(16) if _CALLBACK.search(text) else checksum
         out = jax.eval_shape(self, row)
-        leaves = self.leaves(out)
+        leaves = named_leaves(out)
         for name, leaf in leaves.items():
             if DTYPES.get(np.dtype(leaf.dtype).name if _is_plain(leaf) else "") is None:
-                raise TypeError(f"{call}: fn gives leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
+                raise TypeError(f"{call}: fn returns leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
         shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
         structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
         if (own := row_schema.custom_node(structure)) is not None:
-            raise TypeError(
-                f"{call}: fn gives a {own}; expected dicts, lists and tuples of arrays, as files name no code."
-            )
+            raise TypeError(f"{call}: fn returns a {own}; expected dicts, lists and tuples of arrays.")
         self.schema = dataset.Schema(shapes, structure, codec)
 
     def __call__(self, row: PyTree) -> PyTree:
-        """What `fn` gives for a row, and what is kept of it."""
+        """Return the result of `fn` for a row, and the leaves to keep."""
         out = self._fn(row)
-        if self._kept:
-            leaves = named_leaves(row)
-            out = dict(out)
-            for name in self._kept:
-                out[name] = leaves[name]
-        return out
+        if not self._kept:
+            return out
+        leaves = named_leaves(row)
+        return {**out, **{name: leaves[name] for name in self._kept}}
 
-    def leaves(self, out: PyTree) -> dict[str, Any]:
-        """By name."""
-        return named_leaves(out)
-
-    def _traced(self, row: PyTree) -> tuple[PyTree, str]:
-        """What `fn` gives, as shapes, and the text of its program."""
+    def _trace(self, row: PyTree) -> tuple[PyTree, str]:
+        """Return the result of `fn`, as shapes, and the text of its program."""
 
         def checked(row: PyTree) -> PyTree:
             out = self._fn(row)
@@ -101,8 +89,8 @@ class Program:
             if "Leaked" not in str(error):
                 raise
             raise ValueError(
-                f"{self._call}: fn lets a traced value out; expected a pure function. It keeps what it computes in a list, "
-                f"an attribute or a global; return it instead. ({str(error).splitlines()[0]:.200})"
+                f"{self._call}: fn leaks a traced value; expected a pure function. Return what it stores in a list, "
+                f"an attribute or a global. ({str(error).splitlines()[0]:.200})"
             ) from None
         return out, f"{_ADDRESS.sub('', str(closed))} {_constants(closed)}"
 
@@ -110,28 +98,24 @@ class Program:
         leaves = named_leaves(out)
         for name, leaf in leaves.items():
             if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-                raise TypeError(
-                    f"{self._call}: fn gives '{name}' as a {type(leaf).__name__}; expected arrays. Leave it out."
-                )
+                kind = type(leaf).__name__
+                raise TypeError(f"{self._call}: fn returns '{name}' as a {kind}; expected arrays. Leave it out.")
         if not isinstance(out, dict) or not leaves:
             what = f"a {type(out).__name__}" if leaves or out is None else "no leaves"
             raise TypeError(
-                f"{self._call}: fn gives {what} for a row; expected a dict of arrays. A row can be changed, not left out: "
-                f"return {{'obs': ..., 'action': ...}}."
+                f"{self._call}: fn returns {what} for a row; expected a dict of arrays. No row can be dropped."
             )
 
 
 def _constants(part: Any) -> list[int]:
-    """Checksums of the arrays that a program holds: its text leaves them out, and those of functions within it."""
+    """Return checksums of the arrays in a program, inner functions included, which its text leaves out."""
     if hasattr(part, "eqns"):
         inner = [value for eqn in part.eqns for value in (*eqn.invars, *eqn.params.values())]
         part = [*getattr(part, "consts", ()), *inner]
     if isinstance(part, (list, tuple)):
         return [number for inner in part for number in _constants(inner)]
     array = getattr(part, "val", part)  # of a literal
-    if (
-        hasattr(array, "__array__") and hasattr(array, "dtype") and _is_plain(array)
-    ):  # JAX has types of its own for them
+    if hasattr(array, "__array__") and hasattr(array, "dtype") and _is_plain(array):
         return [zlib.crc32(np.ascontiguousarray(np.asarray(array)).tobytes())]
     return []
 

@@ -1,4 +1,8 @@
-"""TODO"""
+"""List and download the files that data sets are made from, through fsspec, and read gzipped .npy files as streams.
+
+A source is an address: the public bucket, a web server, a folder, or any URL that fsspec opens. Listings of the bucket and
+of a web server's `index.json` have sizes and hashes; those of other sources have what fsspec knows.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ class FileCorrupted(ValueError):
 
 
 class SpaceError(OSError):
-    """The disk has less room than the data set needs. Nothing was downloaded."""
+    """The disk has too little room for the data set. Nothing was downloaded."""
 
 
 BUCKET = "https://storage.googleapis.com/atari-replay-datasets"
@@ -43,7 +48,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was listed: its path below the source, where to read it, and what is known of its bytes."""
+    """A listed file: its path below the source, its URL, and its size and hash if known."""
 
     name: str
     url: str
@@ -110,7 +115,7 @@ def list_files(address: str, folder: str) -> list[File]:
 
 
 def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
-    """Download a file to `path`. A download that is cut off or damaged begins again, some times.
+    """Download a file to `path`. A truncated or damaged download is repeated, up to three times.
 
     Args:
       report: Called with the bytes of each block; with a negative number when a download begins again.
@@ -180,13 +185,25 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return system, path
 
 
+def _read(url: str) -> bytes:
+    """Return a small file of a web server; retry as `fetch` does."""
+    system, path = _filesystem(url)
+    for wait in WAITS:
+        try:
+            return bytes(system.cat_file(path))
+        except Exception as error:  # each file system raises its own kinds
+            if isinstance(error, MemoryError) or _is_final(error):
+                raise
+            time.sleep(wait)
+    return bytes(system.cat_file(path))
+
+
 def _list_bucket(folder: str) -> list[File]:
     """Return the files that the bucket's JSON interface lists."""
-    system, url = _filesystem(LISTING)
     query = {"prefix": folder, "delimiter": "/", "fields": "nextPageToken,items(name,size,md5Hash)"}
     files: list[File] = []
     while True:
-        page = json.loads(system.cat_file(f"{url}?{urlencode(query)}"))
+        page = json.loads(_read(f"{LISTING}?{urlencode(query)}"))
         for item in page.get("items", []):
             name = item["name"]
             files.append(File(name, f"{BUCKET}/{quote(name)}", int(item["size"]), _hex(item.get("md5Hash"))))
@@ -197,20 +214,28 @@ def _list_bucket(folder: str) -> list[File]:
 
 def _read_index(address: str) -> list[File] | None:
     """Return the files of a web server's `index.json`; None if it has none."""
-    system, url = _filesystem(f"{address}/index.json")
+    url = f"{address}/index.json"
     try:
-        text = system.cat_file(url)
+        text = _read(url)
     except Exception as error:
         if _is_final(error):
             return None
         raise
     try:
-        entries = [(entry["name"], entry.get("size"), entry.get("md5")) for entry in json.loads(text)["files"]]
-        return [File(name, f"{address}/{quote(name)}", size, md5 and md5.lower()) for name, size, md5 in entries]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [_index_entry(address, **entry) for entry in json.loads(text)["files"]]
+    except (ValueError, TypeError, KeyError) as error:
         raise SourceError(
             f'{url}: is not an index of files; expected {{"files": [{{"name": ..., "size": ..., "md5": ...}}]}}.'
         ) from error
+
+
+def _index_entry(address: str, name: Any, size: Any = None, md5: Any = None, **_: Any) -> File:
+    """Return a file of an index. Raises ValueError: its name, size or hash is invalid."""
+    valid = isinstance(name, str) and name and not {"", ".", ".."} & set(name.split("/"))
+    valid = valid and (size is None or (type(size) is int and size >= 0))
+    if not valid or not (md5 is None or (isinstance(md5, str) and re.fullmatch("[0-9a-fA-F]{32}", md5))):
+        raise ValueError(f"entry {name!r}")
+    return File(name, f"{address}/{quote(name)}", size, md5 and md5.lower())
 
 
 def _is_final(error: Exception) -> bool:
@@ -279,7 +304,7 @@ def read_npy(
                     report(packed.tell() - at)
                     at = packed.tell()
             if content.read(1):
-                raise ValueError(f"goes on after its array of shape {list(found)}")
+                raise ValueError(f"has bytes after its array of shape {list(found)}")
             if report is not None:
                 report(packed.tell() - at)
     except Exception as error:  # what gzip, zlib and the parser of headers raise for bytes they cannot read

@@ -1,1 +1,1 @@
-"""The main job: Double DQN on real Atari frames, its whole training step one donated `jit`."""
+"""The demo: Double DQN on Atari frames, with the whole training step in one donated `jit`."""

@@ -1,8 +1,7 @@
-"""`Actor`: plays the games with an epsilon-greedy policy and hands out rows.
+"""`Actor`: play games with an epsilon-greedy policy and return rows.
 
-The last 4 frames of each game are kept beside the environment and not read back from the replay: acting then costs the
-replay nothing, and works before anything is stored. They are padded as the view pads, with zeros before the first frame
-of an episode, so that the network acts on the very stacks it learns from.
+The last 4 frames of each game are kept here, so acting does not read the replay. They are padded as by the view, with zeros
+before an episode's first frame, so the network acts on the stacks it learns from.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from fbuf.demo import _dqn
 
 
 class Environment(Protocol):
-    """What the actor needs of `VectorAtari`."""
+    """The methods of `VectorAtari` that the actor uses."""
 
     lanes: int
     num_actions: int
@@ -38,17 +37,17 @@ class Actor:
 
     Attributes:
       episodes: The games that have ended, in order.
-      stacks: uint8[E, 4, 84, 84], what the next actions are chosen from. Never written to: a new array every step,
-        because JAX may still read the one before.
+      stacks: uint8[E, 4, 84, 84], the input of the next actions. Each step makes a new array, since JAX may still read the
+        old.
       time: Steps played so far in each lane.
     """
 
     def __init__(self, env: Environment, key: jax.Array) -> None:
-        """Starts the games.
+        """Start the games.
 
         Args:
-          env: `E` games; a step of it is one frame of each.
-          key: Of every random choice; not shared with others.
+          env: `E` games; one step is one frame of each.
+          key: Of all random choices; not shared.
         """
         self._env = env
         self._key = key
@@ -60,29 +59,21 @@ class Actor:
         self.stacks = first_stacks(self._obs)
 
     def play(self, params: _dqn.Params, steps: int, epsilon: float) -> _dqn.Rows:
-        """Plays `steps` frames in every lane.
+        """Play `steps` frames in every lane.
 
         Args:
-          params: Of the network, as they are now.
+          params: Current parameters of the network.
           steps: N >= 1.
           epsilon: Probability of a random action.
         Returns:
-          Rows with leaves `[N, E, ...]`; their reward is clipped to its sign (Mnih et al. 2015).
+          Rows with leaves `[N, E, ...]`; rewards are clipped to their sign (Mnih et al. 2015).
         """
         rows = []
         for _ in range(steps):
-            chosen = self._act(params, self.stacks, self._key, np.int32(self.time), np.float32(epsilon))
-            action = np.asarray(chosen)
+            action = np.asarray(self._act(params, self.stacks, self._key, np.int32(self.time), np.float32(epsilon)))
             obs, reward, terminated, truncated = self._env.step(action)
-            rows.append(
-                {
-                    "obs": self._obs,
-                    "action": action,
-                    "reward": np.sign(reward),
-                    "terminated": terminated,
-                    "truncated": truncated,
-                }
-            )
+            row = {"obs": self._obs, "action": action, "reward": np.sign(reward)}
+            rows.append({**row, "terminated": terminated, "truncated": truncated})
             self.time += 1
             self._count(reward, terminated | truncated)
             self.stacks = next_stacks(self.stacks, obs, terminated | truncated)
@@ -96,7 +87,7 @@ class Actor:
 
 
 def first_stacks(obs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Stacks of the first frames of episodes, `[E, 84, 84]` -> `[E, 4, 84, 84]`: zeros, and the frame last."""
+    """Return stacks of episodes' first frames, `[E, 84, 84]` -> `[E, 4, 84, 84]`: zeros, then the frame."""
     stacks = np.zeros((obs.shape[0], _dqn.STACK, *obs.shape[1:]), obs.dtype)
     stacks[:, -1] = obs
     return stacks
@@ -105,6 +96,6 @@ def first_stacks(obs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def next_stacks(
     stacks: npt.NDArray[np.uint8], obs: npt.NDArray[np.uint8], ended: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.uint8]:
-    """The stacks one frame on; where an episode `ended`, `obs` is the first frame of the next one."""
+    """Return the stacks one frame later; where an episode `ended`, `obs` is the first frame of the next one."""
     kept = np.where(ended[:, None, None, None], np.uint8(0), stacks[:, 1:])
     return np.concatenate([kept, obs[:, None]], axis=1)

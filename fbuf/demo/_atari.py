@@ -1,13 +1,9 @@
-"""Real Atari games in parallel lanes, with DQN's preprocessing and one frame out per step.
+"""Play Atari games in parallel lanes with DQN's preprocessing and one frame per step.
 
-The emulator's own vector environment does the work in C++ threads (frame skip, maximum of two
-frames, grey 84x84), so that no image library is needed and eight lanes cost one call. Its frame
-stack is switched off: the buffer stacks, and stores each frame once. Its default of resetting in
-the step *after* an end was rejected, because that step is no transition and would have to be
-masked out of the rows. Its limit on the length of an episode was rejected too: at the limit it
-stops before it has captured the screen and returns a blend with an older one (seen in ale-py
-0.12.1), and that observation is what a truncated step bootstraps from; steps are counted here and
-the lanes at the limit reset by mask.
+The emulator's vector environment does the work in C++ threads: frame skip, maximum of two frames, grey 84x84. Its frame
+stack is off, since the buffer stacks. Its reset in the step *after* an end is off, since that step is not a transition. Its
+limit on episode length is off, since it returns a blend of screens at the limit (ale-py 0.12.1), from which a truncated
+step bootstraps; this module counts steps and resets lanes by mask.
 
 Source: Mnih et al. 2015 (preprocessing); `ale_py.vector_env.AtariVectorEnv`.
 """
@@ -68,18 +64,16 @@ class VectorAtari:
         sticky: float = 0.0,
         threads: int = 0,
     ) -> None:
-        """Opens the games; `reset` starts them.
+        """Open the games; `reset` starts them.
 
         Args:
           game: Name in any usual spelling: `"Breakout"`, `"MsPacman"`, `"ms_pacman"`.
-          lanes: `E`, how many games are played in parallel.
+          lanes: `E`, the number of parallel games.
           seed: Of lane 0; lane `i` has `seed + i`. In `[0, 2**31 - lanes)`.
-          max_steps: After so many steps an episode is truncated (27,000 steps are 30 minutes of
-            play).
-          noop_max: Up to so many idle frames, drawn by the seed, precede each episode.
-          sticky: Probability of repeating the last action (0: Mnih et al. 2015; 0.25: Machado et
-            al. 2018).
-          threads: Of the emulator; 0 takes one per core.
+          max_steps: Steps after which an episode is truncated (27,000 steps are 30 minutes of play).
+          noop_max: Largest number of idle frames, drawn by the seed, before each episode.
+          sticky: Probability of repeating the last action (0: Mnih et al. 2015; 0.25: Machado et al. 2018).
+          threads: Of the emulator; 0: one per core.
         Raises:
           ImportError: ale-py or gymnasium is missing.
           ValueError: an unknown game, no lane, no step, or a seed out of range.
@@ -124,7 +118,7 @@ class VectorAtari:
         self._started = False
 
     def reset(self) -> npt.NDArray[np.uint8]:
-        """Starts every lane again from its seed: uint8[E, 84, 84], the same on every call."""
+        """Start every lane again from its seed: uint8[E, 84, 84], the same on every call."""
         obs, _ = self._env.reset(seed=self._seed)
         self._started = True
         self._age[:] = 0
@@ -134,12 +128,12 @@ class VectorAtari:
     def step(
         self, actions: npt.ArrayLike
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Plays one action (four emulator frames) in every lane.
+        """Play one action (four emulator frames) in every lane.
 
         Args:
           actions: int[E], each in `[0, num_actions)`.
         Returns:
-          obs: uint8[E, 84, 84], what the next action is chosen from (a first frame after an end).
+          obs: uint8[E, 84, 84], the input of the next action (a first frame after an end).
           reward: float32[E], the change of the game's score, not clipped.
           terminated: bool[E], the game is over.
           truncated: bool[E], the episode was cut at `max_steps`; never where `terminated`.
@@ -176,7 +170,7 @@ class VectorAtari:
 
 
 def _known_name(game: str) -> str:
-    """The emulator's name for `game`: `"MsPacman"` -> `"ms_pacman"`; ValueError without one."""
+    """Return the emulator's name of a game: `"MsPacman"` -> `"ms_pacman"`. Raises ValueError without one."""
     from ale_py import roms
 
     known = roms.get_all_rom_ids()

@@ -10,21 +10,16 @@ from typing import Any
 
 STEPS = 2_000
 STEPS_COMPARED = 600  # of each storage under --compare
-STORAGES = (
-    "device",
-    "host",
-    "compressed",
-    "deduplicated",
-)  # those of `_dqn.STORAGES`, which needs JAX: --help does not
+STORAGES = ("device", "host", "compressed", "deduplicated")  # as in `_dqn`, which imports JAX
 _EXTRAS = {"ale_py": "ale-py", "gymnasium": "gymnasium", "optax": "optax", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 
 
 class CommandError(Exception):
-    """What the user can put right; its message says how."""
+    """An error that the user can correct; its message says how."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `demo`."""
+    """Add the options of `demo`."""
     parser.add_argument("--game", default="breakout", help="an Atari game by name (default: %(default)s)")
     parser.add_argument(
         "--steps",
@@ -49,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the demo.
+    """Run the demo.
 
     Returns:
-      The exit status: 0, or 1 where storages differ in a batch, or under --compare in training.
+      The exit status: 0, or 1 if storages differ in a batch, or under --compare in training.
     Raises:
-      CommandError: an extra is missing, or an option cannot be met.
+      CommandError: an extra is missing, or an option is invalid.
     """
     _check_extras()
     game = _check_options(options)
@@ -109,19 +104,15 @@ class _Progress:
 
 
 def _check_extras() -> None:
-    missing = []
     for module, package in _EXTRAS.items():
         try:
             importlib.import_module(module)
         except ImportError:
-            missing.append(package)
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise CommandError(f'{", ".join(missing)} {verb} missing. Run: pip install "fbuf[demo]"')
+            raise CommandError(f'{package} is missing. Run: pip install "fbuf[demo]"') from None
 
 
 def _check_options(options: argparse.Namespace) -> str:
-    """The emulator's name of the game; refuses what would fail only after minutes of work."""
+    """Return the emulator's name of the game. Raises CommandError for options that would fail after minutes of work."""
     from fbuf.demo import _atari, _dqn
 
     if options.steps is not None and options.steps < 1:
@@ -142,11 +133,10 @@ def _check_out(out: Path) -> None:
         raise CommandError(f"--out {out} does not end in .png. Use --out {out.with_suffix('.png')}")
     if not out.parent.is_dir():
         raise CommandError(f"--out {out}: there is no folder {out.parent}. Make it: mkdir -p {out.parent}")
-    there = out.exists()
+    exists = out.exists()
     try:
-        with out.open("ab"):  # the only sure test of permissions, quotas and read-only mounts
-            pass
-        if not there:
+        out.open("ab").close()  # the only sure test of permissions, quotas and read-only mounts
+        if not exists:
             out.unlink()
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror or error}. Choose another: --out PATH.png") from error

@@ -1,8 +1,6 @@
-"""Double DQN as one training step: write rows, sample, learn, re-prioritize in a single donated `jit`.
+"""Double DQN as one training step: write rows, sample, learn and update priorities in a single donated `jit`.
 
-Everything is a pure function over two pytrees, the `Learner` and the replay state, so that the step
-is what a user would write, and the step that benchmarks time. Flax or haiku for the network were
-rejected: five layers do not pay for one more dependency.
+Everything is a pure function of two pytrees, the `Learner` and the replay state; benchmarks time this step.
 
 Source: Mnih et al. 2015 (network, preprocessing, clipped rewards); van Hasselt et al. 2016 (double
 Q-learning); Schaul et al. 2016 (priorities); Hessel et al. 2018 (n-step returns, Adam's epsilon).
@@ -43,7 +41,7 @@ Metrics = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Config:
-    """What the step is compiled for."""
+    """The constants of a compiled step."""
 
     num_actions: int
     learning_rate: float = 2.5e-4
@@ -53,7 +51,7 @@ class Config:
 
 
 class Learner(NamedTuple):
-    """All of the agent that changes."""
+    """The mutable state of the agent."""
 
     params: Params
     target: Params
@@ -62,7 +60,7 @@ class Learner(NamedTuple):
 
 
 def make_buffer(storage: Storage, capacity: int, lanes: int = LANES) -> fbuf.Buffer:
-    """The demo's buffer: prioritized 3-step transitions of 4-frame stacks, each frame stored once."""
+    """Return the demo's buffer: prioritized 3-step transitions of 4-frame stacks, each frame stored once."""
     return fbuf.Buffer(
         capacity=capacity,
         storage=storage,
@@ -73,7 +71,7 @@ def make_buffer(storage: Storage, capacity: int, lanes: int = LANES) -> fbuf.Buf
 
 
 def example_row() -> Rows:
-    """One row of one lane: what was seen and done, and what came of it."""
+    """Return one row of one lane, as shapes."""
     return {
         "obs": jax.ShapeDtypeStruct(FRAME_SHAPE, jnp.uint8),
         "action": jax.ShapeDtypeStruct((), jnp.int32),
@@ -95,7 +93,7 @@ _HIDDEN: tuple[int, ...] = (3136, 512)
 
 
 def init_params(key: jax.Array, num_actions: int) -> Params:
-    """The Nature network: float32 kernels drawn uniformly after He et al. 2015, biases 0."""
+    """Return the Nature network: float32 kernels drawn uniformly after He et al. 2015, biases 0."""
     shapes = {name: shape for name, (shape, _) in CONVOLUTIONS.items()}
     shapes |= {"hidden": _HIDDEN, "out": (_HIDDEN[1], num_actions)}
     params = {}
@@ -113,7 +111,7 @@ def init_params(key: jax.Array, num_actions: int) -> Params:
 
 
 def q_values(params: Params, stacks: jax.Array) -> jax.Array:
-    """The value of every action.
+    """Return the value of every action.
 
     Args:
       params: From `init_params`.
@@ -142,7 +140,7 @@ def q_values(params: Params, stacks: jax.Array) -> jax.Array:
 
 
 def act(params: Params, stacks: jax.Array, key: jax.Array, time: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Epsilon-greedy actions int32[E] for `stacks` uint8[E, 4, 84, 84], drawn by `key` and `time`."""
+    """Return epsilon-greedy actions int32[E] for `stacks` uint8[E, 4, 84, 84], drawn by `key` and `time`."""
     lanes = stacks.shape[0]
     q = q_values(params, stacks)
     explore, choose = jax.random.split(jax.random.fold_in(key, time))
@@ -162,7 +160,7 @@ def _optimizer(config: Config) -> Any:
 
 
 def init_learner(key: jax.Array, config: Config) -> Learner:
-    """New parameters; the target network starts as a copy of its own, for both are donated."""
+    """Return new parameters; the target network starts as a copy, since both are donated."""
     # Compiled as one: one by one the draws would take seconds to compile.
     params = jax.jit(init_params, static_argnums=1)(key, config.num_actions)
     target = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
@@ -170,12 +168,12 @@ def init_learner(key: jax.Array, config: Config) -> Learner:
 
 
 def learn(config: Config, learner: Learner, batch: fbuf.Sample) -> tuple[Learner, jax.Array, Metrics]:
-    """One gradient step on one batch.
+    """Take one gradient step on one batch.
 
     Args:
       config: The same for every call.
-      learner: What the step starts from.
-      batch: Of `make_buffer`'s view, `[B]`. Rows that are masked have weight 0 and teach nothing.
+      learner: Before the step.
+      batch: Of `make_buffer`'s view, `[B]`. Masked rows have weight 0.
     Returns:
       learner: After the step.
       td_error: float32[B], for `update_priority`.
@@ -206,16 +204,16 @@ def learn(config: Config, learner: Learner, batch: fbuf.Sample) -> tuple[Learner
 def make_step(
     buffer: fbuf.Buffer, config: Config, batch_size: int = BATCH_SIZE
 ) -> Callable[[Learner, fbuf.BufferState, jax.Array, Rows], tuple[Learner, fbuf.BufferState, Metrics]]:
-    """The whole training step, "the DQN step" of the benchmarks.
+    """Return the whole training step, "the DQN step" of the benchmarks.
 
     Args:
       buffer: From `make_buffer`.
       config: Of the learner.
-      batch_size: Rows drawn a step.
+      batch_size: Rows per batch.
     Returns:
-      `step(learner, replay, key, rows) -> (learner, replay, metrics)`, jitted; learner and replay
-      are donated. `key` may be the same in every step. `rows` has leaves `[4, lanes, ...]` (any
-      number of rows in place of 4, compiled for each).
+      `step(learner, replay, key, rows) -> (learner, replay, metrics)`, jitted; learner and replay are donated. `key` may
+      be the
+      same in every step. `rows` has leaves `[4, lanes, ...]` (another number of rows compiles again).
     """
 
     def step(
@@ -234,5 +232,5 @@ def make_step(
 
 
 def make_learn(config: Config) -> Callable[[Learner, fbuf.Sample], tuple[Learner, jax.Array, Metrics]]:
-    """The step without its replay verbs, on a batch that is given: what the verbs' share is measured by."""
+    """Return the step without its replay methods, on a given batch: the baseline of the replay's share."""
     return jax.jit(lambda learner, batch: learn(config, learner, batch), donate_argnums=0)

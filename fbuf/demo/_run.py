@@ -1,14 +1,14 @@
-"""`run`: the demo's training loop over one storage, and what it measured on the way.
+"""`run`: the demo's training loop over one storage, and its measurements.
 
-The replay's share of the training step is measured after training, on the state that training left: the whole step and
-the same step without `extend`, `sample` and `update_priority`, on a fixed batch, in turn. Timing the verbs on their own
-was rejected: inside the step XLA overlaps and fuses them with the rest, and a sum of parts is not what a user waits for.
+The replay's share of the training step is measured after training: the whole step, and the step without `extend`, `sample`
+and `update_priority`, in turn. Timing the methods alone would not show how XLA overlaps them with the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ MakeEnvironment = Callable[[str, int, int], Environment]
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the run, apart from the storage: equal settings, equal training."""
+    """The settings of a run, apart from the storage: equal settings train identically."""
 
     game: str
     seed: int
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """A finished run."""
+    """The figures of a run."""
 
     storage: str
     settings: Settings
@@ -68,18 +68,18 @@ class Result:
 
     @property
     def raw_bytes(self) -> int:
-        """The same rows as a buffer of stacks: obs and next_obs of each, 4 frames both."""
+        """Bytes of the same rows as stacks: obs and next_obs of each, 4 frames both."""
         return self.rows * raw_bytes_per_row()
 
 
 def raw_bytes_per_row() -> int:
-    """Bytes of obs and next_obs as stacks of uint8 frames."""
+    """Return the bytes of obs and next_obs as stacks of uint8 frames."""
     height, width = FRAME_SHAPE
     return 2 * _dqn.STACK * height * width
 
 
 def epsilon(step: int, steps: int) -> float:
-    """Probability of a random action: falls in a line over the first half of the run, then stays."""
+    """Return the probability of a random action: it decreases linearly over the first half of the run, then stays."""
     first, last = _EPSILON
     return last + (first - last) * max(0.0, 1.0 - 2.0 * step / steps)
 
@@ -91,16 +91,16 @@ def run(
     progress: Callable[[int, dict[str, str]], None] = lambda step, shown: None,
     newest: int = 0,
 ) -> Result:
-    """Trains from nothing.
+    """Train from the start.
 
     Args:
       storage: A name in `_dqn.STORAGES`.
-      settings: The rest.
+      settings: The other settings.
       make_environment: `(game, lanes, seed) -> environment`.
-      progress: Called after every step with the number of steps done and what a progress bar may show.
-      newest: Rows of the end to hand back, at most.
+      progress: Called after every step with the number of steps done and the texts of a progress bar.
+      newest: Largest number of final rows to return.
     Returns:
-      The figures. For equal settings `losses`, `params` and `episodes` are the same, bit for bit, for every storage.
+      The figures. Equal settings give equal `losses`, `params` and `episodes`, bit for bit, for every storage.
     """
     env = make_environment(settings.game, _dqn.LANES, settings.seed)
     config = _dqn.Config(env.num_actions, beta_steps=settings.steps)
@@ -112,8 +112,9 @@ def run(
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
-    buffer = _dqn.make_buffer(_compare_storages.fitted(storage, rows, settings.capacity), settings.capacity)
-    room = _compare_storages.Room(buffer)
+    storage_ = _compare_storages.fitted_storage(storage, rows, settings.capacity)
+    buffer = _dqn.make_buffer(storage_, settings.capacity)
+    growth = _compare_storages.TableGrowth(buffer)
     step: Any = _dqn.make_step(buffer, config)
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
@@ -123,9 +124,9 @@ def run(
     for i in range(settings.steps):
         with clock("acting and emulators"):
             rows = actor.play(learner.params, _dqn.ROWS_PER_STEP, epsilon(i, settings.steps))
-        if room.crowded(replay):
+        if growth.is_due(replay):
             with clock("growing and compiling again"):
-                buffer, replay = room.grow(replay)
+                buffer, replay = growth.grow(replay)
                 larger: Any = _dqn.make_step(buffer, config)
                 step = larger.lower(learner, replay, sample_key, rows).compile()
         with clock("training steps"):
@@ -139,12 +140,12 @@ def run(
             clock = _Clock()
         progress(i + 1, _shown(actor, measured, result))
     result.seconds = clock.parts
-    timed = max(1, settings.steps - 1)
-    result.steps_per_second = timed / max(clock.total(), 1e-9) if settings.steps > 1 else float("nan")
+    seconds = max(time.perf_counter() - clock.begin, 1e-9)
+    result.steps_per_second = (settings.steps - 1) / seconds if settings.steps > 1 else float("nan")
 
     sizes = buffer.nbytes(replay)
     result.rows = int(buffer.size(replay))
-    result.blocks = room.blocks(replay)
+    result.blocks = growth.blocks(replay)
     if newest:
         result.newest = _compare_storages.newest(buffer, replay, newest)
     result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
@@ -178,45 +179,33 @@ def _measure_share(
     key: jax.Array,
     rows: _dqn.Rows,
 ) -> None:
-    """Fills in `share` and `step_seconds`; uses up `learner` and `replay`."""
-    bare = _dqn.make_learn(config)
+    """Set `share` and `step_seconds`; donates `learner` and `replay`."""
+    learn = _dqn.make_learn(config)
     other = jax.tree.map(lambda x: x.copy(), learner)
-    whole_times: list[float] = []
-    bare_times: list[float] = []
-    for turn in range(_SHARE_ROUNDS + 2):
-        for which in ("whole", "bare") if turn % 2 else ("bare", "whole"):
+    times = np.zeros((_SHARE_ROUNDS + 2, 2))
+    for turn in range(len(times)):
+        for which in (0, 1) if turn % 2 else (1, 0):
             start = time.perf_counter()
-            if which == "whole":
+            if which == 0:
                 learner, replay, _ = jax.block_until_ready(step(learner, replay, key, rows))
             else:
-                other, _, _ = jax.block_until_ready(bare(other, batch))
-            seconds = time.perf_counter() - start
-            if turn >= 2:  # the first two compile and warm
-                (whole_times if which == "whole" else bare_times).append(seconds)
-    shares = 1.0 - np.asarray(bare_times) / np.asarray(whole_times)
-    low, median, high = np.quantile(shares, (0.25, 0.5, 0.75))
+                other, _, _ = jax.block_until_ready(learn(other, batch))
+            times[turn, which] = time.perf_counter() - start
+    whole, learning = times[2:].T  # the first two compile and warm up
+    low, median, high = np.quantile(1.0 - learning / whole, (0.25, 0.5, 0.75))
     result.share = (float(low), float(median), float(high))
-    result.step_seconds = (float(np.median(whole_times)), float(np.median(bare_times)))
+    result.step_seconds = (float(np.median(whole)), float(np.median(learning)))
 
 
 class _Clock:
-    """Wall time by part: `with clock("acting"): ...`."""
+    """Wall time by part of the loop: `with clock("acting"): ...`."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
-        self._began = time.perf_counter()
-        self._part, self._start = "", 0.0
+        self.begin = time.perf_counter()
 
-    def __call__(self, part: str) -> _Clock:
-        self._part = part
-        return self
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.parts[self._part] = self.parts.get(self._part, 0.0) + time.perf_counter() - self._start
-
-    def total(self) -> float:
-        """Seconds since it was made."""
-        return time.perf_counter() - self._began
+    @contextlib.contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.parts[part] = self.parts.get(part, 0.0) + time.perf_counter() - start

@@ -1,17 +1,14 @@
-"""Catch: a game of pixels in which Double DQN learns within a minute, to see a buffer at work and to try one's own.
+"""Catch: a game of pixels that Double DQN learns within a minute, to try a buffer.
 
     python -m fbuf.demo.catch --storage compressed      # JAX: the whole training is one jit
-    python -m fbuf.demo.catch --learner torch           # the same by a torch learner that fbuf feeds
+    python -m fbuf.demo.catch --learner torch           # a torch learner with batches of fbuf
 
-A ball falls through a field of 10 by 10 pixels and drifts to a side, bouncing off the walls; the paddle at the bottom moves one
-pixel a step, and must be where the ball comes down: +1, or else -1, and the next ball. One frame does not show the drift, so
-the network sees stacks of two. Play at random earns about -0.8 a game, perfect play 1.
+A ball falls through 10 by 10 pixels, drifts to a side and bounces off the walls; the paddle at the bottom moves one pixel a
+step. Catching the ball gives +1, missing it -1. One frame does not show the drift, so the network sees stacks of two.
+Random play earns about -0.8 per game, perfect play 1. `train` is one `lax.scan`; one seed gives the same parameters, bit for
+bit, with every storage.
 
-The game is pure functions, so a training loop is a `lax.scan` over play, `extend`, `sample`, learning and `update_priority`:
-`train` below is what a user would write. For one seed it gives the same parameters, bit for bit, whichever storage holds the
-frames.
-
-Source: the game, after `catch` of bsuite (Osband et al. 2020); van Hasselt et al. 2016 (Double DQN); Schaul et al. 2016.
+Source: `catch` of bsuite (Osband et al. 2020); van Hasselt et al. 2016 (Double DQN); Schaul et al. 2016.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ Params = list[dict[str, jax.Array]]
 
 
 class Game(NamedTuple):
-    """One game, int32[] each; with `jax.vmap` as many as there are lanes."""
+    """One game, int32[] each; with `jax.vmap`, one per lane."""
 
     row: jax.Array  # of the ball, 0 at the top
     column: jax.Array
@@ -52,7 +49,7 @@ class Game(NamedTuple):
 
 
 def reset(key: jax.Array) -> Game:
-    """A ball at the top, the paddle anywhere."""
+    """Return a ball at the top and a paddle anywhere."""
     ball, drift, paddle = jax.random.split(key, 3)
     draw = partial(jax.random.randint, shape=(), dtype=jnp.int32)
     return Game(
@@ -64,10 +61,10 @@ def reset(key: jax.Array) -> Game:
 
 
 def step(game: Game, action: jax.Array, key: jax.Array) -> tuple[Game, jax.Array, jax.Array]:
-    """One frame on.
+    """Advance one frame.
 
     Args:
-      game: Now.
+      game: The current game.
       action: int32[], 0 left, 1 stay, 2 right.
       key: Of the next game, which begins where this one ends.
     Returns:
@@ -86,7 +83,7 @@ def step(game: Game, action: jax.Array, key: jax.Array) -> tuple[Game, jax.Array
 
 
 def draw(game: Game) -> jax.Array:
-    """What the agent sees: uint8[10, 10], ball and paddle white."""
+    """Return the observation: uint8[10, 10], ball and paddle white."""
     frame = jnp.zeros((SIZE, SIZE), jnp.uint8).at[game.row, game.column].set(255)
     return frame.at[SIZE - 1, game.paddle].set(255)
 
@@ -95,7 +92,7 @@ def draw(game: Game) -> jax.Array:
 
 
 def init_params(key: jax.Array) -> Params:
-    """Two layers, float32, drawn after He et al. 2015."""
+    """Return two layers, float32, drawn after He et al. 2015."""
     sizes = ((STACK * SIZE * SIZE, 128), (128, ACTIONS))
     keys = jax.random.split(key, len(sizes))
     return [
@@ -105,7 +102,7 @@ def init_params(key: jax.Array) -> Params:
 
 
 def q_values(params: Params, stacks: jax.Array) -> jax.Array:
-    """float32[B, 3], the value of each action; `stacks` uint8[B, 2, 10, 10]."""
+    """Return float32[B, 3], the value of each action; `stacks` uint8[B, 2, 10, 10]."""
     x = stacks.reshape(stacks.shape[0], -1).astype(jnp.float32) / 255
     x = jax.nn.relu(x @ params[0]["kernel"] + params[0]["bias"][None])
     return x @ params[1]["kernel"] + params[1]["bias"][None]
@@ -116,7 +113,7 @@ def q_values(params: Params, stacks: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a training is; values of the game above."""
+    """The settings of a training."""
 
     iterations: int = 8000  # in each, one step of every lane and one batch
     lanes: int = 16
@@ -127,7 +124,7 @@ class Config:
 
 
 def make_buffer(storage: Any = None, config: Config = Config(), capacity: int = 16_384) -> fbuf.Buffer:
-    """Prioritized 3-step transitions of stacks of two frames."""
+    """Return a buffer of prioritized 3-step transitions of stacks of two frames."""
     return fbuf.Buffer(
         capacity,
         storage=fbuf.storages.Device() if storage is None else storage,
@@ -147,14 +144,14 @@ EXAMPLE = {
 
 
 class Actors(NamedTuple):
-    """All lanes."""
+    """The games of all lanes."""
 
     games: Game  # [E]
     stacks: jax.Array  # uint8[E, 2, 10, 10]; before an episode's first frame, zeros, as the view pads
 
 
 def first_actors(key: jax.Array, lanes: int) -> Actors:
-    """`lanes` games at their first frame."""
+    """Return `lanes` games at their first frame."""
     games = jax.vmap(reset)(jax.random.split(key, lanes))
     return Actors(games, _first_stacks(jax.vmap(draw)(games)))
 
@@ -164,7 +161,7 @@ def _first_stacks(frames: jax.Array) -> jax.Array:
 
 
 def play(actors: Actors, action: jax.Array, key: jax.Array) -> tuple[Actors, dict[str, jax.Array]]:
-    """One step of every lane by `action` int32[E], and its rows `[E, ...]`."""
+    """Step every lane by `action` int32[E]; return the actors and their rows `[E, ...]`."""
     seen = actors.stacks[:, -1]
     games, reward, down = jax.vmap(step)(actors.games, action, jax.random.split(key, action.shape[0]))
     frames = jax.vmap(draw)(games)
@@ -174,7 +171,7 @@ def play(actors: Actors, action: jax.Array, key: jax.Array) -> tuple[Actors, dic
 
 
 def explore(q: jax.Array, key: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """int32[E], the best action, or with chance epsilon any."""
+    """Return int32[E], the best action, or any action with probability epsilon."""
     which, choose = jax.random.split(key)
     anything = jax.random.randint(choose, q.shape[:1], 0, ACTIONS, jnp.int32)
     greedy = jnp.argmax(q, axis=-1).astype(jnp.int32)
@@ -182,12 +179,12 @@ def explore(q: jax.Array, key: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def epsilon_at(progress: Any) -> Any:
-    """From 1 to 0.05 in the first half."""
+    """Return epsilon: from 1 to 0.05 in the first half."""
     return jnp.maximum(jnp.float32(1) - jnp.float32(1.9) * progress, jnp.float32(0.05))
 
 
 def learn(params: Params, target: Params, batch: fbuf.Sample) -> tuple[Params, jax.Array]:
-    """The gradient of Double DQN's loss, and the TD errors float32[B]."""
+    """Return the gradient of Double DQN's loss, and the TD errors float32[B]."""
     data = batch.data
     best = jnp.argmax(q_values(params, data["next_obs"]), axis=-1)[:, None]
     bootstrap = jnp.take_along_axis(q_values(target, data["next_obs"]), best, axis=-1)[:, 0]
@@ -203,7 +200,7 @@ def learn(params: Params, target: Params, batch: fbuf.Sample) -> tuple[Params, j
 
 
 class Result(NamedTuple):
-    """What a training leaves."""
+    """The result of a training."""
 
     params: Any
     curve: np.ndarray[Any, Any]  # float32[points], mean return of the games that ended in each part of the training
@@ -213,12 +210,12 @@ class Result(NamedTuple):
 
 
 def train(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -> Result:
-    """Learns to catch: play, write, draw, learn and re-prioritize, all in one `lax.scan` of one jit.
+    """Learn to catch: play, write, sample, learn and update priorities in one `lax.scan` of one jit.
 
     Args:
-      buffer: From `make_buffer`, or one of your own: any storage and sampler.
+      buffer: From `make_buffer`, or any storage and sampler.
       seed: Of games, network and draws.
-      config: What to do.
+      config: The settings.
     """
     optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0, config.iterations))
     prioritized = buffer.sampler.prioritized
@@ -267,7 +264,7 @@ _play = jax.jit(play)
 
 
 def evaluate(policy: Callable[[jax.Array], Any], seed: int = 1, games: int = 1000) -> float:
-    """Mean return of `games` games, one in each lane, by `policy(stacks) -> int32[games]`."""
+    """Return the mean return of `games` games, one per lane, by `policy(stacks) -> int32[games]`."""
     key = jax.random.key(seed)
     actors = first_actors(key, games)
     total = 0.0
@@ -281,7 +278,7 @@ def evaluate(policy: Callable[[jax.Array], Any], seed: int = 1, games: int = 100
 
 
 def train_torch(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -> Result:
-    """The same learner in torch: games in JAX, rows in fbuf, batches by DLPack without a copy. See `train`."""
+    """Train a torch learner: games in JAX, rows in fbuf, batches by DLPack without a copy. See `train`."""
     import torch
 
     import fbuf.torch
@@ -358,7 +355,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
 
 
 def plot(curves: dict[str, np.ndarray[Any, Any]], config: Config, out: Path) -> None:
-    """The curves of returns, as a picture."""
+    """Plot the curves of returns."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

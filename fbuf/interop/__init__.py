@@ -1,9 +1,7 @@
-"""Rows from and to other libraries: flashbax, torchrl, plain arrays, `.npz` and `.h5` files.
+"""Exchange rows with other libraries: flashbax, torchrl, plain arrays, `.npz` and `.h5` files.
 
-Everything streams: blocks of some 8 MiB are in memory at a time, so what is larger than memory goes from a file into a
-compressed or memory-mapped buffer, and back. Nothing is unpickled or evaluated; names, shapes and sizes that a file
-states are checked against the file; what cannot be read is refused by name. What is needed besides numpy (h5py,
-tensorstore) is imported by the call that needs it.
+Every function reads and writes blocks of about 8 MiB, so data may be larger than memory. Nothing is unpickled or evaluated;
+names, shapes and sizes in a file are checked against the file. h5py and tensorstore are imported by the calls that need them.
 """
 
 from fbuf.interop._export import Exported, to_file

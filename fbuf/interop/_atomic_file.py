@@ -1,4 +1,4 @@
-"""One file that appears whole or not at all: written beside its place, synced, and renamed there."""
+"""Write one file atomically: beside its path, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from fbuf.interop import _hdf5, _npz
 from fbuf.interop._columns import check_name
+from fbuf.torch._tensordict import under
 
 H5 = (".h5", ".hdf5")
 MASK = "__mask__"  # which rows there are, where lanes hold different numbers
@@ -21,7 +22,7 @@ RESERVED = (_npz.ABOUT, MASK)
 
 
 class Sink:
-    """Where columns go; `about` and the dtypes that the format lacks are written at the end."""
+    """Write columns; the description and the dtypes that the format lacks follow at the end."""
 
     def __init__(self, writer: _npz.Writer | _hdf5.Writer) -> None:
         self._writer = writer
@@ -29,7 +30,7 @@ class Sink:
         self.names: list[str] = []
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One leaf of all rows, from blocks; what numpy alone does not know (bfloat16, float8) as integers."""
+        """Write one leaf of all rows from blocks; dtypes beyond numpy's own (bfloat16, float8) as integers."""
         self.names.append(name)
         if dtype.isbuiltin != 1:
             self.dtypes[name] = dtype.name
@@ -38,23 +39,23 @@ class Sink:
         self._writer.column(name, shape, dtype, blocks)
 
     def finish(self, about: Mapping[str, Any]) -> None:
-        """Describes what was written."""
+        """Write the description."""
         self._writer.close(json.dumps({**about, "columns": self.names, "dtypes": self.dtypes}, sort_keys=True).encode())
 
 
 @contextlib.contextmanager
-def opened(call: str, path: Path, compress: bool, overwrite: bool) -> Iterator[Sink]:
-    """A `Sink` whose file is at `path` once the block has ended; if it raises, nothing is there that was not before.
+def open_sink(call: str, path: Path, compress: bool, overwrite: bool) -> Iterator[Sink]:
+    """Yield a `Sink` whose file replaces `path` after the block; an exception leaves everything unchanged.
 
     Raises:
-      ValueError: the name ends in something else than .npz, .h5 or .hdf5.
-      FileExistsError: there is one, and `overwrite` is False.
+      ValueError: the name does not end in .npz, .h5 or .hdf5.
+      FileExistsError: the file exists, and `overwrite` is False.
       OSError: the file cannot be written.
     """
     if path.suffix not in (".npz", *H5):
         raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{call}: {path} exists. Write it with overwrite=True, or under another name.")
+        raise FileExistsError(f"{call}: {path} exists. Pass overwrite=True, or choose another name.")
     if path.suffix in H5:
         _hdf5.library(call)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -79,39 +80,29 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def renamed(call: str, leaves: Iterable[str], names: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Name in the file of each leaf; a subtree may be renamed or left out (None) as one.
+def rename_leaves(call: str, leaves: Iterable[str], names: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Return `{leaf: name in the file}`; a subtree may be renamed or left out (None).
 
     Raises:
-      ValueError: a name that no leaf has, that two would get, or that files keep for themselves.
+      ValueError: no leaf has the name, or the new name is invalid.
     """
     leaves, names = list(leaves), dict(names or {})
-    for name in names:
-        if not any(leaf == name or leaf.startswith(name + "/") for leaf in leaves):
+    out: dict[str, str | None] = {leaf: leaf for leaf in leaves}
+    for name, to in sorted(names.items(), key=lambda item: len(item[0])):  # the longest name counts
+        if not (found := under(name, leaves)):
             raise ValueError(f"{call}: names has '{name}', but rows have {', '.join(leaves)}.")
-    out: dict[str, str] = {}
-    for leaf in leaves:
-        found = [name for name in names if leaf == name or leaf.startswith(name + "/")]
-        best = max(found, key=len, default=None)
-        to = leaf if best is None else names[best]
-        if to is not None:
-            out[leaf] = check_name(call, to + (leaf[len(best) :] if best is not None else ""))
-    return out
+        out |= {leaf: None if to is None else check_name(call, to + leaf[len(name) :]) for leaf in found}
+    return {leaf: to for leaf, to in out.items() if to is not None}
 
 
 def check_names(call: str, names: Iterable[str]) -> None:
-    """Raises if two columns would have one name, or one would be a folder of another."""
+    """Raise ValueError if two columns would have one name, or one would be a folder of another."""
     seen: set[str] = set()
     for name in names:
         if name in seen or name in RESERVED:
-            what = "is kept for the file's own" if name in RESERVED else "would be two columns"
+            what = "is reserved" if name in RESERVED else "would be two columns"
             raise ValueError(f"{call}: '{name}' {what}. Rename a leaf: names={{'{name}': ...}}.")
         seen.add(name)
     for name in seen:
-        parts = name.split("/")
-        for cut in range(1, len(parts)):
-            if "/".join(parts[:cut]) in seen:
-                above = "/".join(parts[:cut])
-                raise ValueError(
-                    f"{call}: '{above}' would be a column and a group. Rename it: names={{'{above}': ...}}."
-                )
+        if len(under(name, seen)) > 1:
+            raise ValueError(f"{call}: '{name}' would be a column and a group. Rename it: names={{'{name}': ...}}.")

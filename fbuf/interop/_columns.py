@@ -1,10 +1,15 @@
-"""TODO"""
+"""Columns: the leaves of a source in order of time, read block by block, by their names and dtypes here.
+
+Every format becomes a `Source` of columns, so names, dtypes and lengths are checked once. `fill` writes a source into a
+buffer; `fbuf.datasets` writes columns to files. No value changes unless the caller asked for a cast.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.pytree import name_of
 from fbuf.torch._dtypes import NARROW
-from fbuf.torch._tensordict import TED
+from fbuf.torch._tensordict import TED, under
 
 MOST_JSON = 64 * 2**20  # bytes
 MOST_DEPTH = 64  # folders
@@ -38,10 +44,11 @@ class Column:
 
     Attributes:
       shape: Of one row (of one lane).
-      dtype: As it lies in the source.
-      read: Rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`. Called in ascending order.
-      rows: How many there are; -1 where the source says it for all columns.
-      refused: Not empty: why it cannot be read; raised if it is asked for.
+      dtype: In the source.
+      read: Return rows from the first to before the second number, `[n, ...]`, with lanes `[n, E, ...]`; called in ascending
+        order.
+      rows: Number of rows; -1 if the source states it for all columns.
+      refused: Why the column cannot be read, raised on request; "" if it can.
     """
 
     shape: tuple[int, ...]
@@ -57,11 +64,11 @@ class Source:
 
     Attributes:
       columns: By name, as in the source.
-      steps: Rows (a lane).
-      lanes: E, None for one stream.
-      mask: Which rows are there, bool `[n, E]` of rows from the first to before the second number; None: all.
-      priority: |p| of each row, `[T]` or `[T, E]`, NaN where it has none of its own; None: there are none.
-      largest: |p| of rows that have none of their own.
+      steps: Rows (per lane).
+      lanes: E; None: one stream.
+      mask: Return which rows exist, bool `[n, E]`, from the first to before the second number; None: all.
+      priority: |p| of each row, `[T]` or `[T, E]`, NaN where it has none; None: no priorities.
+      largest: |p| of rows without a priority.
       structure: Treedef of a row whose leaves are the columns in this order; None: nested dicts.
     """
 
@@ -75,7 +82,7 @@ class Source:
 
 
 def refused(why: str) -> Column:
-    """A column that is there but cannot be read."""
+    """Return a column that cannot be read."""
 
     def read(first: int, last: int) -> np.ndarray:
         raise ValueError(why)
@@ -84,55 +91,48 @@ def refused(why: str) -> Column:
 
 
 def check_name(where: str, name: str) -> str:
-    """The name of a leaf from a file, which could be a path to somewhere else.
+    """Return the name of a leaf from a file, which could be a path to elsewhere.
 
     Raises:
       ValueError: it has an empty part, `.`, `..`, a backslash or a NUL.
     """
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
-        raise ValueError(
-            f"{where}: names a leaf {name[:80]!r}; expected a name such as 'next/obs'. Do not load this file."
-        )
+        raise ValueError(f"{where}: leaf {name[:80]!r} has an invalid name; expected one such as 'next/obs'.")
     return name
 
 
 def check_count(where: str, what: str, value: Any) -> int:
-    """A count that a file states, an int from 0 to 2^62."""
+    """Return a count from a file. Raises ValueError unless it is an int from 0 to 2^62."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise ValueError(f"{where}: {what} is {str(value)[:80]!r}; expected an int >= 0. The file is damaged.")
     return value
 
 
 def check_shape(where: str, value: Any) -> tuple[int, ...]:
-    """A shape that a file states: at most 32 ints whose product stays below 2^62."""
+    """Return a shape from a file. Raises ValueError unless it is at most 32 ints whose product is below 2^62."""
     if not isinstance(value, (list, tuple)) or len(value) > 32:
         raise ValueError(f"{where}: shape is {str(value)[:80]!r}; expected up to 32 ints. The file is damaged.")
     shape = tuple(check_count(where, "an axis", n) for n in value)
-    total = 1
-    for n in shape:
-        total *= n
-    if total >= 2**62:
+    if math.prod(shape) >= 2**62:
         raise ValueError(f"{where}: shape is {shape}; expected fewer than 2^62 entries. The file is damaged.")
     return shape
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-      ValueError: it is larger than 64 MiB, nested too deep, no JSON or no object.
-      FileNotFoundError: there is none.
+      ValueError: it is larger than 64 MiB, nested too deep, not JSON or not an object.
+      FileNotFoundError: it is missing.
     """
     size = path.stat().st_size
     if size > MOST_JSON:
-        raise ValueError(f"{path}: has {size} bytes; expected at most {MOST_JSON}. It is no description of rows.")
+        raise ValueError(f"{path}: has {size} bytes; expected at most {MOST_JSON}.")
     try:
         value = json.loads(path.read_bytes())
-    except RecursionError:
-        raise ValueError(f"{path}: is nested too deep to read. Do not load this file.") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON ({error}). It is damaged, or no part of such a dump.") from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{path}: is not valid JSON ({error}). The file is damaged.") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: is a {type(value).__name__}; expected an object. It is damaged.")
     return value
@@ -160,117 +160,95 @@ def column_of(name: str, value: Any, lanes: int | None = None) -> Column:
         return refused(f"leaf '{name}' {what}; expected [N, {'' if lanes is None else f'{lanes}, '}...].")
     dtype = DTYPES.get(getattr(array.dtype, "name", ""))
     if dtype is None or dtype != array.dtype:
-        return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans.{_remedy(array)}")
+        fix = ""
+        if type(array).__module__.partition(".")[0] == "torch":
+            fix = " Pass x.numpy()."
+        elif isinstance(array.dtype, np.dtype) and array.dtype.kind in "iufc":  # the other byte order
+            fix = f" Pass x.astype('{array.dtype.name}')."
+        return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans.{fix}")
     return Column(shape[lead:], dtype, lambda first, last: np.asarray(array[first:last]), shape[0])
 
 
-def _remedy(array: Any) -> str:
-    if type(array).__module__.partition(".")[0] == "torch":
-        return " Give x.numpy()."
-    if isinstance(array.dtype, np.dtype) and array.dtype.kind in "iufc":  # of the other byte order
-        return f" Give x.astype('{array.dtype.name}')."
-    return ""
-
-
-def chosen(
+def choose_leaves(
     call: str, columns: Mapping[str, Column], fields: Fields, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return `{name there: name here}` of the leaves to take.
 
     Args:
-      known: First parts of names that are called something else here, unless `fields` is a mapping.
+      known: First parts of names and their names here, unless `fields` is a mapping.
     Raises:
       ValueError: a field is missing, cannot be read or has an invalid name; or two leaves would have one name.
     """
     if fields == "ted":
         fields = {name: here for name, here in TED.items() if name in columns or name != "next/truncated"}
     elif isinstance(fields, str):
-        raise TypeError(
-            f'{call}: fields is {fields!r}; expected a dict, a sequence of names, "ted" or None. '
-            f"Write fields=({fields!r},)."
-        )
+        raise TypeError(f'{call}: fields is {fields!r}; expected a dict, a sequence of names, "ted" or None.')
     if not isinstance(fields, Mapping):
-        fields = {name: _renamed(name, known or {}) for name in (columns if fields is None else fields)}
-    taken: dict[str, str] = {}
-    for there, here in ((_joined(there), _joined(here)) for there, here in fields.items()):
+        fields = {name: _rename(name_of(name), known or {}) for name in (columns if fields is None else fields)}
+    chosen: dict[str, str] = {}
+    for there, here in ((name_of(there), name_of(here)) for there, here in fields.items()):
         if there not in columns:
             names = ", ".join(columns) or "none"
-            raise ValueError(f"{call}: fields has '{there}', which is not there; expected some of: {names}.")
+            raise ValueError(f"{call}: fields has '{there}', which is missing; expected some of: {names}.")
         if columns[there].refused:
             rest = [name for name, column in columns.items() if not column.refused]
             leave_out = f" Leave it out: fields={rest}." if rest else ""
             raise ValueError(f"{call}: {columns[there].refused}{leave_out}")
-        taken[there] = here if here == there else check_name(call, here)
-    _check_distinct(call, taken)
-    return taken
+        for other, name in chosen.items():
+            if under(here, [name]) or under(name, [here]):
+                raise ValueError(
+                    f"{call}: '{other}' and '{there}' would be the leaves '{name}' and '{here}'; expected other names. "
+                    f"Rename one, or leave it out: fields={chosen}."
+                )
+        chosen[there] = here if here == there else check_name(call, here)
+    return chosen
 
 
-def _joined(name: str | Sequence[str]) -> str:
-    return name if isinstance(name, str) else "/".join(name)
-
-
-def _renamed(name: str | Sequence[str], known: Mapping[str, str]) -> str:
-    first, slash, rest = _joined(name).partition("/")
+def _rename(name: str, known: Mapping[str, str]) -> str:
+    first, slash, rest = name.partition("/")
     return known.get(first, first) + slash + rest
 
 
-def _check_distinct(call: str, taken: Mapping[str, str]) -> None:
-    by_name: dict[str, str] = {}
-    for there, here in taken.items():
-        clash = next(
-            (name for name in by_name if f"{name}/".startswith(f"{here}/") or here.startswith(f"{name}/")), None
-        )
-        if clash is not None:
-            rest = {t: h for t, h in taken.items() if t != there}
-            raise ValueError(
-                f"{call}: '{by_name[clash]}' and '{there}' would be the leaves '{clash}' and '{here}'; expected other names. "
-                f"Name them, or leave one out: fields={rest}."
-            )
-        by_name[here] = there
-
-
-def length_of(call: str, columns: Mapping[str, Column]) -> int:
-    """Return the number of rows, of which all columns must have as many."""
+def row_count(call: str, columns: Mapping[str, Column]) -> int:
+    """Return the number of rows. Raises ValueError unless all columns have it."""
     lengths = {name: column.rows for name, column in columns.items()}
-    rows = max(lengths.values(), key=lambda n: sum(n == m for m in lengths.values()), default=0)
+    rows = statistics.mode(lengths.values()) if lengths else 0
     fitting = [name for name, n in lengths.items() if n == rows]
-    odd = next((name for name, n in lengths.items() if n != rows), None)
-    if odd is not None:
-        raise ValueError(
-            f"{call}: leaf '{odd}' has {lengths[odd]} rows, but '{fitting[0]}' has {rows}; expected as many. Cut them to the "
-            f"same length, or leave it out: fields={fitting}."
-        )
+    for name, number in lengths.items():
+        if number != rows:
+            raise ValueError(
+                f"{call}: leaf '{name}' has {number} rows, but '{fitting[0]}' has {rows}. Cut them to the same length, or "
+                f"leave it out: fields={fitting}."
+            )
     return rows
 
 
-def converted(call: str, columns: Mapping[str, Column], dtypes: Mapping[str, str] | None) -> dict[str, Column]:
-    """Return the columns, by their names here, in the dtypes asked for, or as JAX can hold them."""
+def cast_columns(call: str, columns: Mapping[str, Column], dtypes: Mapping[str, str] | None) -> dict[str, Column]:
+    """Return the columns, by their names here, in the dtypes asked for, or in those that JAX can hold."""
     if not columns:
         raise ValueError(f"{call}: there are no leaves; expected at least one.")
     if unknown := [name for name in dtypes or () if name not in columns]:
-        raise ValueError(
-            f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)} (as they are called here)."
-        )
+        raise ValueError(f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)}.")
     return {name: _cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
 
 
 def _cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
-    came, wide = column.dtype, jax.config.read("jax_enable_x64")
+    dtype, x64 = column.dtype, jax.config.read("jax_enable_x64")
     exact = wanted is None
     if wanted is None:
-        if came.name not in NARROW or wide:
+        if dtype.name not in NARROW or x64:
             return column
-        wanted = NARROW[came.name]
-        if came.kind in "fc":
+        wanted = NARROW[dtype.name]
+        if dtype.kind in "fc":
             raise TypeError(
-                f"{call}: leaf '{name}' is {came.name}; JAX holds {wanted} unless jax_enable_x64 is on. "
-                f"Say that it may be rounded: dtypes={{'{name}': '{wanted}'}}."
+                f"{call}: leaf '{name}' is {dtype.name}; expected {wanted} while jax_enable_x64 is off. "
+                f"Allow rounding: dtypes={{'{name}': '{wanted}'}}."
             )
     to = DTYPES.get(wanted if isinstance(wanted, str) else np.dtype(wanted).name)
-    if to is None or (to.name in NARROW and not wide):
-        usable = [n for n in DTYPES if wide or n not in NARROW]
+    if to is None or (to.name in NARROW and not x64):
+        usable = [n for n in DTYPES if x64 or n not in NARROW]
         raise TypeError(f"{call}: dtypes['{name}'] is {wanted!r}; expected one of {', '.join(usable)}.")
-    if to == came:
+    if to == dtype:
         return column
 
     def read(first: int, last: int) -> np.ndarray:
@@ -278,22 +256,22 @@ def _cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
         with np.errstate(all="ignore"):
             cast = rows.astype(to)
         if exact or to.kind in "iub":
-            lost = not np.array_equal(cast.astype(came), rows)
+            lost = not np.array_equal(cast.astype(dtype), rows)
         else:
-            lost = came.kind == to.kind == "f" and bool((np.isinf(cast) & ~np.isinf(rows)).any())
+            lost = dtype.kind == to.kind == "f" and bool((np.isinf(cast) & ~np.isinf(rows)).any())
         if lost:
-            other = "float32" if came.kind in "iub" else came.name
+            other = "float32" if dtype.kind in "iub" else dtype.name
             raise ValueError(
-                f"{call}: leaf '{name}' is {came.name}, and rows {first} to {last - 1} hold values that {to.name} cannot. "
-                f"Turn jax_enable_x64 on, or say what they are to become: dtypes={{'{name}': '{other}'}}."
+                f"{call}: leaf '{name}' is {dtype.name}, and rows {first} to {last - 1} hold values that {to.name} cannot. "
+                f"Enable jax_enable_x64, or cast: dtypes={{'{name}': '{other}'}}."
             )
         return cast
 
     return dataclasses.replace(column, dtype=to, read=read)
 
 
-def without_last_axes(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Return columns of torchrl's layout, with scalars of shape [] where they are [1] there."""
+def squeeze_scalars(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Return columns of torchrl's layout with scalars of shape [] instead of [1]."""
 
     def squeezed(column: Column) -> Column:
         return dataclasses.replace(column, shape=column.shape[:-1], read=lambda a, b: column.read(a, b)[..., 0])
@@ -302,8 +280,8 @@ def without_last_axes(columns: Mapping[str, Column]) -> dict[str, Column]:
     return {name: squeezed(column) if name in one else column for name, column in columns.items()}
 
 
-def rows_a_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
-    """Return the number of rows (a lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
+def rows_per_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
+    """Return the number of rows (per lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) * (lanes or 1)
     return max(1, BLOCK_BYTES // max(1, size))
 
@@ -311,7 +289,7 @@ def rows_a_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
 def blocks(
     call: str, columns: Mapping[str, Column], first: int, last: int, size: int, lanes: tuple[int, ...] = ()
 ) -> Iterator[Block]:
-    """Read rows from the first to before the last in blocks, checked against what the columns say of themselves."""
+    """Yield rows from the first to before the last in blocks, checked against the columns' shapes and dtypes."""
     for start in range(first, last, size):
         stop = min(start + size, last)
         block = {}
@@ -320,7 +298,7 @@ def blocks(
             expected = (stop - start, *lanes, *column.shape)
             if rows.shape != expected or rows.dtype != column.dtype:
                 raise ValueError(
-                    f"{call}: rows {start} to {stop - 1} of '{name}' came as {rows.dtype}{list(rows.shape)}; expected "
-                    f"{column.dtype}{list(expected)}. The source changed while it was read, or is damaged."
+                    f"{call}: rows {start} to {stop - 1} of '{name}' are {rows.dtype}{list(rows.shape)}; expected "
+                    f"{column.dtype}{list(expected)}. The source changed during the call, or is damaged."
                 )
         yield block

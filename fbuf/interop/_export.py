@@ -1,4 +1,4 @@
-"""Rows of a buffer into one `.npz` or `.h5`, as they are: leaves `[T, ...]`, oldest first."""
+"""Write the rows of a buffer to one `.npz` or `.h5`: leaves `[T, ...]`, oldest first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Exported:
     """What was written.
 
     Attributes:
-      path: Where.
-      rows: How many, over all lanes.
-      episodes: How many, parts of one included; None where nobody asked.
-      dropped: Rows that are not there because the layout could not hold them.
-      nbytes: Of the file.
+      path: The file.
+      rows: Number of rows, over all lanes.
+      episodes: Number of episodes, partial ones included; None if not counted.
+      dropped: Rows left out because the layout cannot hold them.
+      nbytes: Size of the file.
     """
 
     path: Path
@@ -49,30 +49,31 @@ def to_file(
     overwrite: bool = False,
     progress: Progress = None,
 ) -> Exported:
-    """Writes all rows, oldest first, into one `.npz` or `.h5`; `from_file` reads them back.
+    """Write all rows, oldest first, to one `.npz` or `.h5`, which `from_file` reads.
 
-    Leaves are arrays `[T, ...]`, with lanes `[T, E, ...]`, under their names (`"next/obs"`; groups in HDF5). Where lanes hold
-    different numbers of rows, `__mask__` bool `[T, E]` says which are there. Priorities, counters and the buffer's
-    configuration are not in the file: `fbuf.save` keeps them.
+    Leaves are arrays `[T, ...]`, with lanes `[T, E, ...]`, under their names (`"next/obs"`; groups in HDF5). If lanes hold
+    different numbers of rows, `__mask__` bool `[T, E]` marks those that exist. Priorities, counters and the buffer's
+    configuration are not in the file: use `fbuf.save`.
 
     Args:
-      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file appears whole or not at all.
-      buffer, state: As always. The state is not changed.
+      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file is written atomically.
+      buffer, state: A buffer and its state, which is not changed.
       names: `{leaf or subtree: name in the file}`; None as a name leaves it out.
-      episode: Name of one more column, int64: a number for each episode, the same in all of its rows. They grow along a
-        lane, and no two lanes share one.
+      episode: Name of an additional column, int64: the number of each row's episode. Numbers grow along a lane, and no two
+        lanes
+        share one.
       compress: Deflate (npz) or gzip with checksums (h5): smaller, and much slower.
-      overwrite: A file that is there may be replaced.
+      overwrite: Whether to replace an existing file.
       progress: True: a bar; or a function of `(done, total)`, in leaves.
     Returns:
       What was written.
     Raises:
-      FileExistsError: there is a file, and overwrite is False.
+      FileExistsError: the file exists, and overwrite is False.
       ImportError: h5py is missing.
       RuntimeError: rows of this state have expired on the host.
       TypeError: the storage is `Ragged`; the state is traced.
       ValueError: another ending; names that no leaf has or that clash.
-    Cost: O(C) reads, one leaf after another in blocks of some 8 MiB; memory for a few of these.
+    Cost: O(C) reads, one leaf after another in blocks of about 8 MiB; memory for a few of these.
 
     Example:
       >>> import fbuf, tempfile, jax.numpy as jnp
@@ -86,17 +87,17 @@ def to_file(
     """
     call = "to_file"
     reader = Reader(call, buffer, state)
-    columns = _atomic_file.renamed(call, reader.spec, names)
+    columns = _atomic_file.rename_leaves(call, reader.spec, names)
     _atomic_file.check_names(call, [*columns.values(), *([episode] if episode else [])])
     if episode and not (buffer.ends and buffer.geometry.streams):
         raise ValueError(
-            f"{call}: episode is '{episode}', but nothing says where episodes end. Use Buffer(episode_end=('terminated',))."
+            f"{call}: episode is '{episode}', but the buffer has no episode ends. Use Buffer(episode_end=)."
         )
     lanes = () if reader.lanes is None else (reader.lanes,)
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None
     bar, path = Bar(progress, call, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _atomic_file.opened(call, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _atomic_file.open_sink(call, path, compress, overwrite) as sink:
         for leaf, name in columns.items():
             spec = reader.spec[leaf]
             shape = (steps, *lanes, *spec.shape)
@@ -114,7 +115,7 @@ def to_file(
 
 
 def _episodes(reader: Reader, ends: tuple[str, ...]) -> tuple[np.ndarray, int]:
-    """int64[T, E], and how many there are."""
+    """Return the episode of each row, int64[T, E], and the number of episodes."""
     end = np.zeros((reader.steps, len(reader.sizes)), bool)
     for name in ends:
         end |= reader.flag(name)

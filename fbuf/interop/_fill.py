@@ -1,8 +1,7 @@
-"""From a `Source` to a buffer that holds its rows: names, dtypes and room are checked first, then blocks are written.
+"""Fill a buffer from a `Source`: check names, dtypes and room, then write blocks.
 
-One jitted, donated `extend` writes every block; the last is filled up with rows that its mask leaves out, so there is
-one program and no copy of the buffer. Priorities go in with the rows where every row can be drawn; where a view decides
-that, they are set afterwards, by the row that an anchor is.
+One jitted, donated `extend` writes every block; the last is padded with masked rows, so one program serves all and nothing
+copies the buffer. Priorities are written with the rows if every row can be sampled, else afterwards by the rows' anchors.
 """
 
 from __future__ import annotations
@@ -25,7 +24,16 @@ from fbuf._core.pytree import nested
 from fbuf._core.sample import Index
 from fbuf._host.io.directory import undone
 from fbuf._interfaces.storage import Growable
-from fbuf.interop._columns import Column, Fields, Source, blocks, chosen, converted, rows_a_block, without_last_axes
+from fbuf.interop._columns import (
+    Column,
+    Fields,
+    Source,
+    blocks,
+    cast_columns,
+    choose_leaves,
+    rows_per_block,
+    squeeze_scalars,
+)
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 
@@ -44,26 +52,26 @@ def fill(
     progress: Progress,
     capacity: int | None = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows of `source`; arguments and errors as the public functions say."""
+    """Return a buffer with the rows of `source`; arguments and errors as for the public functions."""
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
-    taken = chosen(call, source.columns, fields)
+    taken = choose_leaves(call, source.columns, fields)
     columns = {here: source.columns[there] for there, here in taken.items()}
-    columns = converted(call, without_last_axes(columns) if fields == "ted" else columns, dtypes)
+    columns = cast_columns(call, squeeze_scalars(columns) if fields == "ted" else columns, dtypes)
     if newest is not None and (not isinstance(newest, (int, np.integer)) or newest < 0):
-        raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, rows (a lane), or None for all.")
+        raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, or None for all.")
     steps = source.steps if newest is None else min(int(newest), source.steps)
     buffer = _buffer(call, source, steps, buffer, capacity)
     example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
-    whole = source.structure is not None and fields is None
-    rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if whole else nested
+    keep_structure = source.structure is not None and fields is None
+    rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if keep_structure else nested
     with undone(getattr(buffer.storage, "path", None)), contextlib.closing(Bar(progress, call, steps, " rows")) as bar:
-        state = _filled(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
+        state = _write_rows(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
     return buffer, state
 
 
 def _with_lane(source: Source) -> Source:
-    """The same rows as one lane, `[N, 1, ...]`."""
+    """Return the same rows as one lane, `[N, 1, ...]`."""
 
     def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
         return lambda first, last: read(first, last)[:, None]
@@ -74,7 +82,7 @@ def _with_lane(source: Source) -> Source:
     return dataclasses.replace(source, columns=columns, lanes=1, priority=priority, mask=mask)
 
 
-def _filled(
+def _write_rows(
     call: str,
     source: Source,
     buffer: Buffer,
@@ -84,59 +92,56 @@ def _filled(
     steps: int,
     bar: Bar,
 ) -> BufferState:
-    """The state with the newest `steps` rows of the source."""
+    """Return the state with the newest `steps` rows of the source."""
     lanes = () if source.lanes is None else (source.lanes,)
     first = start = source.steps - steps
-    block = max(1, min(steps, rows_a_block(columns.values(), source.lanes), buffer.geometry.length))
+    block = max(1, min(steps, rows_per_block(columns.values(), source.lanes), buffer.geometry.length))
     if isinstance(buffer.storage, Growable):  # its table makes room by the write
         block = max(1, min(block, 256 // (source.lanes or 1)))
-    given = source.priority if buffer.sampler.prioritized else None
-    write: Callable[..., BufferState] = _write_in_place
-    if isinstance(buffer.storage, Ragged):  # stores what is no array before the write, which no jitted function can
-        write = _write
-    came = np.zeros(buffer.geometry.lanes, np.int64)
+    priorities = source.priority if buffer.sampler.prioritized else None
+    # Ragged stores values outside arrays, which a jitted function cannot.
+    write: Callable[..., BufferState] = _write if isinstance(buffer.storage, Ragged) else _write_in_place
+    total = 0
     for rows in blocks(call, columns, first, source.steps, block, lanes):
         stop = min(start + block, source.steps)
         leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
         mask = np.ones((stop - start, *lanes), bool) if source.mask is None else source.mask(start, stop)
         priority = None
-        if given is not None and buffer.dense:
-            here = np.nan_to_num(given[start:stop], nan=source.largest)
-            priority = _padded(here.astype(np.float32), block)
-        came += mask.reshape(stop - start, -1).sum(axis=0)
+        if priorities is not None and buffer.dense:
+            part = np.nan_to_num(priorities[start:stop], nan=source.largest)
+            priority = _padded(part.astype(np.float32), block)
+        total += int(mask.sum())
         state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
         jax.block_until_ready(state.token)  # else blocks queue up faster than they are written
         bar(stop - start)
         start = stop
-    held = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
-    if buffer.geometry.streams and held < came.sum():
+    stored = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
+    if buffer.geometry.streams and stored < total:
         raise ValueError(
-            f"{call}: {buffer.storage!r} had room for {held} of {came.sum()} rows only. Give it more, or take fewer: "
-            f"newest={held // len(came)}."
+            f"{call}: {buffer.storage!r} had room for {stored} of {total} rows only. Use a larger one, or take fewer: "
+            f"newest={stored // buffer.geometry.lanes}."
         )
-    if given is not None and not buffer.dense:
-        state = _set_priorities(call, buffer, state, source, given[first:], block)
+    if priorities is not None and not buffer.dense:
+        state = _set_priorities(call, buffer, state, source, priorities[first:], block)
     return state
 
 
 def _write(buffer: Buffer, state: BufferState, rows: Any, mask: Any, priority: Any) -> BufferState:
-    if priority is None:
-        return buffer.extend(state, rows, mask=mask)
-    return buffer.extend(state, rows, mask=mask, priority=priority)
+    return buffer.extend(state, rows, mask=mask, **({} if priority is None else {"priority": priority}))
 
 
 _write_in_place = jax.jit(_write, static_argnums=0, donate_argnums=1)
 
 
 def _padded(rows: np.ndarray, block: int) -> np.ndarray:
-    """`block` rows, the last of them zeros."""
+    """Return `block` rows, the last of them zeros."""
     if len(rows) == block:
         return rows
     return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
-    """The buffer given, or one with room for just these rows; raises if they do not fit."""
+    """Return the buffer passed, or one with room for exactly these rows. Raises ValueError if they do not fit."""
     lanes = source.lanes or 1
     if buffer is None:
         sampler = Uniform() if source.priority is None else Prioritized()
@@ -145,9 +150,9 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
     elif capacity is not None:
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:
+        there, here = ("one stream (lanes=None)" if n is None else f"{n} lanes" for n in (source.lanes, buffer.lanes))
         raise ValueError(
-            f"{call}: rows come in {_lanes(source.lanes)}, but the buffer has {_lanes(buffer.lanes)}. "
-            f"Use Buffer(..., lanes={source.lanes})."
+            f"{call}: rows come in {there}, but the buffer has {here}. Use Buffer(..., lanes={source.lanes})."
         )
     if steps > buffer.geometry.length:
         raise ValueError(
@@ -157,33 +162,24 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
     return buffer
 
 
-def _lanes(lanes: int | None) -> str:
-    return "one stream (lanes=None)" if lanes is None else f"{lanes} lanes"
-
-
 def _set_priorities(
     call: str, buffer: Buffer, state: BufferState, source: Source, priority: np.ndarray, block: int
 ) -> BufferState:
-    """Sets the priorities of rows that a view draws, by age; warns of those it does not."""
+    """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:
         raise TypeError(
-            f"{call}: {buffer.writer!r} puts rows anywhere, and {buffer.view!r} decides which are drawn, so that nobody knows "
-            f"whose priorities these are. Use priorities=False, or view=fbuf.views.Row()."
+            f"{call}: {buffer.writer!r} stores rows in no order, so {buffer.view!r} cannot get their priorities. "
+            f"Use priorities=False, or view=fbuf.views.Row()."
         )
     lanes, length, _ = buffer.geometry
     capacity = buffer.capacity
     priority = priority.reshape(len(priority), lanes).astype(np.float32)
-    there = np.ones(priority.shape, bool)
+    mask = np.ones(priority.shape, bool)
     if source.mask is not None:
-        first = source.steps - len(priority)
-        for start in range(0, len(priority), block):
-            stop = min(start + block, len(priority))
-            there[start:stop] = source.mask(first + start, first + stop).reshape(-1, lanes)
-    # Rows left out took no room: the newest that came to a lane is its newest row.
-    age = there.sum(axis=0, keepdims=True) - there[::-1].cumsum(axis=0)[::-1]
-    held = np.asarray(state.ring.size)[None, :]
-    kept = there & (age >= there.sum(axis=0, keepdims=True) - held)
-    back = there.sum(axis=0, keepdims=True) - age  # 1: the newest
+        mask = source.mask(source.steps - len(priority), source.steps).reshape(-1, lanes)
+    # Masked rows took no slot: `back` counts the rows of a lane from its newest, 1.
+    back = mask[::-1].cumsum(axis=0)[::-1]
+    kept = mask & (back <= np.asarray(state.ring.size)[None, :])
     slot = (np.asarray(state.ring.cursor)[None, :] - back) % length * lanes + np.arange(lanes)[None, :]
     slot = np.where(kept, slot, capacity).astype(np.int32)
     before = np.array(state.counters)  # a copy: the state is donated
@@ -196,10 +192,8 @@ def _set_priorities(
     refused = int(np.asarray(buffer.stats(state)["refused_closed"])) - int(np.asarray(before[_CLOSED]))
     if refused:
         number = int((kept & ~np.isnan(priority)).sum())
-        warnings.warn(
-            f"{call}: {refused} of {number} rows have a priority but are not drawn by {buffer.view!r}; theirs are left out.",
-            stacklevel=4,
-        )
+        text = f"{call}: {refused} of {number} rows have a priority but are not drawn by {buffer.view!r}."
+        warnings.warn(text, stacklevel=4)
     return dataclasses.replace(state, counters=jnp.asarray(before))
 
 

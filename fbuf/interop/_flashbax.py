@@ -1,10 +1,10 @@
-r"""flashbax's buffers: states in memory, of every kind, with their priorities.
+r"""Read flashbax's states of every kind, with their priorities, without flashbax.
 
-A state is `experience` with leaves `[E, L, ...]`, lanes first, and an index where the next row goes; a prioritised one
-has a tree besides, whose leaf `e * (L / period) + i` is :math:`p^\alpha` of the window of lane e that begins at row
-`i * period`. None of this needs flashbax: states are read by their fields, so what another checkpointer restored as
-dicts will do. The source is flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.py`, `sum_tree.py`,
-`trajectory_queue.py`.
+A state is `experience` with leaves `[E, L, ...]`, lanes first, and the index of the next row. A prioritised one has a tree
+whose leaf `e * (L / period) + i` is :math:`p^\alpha` of the window of lane e that begins at row `i * period`. States are read
+by their fields, so dicts restored by another checkpointer work.
+
+Source: flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.py`, `sum_tree.py`, `trajectory_queue.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
@@ -37,24 +38,24 @@ def from_flashbax(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
+    """Fill a buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
 
     Args:
-      state: Of any flashbax buffer, or dicts with its fields. Its `add_batch_size` becomes lanes if it is more than 1.
-      buffer: The buffer to fill; None: one with room for just these rows, `Uniform` or, for a prioritised state,
+      state: Of any flashbax buffer, or dicts with its fields. An `add_batch_size` above 1 becomes lanes.
+      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, for a prioritised state,
         `Prioritized(alpha=priority_exponent)`.
-      priority_exponent: What flashbax raised priorities to (`make_prioritised_..._buffer(priority_exponent=0.6)`): the
-        state does not say it, and holds the powers only.
-      priorities: False: leave them.
+      priority_exponent: flashbax's exponent (`make_prioritised_..._buffer(priority_exponent=0.6)`): the state has only the
+        powers.
+      priorities: False: ignore the priorities.
       fields: `{name there: name here}`, or names of leaves; None: all, in the structure of the experience.
       dtypes, newest, progress: As for `from_arrays`.
     Returns:
-      The buffer, and its state. A row's priority is that of the window that begins with it; a row that begins none (the
+      The buffer, and its state. A row has the priority of the window that begins with it; a row that begins none (the
       newest of a flat buffer) has the largest recorded, as flashbax gives to new windows.
     Raises:
-      TypeError: this is no state of flashbax.
-      ValueError: priorities, but no exponent; a tree that is no tree of these rows; else as `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB; leaves on an accelerator are fetched block by block.
+      TypeError: it is not a state of flashbax.
+      ValueError: priorities without an exponent; a tree that does not fit the rows; else as `from_arrays`.
+    Cost: O(N), in blocks of about 8 MiB; leaves on an accelerator are transferred block by block.
 
     Example:
       >>> import fbuf, numpy as np
@@ -66,8 +67,6 @@ def from_flashbax(
     """
     source = _source(state, priorities, priority_exponent)
     if buffer is None and source.priority is not None:
-        from fbuf._buffer.presets import prioritized
-
         assert priority_exponent is not None
         rows = (source.steps if newest is None else min(newest, source.steps)) or 1
         buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)
@@ -86,7 +85,7 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if len(lead) != 1 or len(next(iter(lead))) != 2:
         raise TypeError(
             f"{_CALL}: state is a {type(state).__name__} with leaves {shapes or 'of no experience'}; expected a state of "
-            f"flashbax, whose experience has leaves [lanes, rows, ...]. Hand in what buffer.init or buffer.add returned."
+            f"flashbax, whose experience has leaves [lanes, rows, ...]."
         )
     lanes, length = next(iter(lead))
     full = bool(np.asarray(_field(state, "is_full")))
@@ -99,7 +98,7 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if not (0 <= cursor < max(length, 1) and 0 <= oldest < max(length, 1)):
         raise ValueError(f"{_CALL}: the index is {cursor}; expected one below {length}, the rows of a lane.")
     columns = {
-        name: Column(shapes[name][2:], np.dtype(leaf.dtype), _reader(leaf, oldest, length, lanes))
+        name: Column(shapes[name][2:], np.dtype(leaf.dtype), _row_reader(leaf, oldest, length, lanes))
         for name, leaf in leaves.items()
     }
     priority, largest = None, 1.0
@@ -111,33 +110,29 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     return Source(columns, steps, None if lanes == 1 else lanes, None, priority, largest, structure)
 
 
-def _reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
-    """Rows by age from `[E, L, ...]`, `[n, E, ...]`; without the axis of lanes if there is one."""
+def _row_reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
+    """Return a reader of rows by age from `[E, L, ...]`: `[n, E, ...]`, without the lane axis if there is one lane."""
 
     def read(first: int, last: int) -> np.ndarray:
         at = (oldest + np.arange(first, last)) % length
-        rows = _taken(leaf, at)
+        if isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices()):
+            rows = np.asarray(_take(leaf, jnp.asarray(at, jnp.int32)))  # transfers these rows only
+        else:
+            rows = np.asarray(leaf)[:, at]
         return rows[0] if lanes == 1 else rows.swapaxes(0, 1)
 
     return read
-
-
-def _taken(leaf: Any, at: np.ndarray) -> np.ndarray:
-    """`leaf[:, at]`, fetching no more than that from an accelerator."""
-    if isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices()):
-        return np.asarray(_take(leaf, jnp.asarray(at, jnp.int32)))
-    return np.asarray(leaf)[:, at]
 
 
 _take = jax.jit(lambda leaf, at: leaf.at[:, at].get(mode="promise_in_bounds"))
 
 
 def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: np.ndarray) -> tuple[np.ndarray, float]:
-    """|p| float64[T, E] of the rows at these places, NaN where no window begins; and the largest recorded."""
+    """Return |p| float64[T, E] of rows at these places, NaN where no window begins; and the largest recorded."""
     if exponent is None or not 0 <= exponent < float("inf"):
         raise ValueError(
-            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, and holds their powers only. Say what "
-            f"the buffer was made with, priority_exponent=0.6 if nothing else; or leave them: priorities=False."
+            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, as powers. Pass flashbax's exponent "
+            f"(default 0.6), or priorities=False."
         )
     nodes = np.asarray(_field(tree, "nodes")).reshape(-1)
     depth = (nodes.size + 1).bit_length() - 2
@@ -147,21 +142,21 @@ def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: 
     if nodes.size != 2 ** (depth + 1) - 1 or number > 2**depth or period < 1 or number != lanes * (length // period):
         raise ValueError(
             f"{_CALL}: the tree has {nodes.size} nodes for {number} windows; expected those of {lanes} lanes of {length} rows. "
-            f"Leave them: priorities=False."
+            f"Pass priorities=False."
         )
     leaves = nodes[2**depth - 1 :][:number].astype(np.float64).reshape(lanes, length // period)
     most = float(np.asarray(_field(tree, "max_recorded_priority")))
     if not (np.isfinite(leaves).all() and (leaves >= 0).all() and np.isfinite(most) and most >= 0):
         raise ValueError(
-            f"{_CALL}: the tree holds {nodes[~np.isfinite(nodes)][:3]} or numbers below 0: a TD error was NaN, and flashbax "
-            f"spread it. Leave them: priorities=False."
+            f"{_CALL}: the tree has negative or non-finite nodes: a TD error was NaN, and flashbax spread it. "
+            f"Pass priorities=False."
         )
     starts = np.zeros((lanes, length), bool)
     starts[:, : number // lanes * period : period] = True
     powers = np.full((lanes, length), np.nan)
     powers[starts] = leaves.reshape(-1)
     starts, powers = starts.T[at], powers.T[at]
-    # The newest windows are not whole yet, and have 0; elsewhere 0 is what somebody set.
+    # The newest windows are incomplete and have 0; elsewhere 0 is a priority.
     newest = np.logical_and.accumulate((powers == 0)[::-1] | ~starts[::-1])[::-1]
     powers = np.where(newest, np.nan, powers)
     root = 1 / exponent if exponent else 0.0

@@ -1,8 +1,7 @@
-"""`.h5` written and read in blocks, through h5py (`pip install "fbuf[h5]"`).
+"""Write and read `.h5` in blocks, through h5py (`pip install "fbuf[h5]"`).
 
-A data set can point elsewhere (external links and files, virtual data sets) and reads as zeros where nothing was ever
-written; both are refused. HDF5 has no pickles, but its C library parses what it is given: files from strangers are safer as
-npz.
+Links, external and virtual data sets, and data sets that were never written in full are refused. HDF5 has no pickles, but
+its C library parses the file: prefer npz for files from strangers.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ _LARGEST_CHUNK = 2**30  # bytes
 
 
 def library(call: str) -> Any:
-    """h5py.
-
-    Raises:
-      ImportError: it is missing.
-    """
+    """Return h5py. Raises ImportError: it is missing."""
     try:
         import h5py
     except ImportError as error:
@@ -35,14 +30,14 @@ def library(call: str) -> Any:
 
 
 class Writer:
-    """Data sets one after another; nested names are groups."""
+    """Write data sets one after another; nested names become groups."""
 
     def __init__(self, path: Path, compress: bool) -> None:
         self._file = library("h5").File(path, "w", libver="v110", track_order=True)
         self._compress = compress
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One data set, from blocks of its first axis."""
+        """Write one data set from blocks of its first axis."""
         settings: dict[str, Any] = {}
         row = math.prod(shape[1:]) * dtype.itemsize
         if self._compress and row * shape[0]:
@@ -56,18 +51,18 @@ class Writer:
         assert rows == shape[0], (name, rows, shape)
 
     def close(self, about: bytes) -> None:
-        """The description, and the end."""
+        """Write the description and close the file."""
         self._file.attrs[_ABOUT] = about.decode()
         self._file.close()
 
     def abort(self) -> None:
-        """Lets go of the file, which is of no use."""
+        """Close an incomplete file."""
         with contextlib.suppress(Exception):
             self._file.close()
 
 
 class Reader:
-    """The data sets of a file.
+    """Read the data sets of a file.
 
     Attributes:
       columns: By name; those that cannot be read are refused.
@@ -81,18 +76,18 @@ class Reader:
         except OSError as error:
             if not path.exists():
                 raise
-            raise ValueError(f"{path}: is no HDF5 file ({error}). It is damaged or cut off.") from None
+            raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
         self._walk(self._file, "", 0)
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
         if depth > 64:
-            raise ValueError(f"{self.path}: groups are nested more than 64 deep. Do not load this file.")
+            raise ValueError(f"{self.path}: groups are nested more than 64 deep.")
         for key in group:
             name = check_name(str(self.path), prefix + key)
             if not isinstance(group.get(key, getlink=True), self._h5.HardLink):
                 raise ValueError(
-                    f"{self.path}: '{name}' is a link to elsewhere; expected a data set. Do not load this file."
+                    f"{self.path}: '{name}' is a link; expected a data set. Copy its target into the file."
                 )
             item = group[key]
             if isinstance(item, self._h5.Group):
@@ -103,7 +98,7 @@ class Reader:
     def _column(self, name: str, data: Any) -> Column:
         where = f"{self.path}: data set '{name}'"
         if data.external or data.is_virtual:
-            raise ValueError(f"{where} lies in other files; expected one of this file. Do not load this file.")
+            raise ValueError(f"{where} is stored in other files. Copy it into this file.")
         dtype = DTYPES.get(data.dtype.name) if data.dtype.isnative else None
         if dtype is None or dtype != data.dtype or data.shape is None:
             return refused(f"{where} is {data.dtype}; expected plain little-endian numbers.")
@@ -112,15 +107,11 @@ class Reader:
             whole = data.id.get_storage_size() == size
         else:
             if math.prod(data.chunks) * dtype.itemsize > _LARGEST_CHUNK:
-                raise ValueError(
-                    f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes in one."
-                )
+                raise ValueError(f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes each.")
             chunks = math.prod([-(-n // c) for n, c in zip(shape, data.chunks, strict=True)])
             whole = data.id.get_num_chunks() == chunks
         if size and not whole:
-            raise ValueError(
-                f"{where} has fewer bytes than {dtype.name}{list(shape)}, as it says; its writer did not finish."
-            )
+            raise ValueError(f"{where} has fewer bytes than {dtype.name}{list(shape)}; its writer did not finish.")
         if not shape:
             return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
 
@@ -133,10 +124,10 @@ class Reader:
         return Column(shape[1:], dtype, read, shape[0])
 
     def about(self) -> bytes | None:
-        """Return the description of the file; None if there is none."""
+        """Return the description of the file, or None."""
         about = self._file.attrs.get(_ABOUT)
         return about.encode() if isinstance(about, str) else None
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._file.close()

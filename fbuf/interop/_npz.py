@@ -1,8 +1,7 @@
-"""`.npz` written and read as a stream: a zip of npy members, none of which is ever whole in memory.
+"""Write and read `.npz` as a stream: a zip of npy members, none of which is ever in memory as a whole.
 
-`numpy.savez` and `numpy.load` hold every array whole. What a member's header says is compared with the bytes that the zip
-holds before anything is allocated, and the zip's checksums are verified as the bytes pass. Pickles (object arrays) are
-refused by name.
+Member headers are checked against the zip before anything is allocated, and the zip's checksums while the bytes are read.
+Object arrays (pickles) are refused by name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import io
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,14 +27,14 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the same rows give the same file
 
 
 class Writer:
-    """Members one after another."""
+    """Write members one after another."""
 
     def __init__(self, path: Path, compress: bool) -> None:
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True)
         self._method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
-        """One array, from blocks of its first axis."""
+        """Write one array from blocks of its first axis."""
         entry = zipfile.ZipInfo(f"{name}.npy", _DATE)
         entry.compress_type = self._method
         entry.external_attr = 0o644 << 16
@@ -49,18 +48,18 @@ class Writer:
         assert rows == shape[0], (name, rows, shape)
 
     def close(self, about: bytes) -> None:
-        """The description, and the directory of the zip."""
+        """Write the description and the zip's directory."""
         self.column(ABOUT, (len(about),), np.dtype(np.uint8), [np.frombuffer(about, np.uint8)])
         self._zip.close()
 
     def abort(self) -> None:
-        """Lets go of the file, which is of no use."""
+        """Close an incomplete file."""
         with contextlib.suppress(Exception):
             self._zip.close()
 
 
 class Reader:
-    """The arrays of a zip, each of which is read in ascending order.
+    """Read the arrays of a zip, each in ascending order.
 
     Attributes:
       columns: By name; those that cannot be read are refused.
@@ -75,7 +74,7 @@ class Reader:
         except PermissionError:
             raise
         except Exception as error:  # also NotImplementedError, struct.error and what else its parser meets
-            raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or cut off.") from None
+            raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or truncated.") from None
         entries = self._zip.infolist()
         if (number := _stated(path)) not in (len(entries), None):
             raise ValueError(f"{path}: lists {len(entries)} members; expected {number}. The file is damaged.")
@@ -84,28 +83,26 @@ class Reader:
                 raise ValueError(f"{path}: has a member {entry.filename[:80]!r}; expected arrays, 'name.npy'.")
             name = check_name(str(path), entry.filename.removesuffix(".npy"))
             if name in self.columns:
-                raise ValueError(f"{path}: has two members {name!r}; expected one. Do not load this file.")
+                raise ValueError(f"{path}: has two members {name!r}; expected one.")
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
-                raise ValueError(
-                    f"{path}: member {name!r} is packed in a way that npz is not. Save it with numpy.savez."
-                )
+                raise ValueError(f"{path}: member {name!r} is compressed by another method. Use numpy.savez.")
             most = entry.compress_size * (_MOST_RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
             if entry.file_size > most or entry.header_offset + entry.compress_size > size:
                 raise ValueError(
-                    f"{path}: member {name!r} is said to have {entry.file_size} bytes, {entry.compress_size} in the zip of "
-                    f"{size}; expected what fits. The file is damaged."
+                    f"{path}: member {name!r} claims {entry.file_size} bytes, {entry.compress_size} in a zip of {size}. "
+                    f"The file is damaged."
                 )
             self.columns[name] = _column(self._zip, f"{path}: member {name!r}", entry)
 
     def about(self) -> bytes | None:
-        """Return the description of the file; None if there is none."""
+        """Return the description of the file, or None."""
         column = self.columns.get(ABOUT)
         if column is None or column.dtype != np.uint8 or column.shape or column.rows > 2**26:
             return None
         return bytes(column.read(0, column.rows))
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._zip.close()
 
 
@@ -113,12 +110,11 @@ def _column(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> Col
     begin, shape, dtype, why = _header(where, _start(archive, where, entry, _LARGEST_HEADER)[1])
     if why:
         return refused(f"{where} {why}")
-    size, row = math.prod(shape) * dtype.itemsize, math.prod(shape[1:]) * dtype.itemsize
+    row = math.prod(shape[1:]) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if entry.file_size - begin != size:
-        raise ValueError(
-            f"{where} has {entry.file_size - begin} bytes of data; expected {size}, of {dtype.name}{list(shape)} as its "
-            f"header says. The file is damaged."
-        )
+        has = entry.file_size - begin
+        raise ValueError(f"{where} has {has} bytes; expected {size} of {dtype.name}{list(shape)}. The file is damaged.")
     if not shape:
         return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
     file: IO[bytes] | None = None
@@ -130,27 +126,26 @@ def _column(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> Col
             file, _ = _start(archive, where, entry, begin)
             at = 0
         for skipped in range(at, first, step := max(1, 2**20 // max(1, row))):
-            _exactly(where, file, (min(skipped + step, first) - skipped) * row)
-        rows = np.frombuffer(_exactly(where, file, (last - first) * row), dtype).reshape(last - first, *shape[1:])
+            _read_exactly(where, file, (min(skipped + step, first) - skipped) * row)
+        data = _read_exactly(where, file, (last - first) * row)
+        rows = np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
         at = last
         if dtype == np.bool_ and (rows.view(np.uint8) > 1).any():
-            raise ValueError(f"{where} holds bytes above 1; expected booleans. The file is damaged.")
+            raise ValueError(f"{where} has bytes above 1; expected booleans. The file is damaged.")
         return rows
 
     return Column(shape[1:], dtype, read, shape[0])
 
 
 def _start(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo, number: int) -> tuple[IO[bytes], bytes]:
-    """A member, and its first bytes."""
-    try:
+    """Open a member; return it and its first bytes."""
+    with _report_damage(where):
         file = archive.open(entry)
         return file, file.read(number)
-    except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
-        raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
 
 
 def _stated(path: Path) -> int | None:
-    """Number of members that the end of a zip states, which zipfile does not compare with those it finds; None: unknown."""
+    """Return the number of members that the zip's end record states; None: unknown. zipfile does not compare it."""
     with open(path, "rb") as file:
         file.seek(-22, 2)
         end = file.read(22)
@@ -158,29 +153,35 @@ def _stated(path: Path) -> int | None:
     return number if end[:4] == b"PK\x05\x06" and number != 0xFFFF else None  # 0xFFFF: of a zip64
 
 
-def _exactly(where: str, file: IO[bytes], number: int) -> bytes:
+@contextlib.contextmanager
+def _report_damage(where: str) -> Iterator[None]:
     try:
-        got = file.read(number)
+        yield
     except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
         raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
-    if len(got) != number:
+
+
+def _read_exactly(where: str, file: IO[bytes], number: int) -> bytes:
+    with _report_damage(where):
+        data = file.read(number)
+    if len(data) != number:
         raise ValueError(f"{where} has fewer bytes than its header says. The file is damaged.")
-    return got
+    return data
 
 
 def _header(where: str, begin: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], str]:
-    """Length of an npy header, shape, dtype; and why it is not an array that is read here."""
+    """Return the length of an npy header, shape, dtype; and why the array cannot be read, or ""."""
     file = io.BytesIO(begin)
     try:
         found, columnwise, dtype = _PARSERS[npy.read_magic(file)](file)
     except Exception as error:  # ValueError, and what Python's own parser raises
-        raise ValueError(f"{where} has no npy header that is read here ({error}). The file is damaged.") from None
+        raise ValueError(f"{where} has an invalid npy header ({error}). The file is damaged.") from None
     shape = check_shape(where, found)
     why = ""
     if dtype.hasobject:
-        why = "holds Python objects, which are pickled; expected plain numbers. Save it as arrays of numbers."
+        why = "holds pickled Python objects; expected plain numbers. Save arrays of numbers."
     elif DTYPES.get(dtype.name) != dtype:
         why = f"is '{dtype.str}'; expected little-endian numbers. Save it as x.astype(np.float32)."
     elif columnwise and len(shape) > 1:
-        why = "lies column by column; expected rows. Save np.ascontiguousarray(x)."
+        why = "is in Fortran order; expected C order. Save np.ascontiguousarray(x)."
     return file.tell(), shape, dtype, why

@@ -1,8 +1,7 @@
-"""The rows of a state in order of arrival, one leaf and one block at a time, for what writes them out.
+"""Read the rows of a state in order of arrival, one leaf and one block at a time, for exports.
 
-`Buffer.rows` reads everything at once; here a leaf is asked of the storage block by block with one compiled program, so
-what is larger than memory (compressed, memory-mapped) passes through. A file is written leaf after leaf, which suits
-both formats: an npz member is one stream, and an h5 data set is laid out whole.
+One compiled program per leaf asks the storage for a block, so buffers larger than memory can be written. Files are written
+leaf after leaf: an npz member is one stream, and an h5 data set is contiguous.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from fbuf.storages import Ragged
 
 
 class Reader:
-    """What a state holds, oldest first.
+    """The rows of a state, oldest first.
 
     Attributes:
       spec: Of a row.
-      lanes: E, None for one stream.
+      lanes: E; None: one stream.
       sizes: int64[E], rows of each lane.
     """
 
@@ -41,9 +40,7 @@ class Reader:
                 f"is {call}(path, buffer, state)."
             )
         if isinstance(buffer.storage, Ragged):
-            raise TypeError(
-                f"{call}: {buffer.storage!r} holds what is no array of one shape; expected another storage. Use fbuf.save."
-            )
+            raise TypeError(f"{call}: {buffer.storage!r} has rows of several shapes. Use fbuf.save.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
             raise TypeError(f"{call}: the state is traced; expected an eager call, outside jax.jit.")
         self.call, self.buffer, self.state = call, buffer, state
@@ -59,30 +56,30 @@ class Reader:
         return int(self.sizes.max(initial=0))
 
     def mask(self, first: int, last: int) -> np.ndarray:
-        """bool[n, E], which rows there are."""
+        """Return bool[n, E], which rows exist."""
         age = np.arange(first, last)[:, None]
         if self._order is not None:
             return age * len(self.sizes) + np.arange(len(self.sizes)) < self.sizes.sum()
         return age < self.sizes[None, :]
 
     def slots(self, age: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        """Slots of rows by age, 0 the oldest of its lane."""
+        """Return the slots of rows by age, 0 the oldest of its lane."""
         lanes, length, _ = self.buffer.geometry
         if self._order is not None:
             return self._order[age * lanes + lane]
         return (self._cursor[lane] - self.sizes[lane] + age) % length * lanes + lane
 
     def block(self, name: str) -> int:
-        """Rows of a leaf that make a block, over all lanes."""
+        """Return the number of rows of a leaf in a block, over all lanes."""
         leaf = self.spec[name]
         rows = BLOCK_BYTES // max(1, math.prod(leaf.shape) * leaf.dtype.itemsize)
         return max(1, min(rows, self.buffer.capacity))
 
     def leaf(self, name: str, slot: np.ndarray, block: int) -> np.ndarray:
-        """A leaf of up to `block` rows, `[len(slot), item]`; zeros where the slot is C.
+        """Return a leaf of up to `block` rows, `[len(slot), item]`; zeros where the slot is C.
 
         Raises:
-          RuntimeError: a row is no longer there.
+          RuntimeError: a row has expired.
         """
         nowhere = self.buffer.capacity
         padded = np.full(block, nowhere, np.int32)
@@ -90,28 +87,27 @@ class Reader:
         rows, ok = _gather(self.buffer, name, self.state, jnp.asarray(padded))
         if ok is not None and not np.asarray(ok)[: len(slot)][slot < nowhere].all():
             raise RuntimeError(
-                f"{self.call}: rows of this state have expired, as later ones took their place on the host; expected a state "
-                f"that was carried on. Export the state that the last verb returned."
+                f"{self.call}: rows of this state have expired; expected the state that the last method returned."
             )
         return np.asarray(rows)[: len(slot)]
 
     def steps_of(self, name: str) -> Iterator[np.ndarray]:
-        """A leaf of all rows, in blocks `[n, ...]`, with lanes `[n, E, ...]`; zeros where a lane has fewer rows."""
+        """Yield a leaf of all rows, in blocks `[n, ...]`, with lanes `[n, E, ...]`; zeros where a lane has fewer rows."""
         lanes = len(self.sizes)
         rows = max(1, self.block(name) // lanes)
         for first in range(0, self.steps, rows):
             last = min(first + rows, self.steps)
-            there = self.mask(first, last)
-            age, lane = np.nonzero(there)
-            slot = np.full(there.shape, self.buffer.capacity, np.int64)
-            slot[there] = self.slots(age + first, lane)
+            mask = self.mask(first, last)
+            age, lane = np.nonzero(mask)
+            slot = np.full(mask.shape, self.buffer.capacity, np.int64)
+            slot[mask] = self.slots(age + first, lane)
             block = self.leaf(name, slot.reshape(-1), rows * lanes)
             yield block if self.lanes is None else block.reshape(last - first, lanes, *block.shape[1:])
 
     def flag(self, name: str) -> np.ndarray:
-        """A boolean leaf of all rows, bool[T, E]; False where a lane has fewer."""
-        parts = [b.reshape(len(b), -1) for b in self.steps_of(name)]
-        return np.concatenate(parts) if parts else np.zeros((0, len(self.sizes)), bool)
+        """Return a boolean leaf of all rows, bool[T, E]; False where a lane has fewer."""
+        empty = np.zeros((0, len(self.sizes)), bool)
+        return np.concatenate([empty, *(block.reshape(len(block), -1) for block in self.steps_of(name))])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

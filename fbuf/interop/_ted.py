@@ -1,15 +1,10 @@
-r"""Rows of a buffer as transitions in torchrl's layout ("TED"), in one `.npz` or `.h5`.
+"""Write the rows of a buffer as transitions in torchrl's layout ("TED"), to one `.npz` or `.h5`.
 
-TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and under `next` what came of it: `observation`
-:math:`o_{t+1}`, `reward`, `done`, `terminated`, `truncated`; scalars are `[N, 1]`. A buffer holds each observation once, so
-`next/observation` is that of the row after, in the same episode; or the true final one, if the row holds it. Where nobody
-knows it (the newest row of a lane; a truncated end without its final observation) the row is left out and the one
-before it is marked truncated, as its `next/observation` is the last there is: no invented successor reaches a bootstrap,
-and the slice samplers of torchrl, which go by `done`, never run from one episode into another. After termination it does
-not matter, and is the observation itself. The last row of a lane is truncated if nothing else ended its episode.
-
-Lanes lie one after another. Rejected: zeros for what is unknown (what torchrl's data sets have), which a value function
-bootstraps from without a word.
+TED has, for every step t, `observation` :math:`o_t`, `action` :math:`a_t`, and under `next`: `observation`
+:math:`o_{t+1}`, `reward`, `done`, `terminated`, `truncated`; scalars are `[N, 1]`. `next/observation` is that of the next
+row in the episode, or the row's true final observation. A row whose next observation is unknown is dropped, and the row
+before it is marked truncated, so nothing bootstraps from an invented observation. After termination it is the observation
+itself. Lanes are written one after another; the last row of a lane is truncated unless its episode ended.
 
 Source: torchrl's documentation, "TED-format".
 """
@@ -30,9 +25,9 @@ from fbuf._core.progress import Bar, Progress
 from fbuf.interop import _atomic_file
 from fbuf.interop._export import FORMAT, VERSION, Exported
 from fbuf.interop._row_reader import Reader
+from fbuf.torch._tensordict import under
 
 _CALL = "to_ted"
-_FLAGS = ("done", "terminated", "truncated")
 
 
 def to_ted(
@@ -53,28 +48,29 @@ def to_ted(
     overwrite: bool = False,
     progress: Progress = None,
 ) -> Exported:
-    """Writes transitions in torchrl's layout, lane after lane, each in order of time.
+    """Write transitions in torchrl's layout, lane after lane, each in order of time.
 
     Columns `[N, ...]`: `observation`, `action`, `next/observation`, `next/reward`, `next/done`, `next/terminated`,
-    `next/truncated`, `done`, `terminated`, `truncated` (of the step before: False), `collector/traj_ids`, and every other leaf
+    `next/truncated`, `done`, `terminated`, `truncated` (of the step before: False), `collector/traj_ids`, and every other
+    leaf
     under its own name. torchrl reads it with `PersistentTensorDict.from_h5(path)`.
 
     Args:
-      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file appears whole or not at all.
-      buffer, state: As always. The state is not changed. What else ends an episode, `Buffer(episode_end=)`, truncates it.
-      observation, action, reward, terminated, truncated: Names of leaves (of the first two: or subtrees); None: those of a
+      path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file is written atomically.
+      buffer, state: A buffer and its state, which is not changed. Other ends, `Buffer(episode_end=)`, truncate an episode.
+      observation, action, reward, terminated, truncated: Names of leaves (the first two: or subtrees); None: those of a
         `Transition` view, else these words, `"obs"` for the first. Rows without `truncated` are never truncated.
-      next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row, where rows have one.
+      next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row.
       final_observation: Name of one that has it in an episode's last row; None: that of a `Transition` view.
       names: `{leaf or subtree: name in the file}`; None as a name leaves it out. `{"obs": "pixels"}` names `next/pixels` too.
-      episode: Name of the column int64[N] with a number for each episode; None: none.
+      episode: Name of the column int64[N] with each row's episode number; None: no such column.
       compress, overwrite, progress: As for `to_file`.
     Returns:
-      What was written; `dropped` rows have no known successor (see the module).
+      What was written; `dropped` rows have no known next observation.
     Raises:
-      ValueError: a leaf that is not there, or is no flag; else as `to_file`.
+      ValueError: a leaf is missing or is not a flag; else as `to_file`.
       TypeError: a writer that keeps rows in no order; else as `to_file`.
-    Cost: observations are read twice, all else once, in blocks of some 8 MiB; 7 bytes a row for flags.
+    Cost: observations are read twice, all else once, in blocks of about 8 MiB; 7 bytes per row for flags.
 
     Example:
       >>> import fbuf, tempfile, numpy as np, jax.numpy as jnp
@@ -88,80 +84,61 @@ def to_ted(
       ...     print(done.rows, done.dropped, file["observation"], file["next/observation"], file["collector/traj_ids"])
       3 1 [0. 1. 2.] [1. 1. 3.] [0 0 1]
     """
-    if not isinstance(buffer, Buffer) or not isinstance(state, BufferState):
-        Reader(_CALL, buffer, state)  # says so
-    view = buffer.view
-    roles = {
+    reader = Reader(_CALL, buffer, state)
+    spec, view = reader.spec, buffer.view
+    roles: dict[str, str | None] = {
         "observation": observation or getattr(view, "observation", None) or "obs",
         "action": action or getattr(view, "action", None) or "action",
         "reward": reward or getattr(view, "reward", None) or "reward",
         "terminated": terminated or getattr(view, "terminated", None) or "terminated",
-    }
-    reader = Reader(_CALL, buffer, state)
-    spec = reader.spec
-    truncated = truncated or getattr(view, "truncated", None) or ("truncated" if "truncated" in spec else None)
-    final_observation = final_observation or getattr(view, "final_observation", None)
-    given = {
-        **roles,
-        "truncated": truncated,
+        "truncated": truncated or getattr(view, "truncated", None) or ("truncated" if "truncated" in spec else None),
         "next_observation": next_observation,
-        "final_observation": final_observation,
+        "final_observation": final_observation or getattr(view, "final_observation", None),
     }
-    leaves = {role: _under(role, name, spec) for role, name in given.items() if name is not None}
-    _check(reader, leaves, given)
-    resets = getattr(view, "autoreset", "same_step") == "next_step"
-    plan = _planned(
-        reader, roles["terminated"], truncated, next_observation is not None, bool(final_observation), resets
-    )
+    leaves = {role: under(name, spec) for role, name in roles.items() if name is not None}
+    _check(reader, leaves, roles)
+    plan = _plan(reader, roles, resets=getattr(view, "autoreset", "same_step") == "next_step")
     rows = int(plan.keep.sum())
-    columns: list[_Column] = list(_columns(reader, plan, given, leaves, names))
+    columns: list[_Column] = list(_columns(reader, plan, roles, leaves, names))
     if episode is not None:
-        columns.append((episode, (rows,), np.dtype(np.int64), lambda: _numbers(plan)))
+        columns.append((episode, (rows,), np.dtype(np.int64), lambda: _episode_ids(plan)))
     _atomic_file.check_names(_CALL, [name for name, *_ in columns])
     bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _atomic_file.opened(_CALL, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _atomic_file.open_sink(_CALL, path, compress, overwrite) as sink:
         for name, shape, dtype, blocks in columns:
             sink.column(name, shape, dtype, blocks())
             bar(1)
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "ted", "lanes": None, "steps": rows})
-    episodes = sum(len(np.unique(part)) for part in _numbers(plan)) if rows else 0
+    episodes = sum(len(np.unique(part)) for part in _episode_ids(plan))
     return Exported(path, rows, episodes, plan.dropped, path.stat().st_size)
 
 
-def _under(role: str, name: str, spec: Mapping[str, Any]) -> list[str]:
-    """The leaf of this name, or those of the subtree."""
-    found = [leaf for leaf in spec if leaf == name or leaf.startswith(name + "/")]
-    if not found:
-        raise ValueError(f"{_CALL}: {role} is '{name}', but rows have {', '.join(spec)}. Name the leaf: {role}='...'.")
-    return found
-
-
-def _check(reader: Reader, leaves: Mapping[str, list[str]], given: Mapping[str, str | None]) -> None:
-    """Raises unless flags are flags, and final and next observations are like observations."""
+def _check(reader: Reader, leaves: Mapping[str, list[str]], roles: Mapping[str, str | None]) -> None:
+    """Raise unless every role has its leaves, flags are bool, and next and final observations are like observations."""
     if not reader.buffer.geometry.streams:
         raise TypeError(
-            f"{_CALL}: {reader.buffer.writer!r} keeps rows in no order, so none is the next of another; expected "
-            f"writers.Ring(). Use to_file."
+            f"{_CALL}: {reader.buffer.writer!r} keeps rows in no order; expected writers.Ring(). Use to_file."
         )
+    spec = reader.spec
+    for role, found in leaves.items():
+        if not found:
+            known = ", ".join(spec)
+            raise ValueError(f"{_CALL}: {role} is '{roles[role]}', but rows have {known}. Name the leaf: {role}='...'.")
     for role in ("terminated", "truncated"):
         for name in leaves.get(role, []):
-            leaf = reader.spec[name]
+            leaf = spec[name]
             if leaf.dtype != np.bool_ or np.prod(leaf.shape, dtype=int) != 1:
-                raise ValueError(
-                    f"{_CALL}: {role} is '{name}', {leaf.dtype}{list(leaf.shape)}; expected one bool a row."
-                )
+                what = f"{leaf.dtype}{list(leaf.shape)}"
+                raise ValueError(f"{_CALL}: {role} is '{name}', {what}; expected one bool per row.")
     if len(leaves["reward"]) != 1:
-        raise ValueError(f"{_CALL}: reward is '{given['reward']}', a subtree; expected a leaf.")
-    for role in ("next_observation", "final_observation"):
-        if role in leaves:
-            one, other = (
-                {n.removeprefix(str(given[r])): (reader.spec[n].shape, reader.spec[n].dtype) for n in leaves[r]}
-                for r in ("observation", role)
-            )
-            if one != other:
-                raise ValueError(
-                    f"{_CALL}: {role} is '{given[role]}' with {other}; expected what observation has, {one}."
-                )
+        raise ValueError(f"{_CALL}: reward is '{roles['reward']}', a subtree; expected a leaf.")
+    for role in leaves.keys() & {"next_observation", "final_observation"}:
+        expected, other = (
+            {n.removeprefix(str(roles[r])): (spec[n].shape, spec[n].dtype) for n in leaves[r]}
+            for r in ("observation", role)
+        )
+        if expected != other:
+            raise ValueError(f"{_CALL}: {role} is '{roles[role]}' with {other}; expected {expected}, as observation.")
 
 
 _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Callable[[], Iterator[np.ndarray]]]
@@ -170,20 +147,17 @@ _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Callable[[], Iterator[np.
 def _columns(
     reader: Reader,
     plan: _Plan,
-    given: Mapping[str, str | None],
+    roles: Mapping[str, str | None],
     leaves: Mapping[str, list[str]],
     names: Mapping[str, str | None] | None,
 ) -> Iterator[_Column]:
-    """Name, shape, dtype and blocks of each column."""
+    """Yield the name, shape, dtype and blocks of each column."""
     rows = int(plan.keep.sum())
-    words = {"observation": "observation", "action": "action", "reward": "reward"}
-    usual = {str(given[role]): word for role, word in words.items() if given[role] is not None}
-    used = {
-        n for role in ("terminated", "truncated", "next_observation", "final_observation") for n in leaves.get(role, [])
-    }
-    asked = dict(names or {})
-    called = _atomic_file.renamed(_CALL, [n for n in reader.spec if n not in used], {**usual, **asked})
-    for leaf, name in called.items():
+    defaults = {str(roles[role]): role for role in ("observation", "action", "reward")}
+    other = ("terminated", "truncated", "next_observation", "final_observation")
+    used = {name for role in other for name in leaves.get(role, [])}
+    stored = [name for name in reader.spec if name not in used]
+    for leaf, name in _atomic_file.rename_leaves(_CALL, stored, {**defaults, **(names or {})}).items():
         spec = reader.spec[leaf]
         shape, dtype = (rows, *spec.shape), np.dtype(spec.dtype)
         if leaf in leaves["reward"]:
@@ -192,13 +166,15 @@ def _columns(
             continue
         yield name, shape, dtype, _blocks(reader, plan, leaf, spec.shape)
         if leaf in leaves["observation"]:
-            rest = leaf.removeprefix(str(given["observation"]))
-            successor = None if given["next_observation"] is None else given["next_observation"] + rest
-            final = None if given["final_observation"] is None else given["final_observation"] + rest
+            rest = leaf.removeprefix(str(roles["observation"]))
+            successor, final = (
+                None if roles[role] is None else f"{roles[role]}{rest}"
+                for role in ("next_observation", "final_observation")
+            )
             yield f"next/{name}", shape, dtype, _successors(reader, plan, leaf, successor, final)
     flags = {"done": plan.terminated | plan.truncated, "terminated": plan.terminated, "truncated": plan.truncated}
-    for name in _FLAGS:
-        yield f"next/{name}", (rows, 1), np.dtype(bool), _flags(plan, flags[name])
+    for name, flag in flags.items():
+        yield f"next/{name}", (rows, 1), np.dtype(bool), _flags(plan, flag)
         yield name, (rows, 1), np.dtype(bool), _flags(plan, np.zeros_like(plan.keep))
 
 
@@ -208,20 +184,20 @@ def _flags(plan: _Plan, flag: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
 
 
 def _kept(reader: Reader, plan: _Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Ages and lanes of the rows that are kept, in blocks, lane after lane; and the most rows of a block."""
+    """Yield ages and lanes of the kept rows in blocks, lane after lane, and the size of a full block."""
     block = reader.block(name)
-    ages, lanes, waiting = [], [], 0
+    ages, lanes, count = [], [], 0
     for lane in range(plan.keep.shape[1]):
         here = np.flatnonzero(plan.keep[:, lane])
         while len(here):
-            part, here = here[: block - waiting], here[block - waiting :]
+            part, here = here[: block - count], here[block - count :]
             ages.append(part)
             lanes.append(np.full_like(part, lane))
-            waiting += len(part)
-            if waiting == block:
+            count += len(part)
+            if count == block:
                 yield np.concatenate(ages), np.concatenate(lanes), block
-                ages, lanes, waiting = [], [], 0
-    if waiting:
+                ages, lanes, count = [], [], 0
+    if count:
         yield np.concatenate(ages), np.concatenate(lanes), block
 
 
@@ -237,7 +213,7 @@ def _blocks(reader: Reader, plan: _Plan, leaf: str, shape: tuple[int, ...]) -> C
 def _successors(
     reader: Reader, plan: _Plan, leaf: str, successor: str | None, final: str | None
 ) -> Callable[[], Iterator[np.ndarray]]:
-    """What was observed next."""
+    """Return the blocks of next observations."""
     if successor is not None:
         return _blocks(reader, plan, successor, reader.spec[successor].shape)
 
@@ -256,66 +232,55 @@ def _successors(
 
 
 class _Plan(NamedTuple):
-    """What becomes of each row, bool[T, E]; worked out from the flags before any observation is read."""
+    """What to write of each row, bool[T, E]; computed from the flags before any observation is read."""
 
     keep: np.ndarray
-    from_next: np.ndarray  # its next observation is that of the row after
-    from_final: np.ndarray  # ... is the final one it holds
+    from_next: np.ndarray  # its next observation is in the next row
+    from_final: np.ndarray  # ... is its own final observation
     terminated: np.ndarray
     truncated: np.ndarray
     boundary: np.ndarray  # the first row of an episode
     dropped: int
 
 
-def _planned(
-    reader: Reader, terminated: str, truncated: str | None, has_next: bool, has_final: bool, resets: bool
-) -> _Plan:
-    """What becomes of each row; `resets`: the row after an end holds the final observation and is no step itself."""
-    there = reader.mask(0, reader.steps)
-    over = reader.flag(terminated)
-    cut = np.zeros_like(over)
-    for name in set(reader.buffer.ends) - {terminated, truncated}:
-        cut |= reader.flag(name) & ~over
-    if truncated:
-        cut |= reader.flag(truncated)
-    end = over | cut
-    after_end = _later(end)
-    reset = np.zeros_like(end)
+def _plan(reader: Reader, roles: Mapping[str, str | None], resets: bool) -> _Plan:
+    """Return what to write of each row; `resets`: the row after an end has the final observation and is not a step."""
+    mask = reader.mask(0, reader.steps)
+    terminated = reader.flag(str(roles["terminated"]))
+    truncated = np.zeros_like(terminated)
+    for name in set(reader.buffer.ends) - {roles["terminated"], roles["truncated"]}:
+        truncated |= reader.flag(name) & ~terminated
+    if roles["truncated"]:
+        truncated |= reader.flag(roles["truncated"])
+    end = terminated | truncated
+    reset, unsure = np.zeros_like(end), np.zeros_like(end)
     if resets:
-        for step, lane in np.argwhere(end):  # in order of time; an end of a reset row is none
+        for step, lane in np.argwhere(end):  # in order of time; a reset row ends no episode
             if not reset[step, lane] and step + 1 < len(end):
                 reset[step + 1, lane] = True
         end &= ~reset
-        after_end = _later(end)
-        over, cut = over & end, cut & end
-        # What came before the oldest row of a full lane is unknown: it may be a reset row.
-        full = reader.sizes == reader.buffer.geometry.length
-        unsure = np.zeros_like(end)
-        unsure[:1] = full
-    follows = np.zeros_like(there)
-    follows[:-1] = there[1:]
-    from_final = end & there if has_final and not resets else np.zeros_like(end)
-    from_next = there & follows & (~end | resets) & ~from_final
-    known = from_next | from_final | over | has_next
-    if resets:
-        known &= ~unsure
-    dropped = there & ~known & ~reset
-    keep = there & known & ~reset
-    goes_on = np.zeros_like(keep)
-    goes_on[:-1] = keep[1:]
-    cut |= ~end & ~goes_on
-    return _Plan(keep, from_next, from_final, over, cut & keep, after_end, int(dropped.sum()))
+        terminated, truncated = terminated & end, truncated & end
+        # The row before the oldest of a full lane is unknown: the oldest may be a reset row.
+        unsure[:1] = reader.sizes == reader.buffer.geometry.length
+    from_final = end & mask if roles["final_observation"] and not resets else np.zeros_like(end)
+    from_next = mask & _shift(mask, -1) & (~end | resets) & ~from_final
+    known = (from_next | from_final | terminated | (roles["next_observation"] is not None)) & ~unsure
+    keep = mask & known & ~reset
+    truncated |= ~end & ~_shift(keep, -1)
+    dropped = int((mask & ~known & ~reset).sum())
+    return _Plan(keep, from_next, from_final, terminated, truncated & keep, _shift(end, 1), dropped)
 
 
-def _later(flag: np.ndarray) -> np.ndarray:
-    """The same, of the row before."""
-    out = np.zeros_like(flag)
-    out[1:] = flag[:-1]
+def _shift(flag: np.ndarray, steps: int) -> np.ndarray:
+    """Return the flags of the row `steps` (1 or -1) before each row; False where there is none."""
+    out = np.roll(flag, steps, axis=0)
+    out[:1] &= steps < 0
+    out[-1:] &= steps > 0
     return out
 
 
-def _numbers(plan: _Plan) -> Iterator[np.ndarray]:
-    """Numbers of the episodes of the rows that are kept, lane after lane; those of later lanes are larger."""
+def _episode_ids(plan: _Plan) -> Iterator[np.ndarray]:
+    """Yield the episode numbers of the kept rows, lane after lane; they grow from lane to lane."""
     first = 0
     for lane in range(plan.keep.shape[1]):
         ids = first + np.cumsum(plan.boundary[:, lane], dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Folders of raw arrays as tensordict writes them (`meta.json` and one `.memmap` a leaf), and torchrl's of pytrees.
+"""Read folders of raw arrays as tensordict writes them (`meta.json` and one `.memmap` per leaf), and torchrl's of pytrees.
 
-Each array is checked against its file before anything is read; what is no array (text, objects, nested tensors: some of it
-pickled) is known by name only. Files are read as rings, with `pread`.
+Each array is checked against its file first. Leaves that are not arrays (text, objects, nested tensors, pickles) are known
+by name only. Files are read as rings, with `pread`.
 """
 
 from __future__ import annotations
@@ -23,38 +23,34 @@ _FOLDERS = ("<class 'tensordict._td.TensorDict'>", "<class 'tensordict.TensorDic
 
 
 def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> Leaf:
-    """File, dtype and shape of an array; raises unless the file is of just this size."""
+    """Return the file, dtype and shape of an array. Raises ValueError unless the file has exactly this size."""
     shape = check_shape(str(described), entry.get("shape"))
     name = entry.get("dtype")
     dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
     if dtype is None:
-        raise ValueError(
-            f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one such as 'torch.float32'."
-        )
+        raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one as 'torch.float32'.")
     check_inside(root, file)
     size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
     if size != expected:
         raise ValueError(
-            f"{file}: has {size} bytes; expected {expected}, of {dtype.name}{list(shape)} as {described} says. It is torn."
+            f"{file}: has {size} bytes; expected {expected} of {dtype.name}{list(shape)} by {described}. It is truncated."
         )
     return file, dtype, shape
 
 
 def check_inside(root: Path, file: Path) -> None:
-    """Raises if a link lies on the way from `root` to `file`."""
+    """Raise ValueError if a link is on the way from `root` to `file`."""
     at = file
     while at != root:
         if at.is_symlink():
-            raise ValueError(f"{at}: is a link; expected a file or folder of the dump itself. Copy what it leads to.")
+            raise ValueError(f"{at}: is a link; expected a file or folder of the dump. Copy its target there.")
         at = at.parent
 
 
 def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, Leaf]]:
-    """Leaves by name, of rows that are a pytree of tensors, or one tensor (`row`)."""
+    """Yield the leaves by name of rows that are a pytree of tensors, or one tensor (`row`)."""
     if not isinstance(entries, dict):
-        raise ValueError(
-            f"{described}: metadata is a {type(entries).__name__}; expected an object. The file is damaged."
-        )
+        raise ValueError(f"{described}: metadata is a {type(entries).__name__}; expected an object.")
     for dotted, entry in entries.items():
         name = check_name(str(described), dotted.replace(".", "/"))
         if not isinstance(entry, dict):
@@ -64,22 +60,20 @@ def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, 
 
 
 def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Leaf | str]]:
-    """Leaves by name; in place of one that is no array, what it is."""
+    """Yield the leaves by name; in place of one that is not an array, a text that says what it is."""
     described = folder / "meta.json"
     check_inside(root, folder)
     if depth > MOST_DEPTH:
-        raise ValueError(f"{folder}: is nested more than {MOST_DEPTH} deep. Do not load this dump.")
+        raise ValueError(f"{folder}: is nested more than {MOST_DEPTH} deep.")
     about = read_json(described)
     if about.get("_type") not in _FOLDERS:
-        raise ValueError(
-            f"{described}: is a {str(about.get('_type'))[:80]!r}; expected a TensorDict. In torchrl turn rows into plain "
-            f"tensordicts: td.to_tensordict()."
-        )
+        kind = str(about.get("_type"))[:80]
+        raise ValueError(f"{described}: is a {kind!r}; expected a TensorDict. Dump td.to_tensordict().")
     for name, entry in about.items():
         if not isinstance(entry, dict):  # of the tensordict itself: shape, device, _type
             continue
         if "/" in name:
-            raise ValueError(f"{described}: names a leaf {name[:80]!r}; expected no slash. Do not load this dump.")
+            raise ValueError(f"{described}: leaf {name[:80]!r} has an invalid name; expected no slash.")
         full = check_name(str(described), prefix + name)
         if entry.get("type") == "TensorDict":
             yield from tensordict(root, folder / name, full + "/", depth + 1)
@@ -87,10 +81,8 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
             kind = str(entry["type"])[:80]
             pickles = [f for f in ("other.pickle", "other.pkl") if (folder / name / f).exists()]
             where = folder / name / (pickles[0] if pickles else "meta.json")
-            yield (
-                full,
-                f"leaf '{full}' is a {kind}, in {where}{', which is a pickle' if pickles else ''}; expected an array.",
-            )
+            pickled = ", which is a pickle" if pickles else ""
+            yield full, f"leaf '{full}' is a {kind}, in {where}{pickled}; expected an array."
         elif entry.get("is_nested"):
             yield full, f"leaf '{full}' is a nested tensor, in {folder / name}; expected one of one shape."
         else:
@@ -98,13 +90,13 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
 
 
 def batch_of(storage: Path) -> tuple[int, ...]:
-    """The leading axes of all leaves of a tensordict."""
+    """Return the leading axes of all leaves of a tensordict."""
     described = storage / "meta.json"
     return check_shape(str(described), read_json(described).get("shape"))
 
 
 class RingFile:
-    """Rows by age from a file that is a ring."""
+    """Read rows by age from a file that is a ring."""
 
     def __init__(
         self,
@@ -132,19 +124,15 @@ class RingFile:
         finally:
             os.close(descriptor)
         if self.dtype == np.bool_ and (bytes_of > 1).any():
-            raise ValueError(
-                f"{self.file}: rows {first} to {last - 1} hold bytes above 1; expected booleans. It is damaged."
-            )
+            raise ValueError(f"{self.file}: rows {first} to {last - 1} have bytes above 1; expected booleans.")
         return out
 
 
 def _read(file: Path, descriptor: int, offset: int, into: np.ndarray) -> None:
-    """Fills `into` with the bytes at `offset`."""
+    """Fill `into` with the bytes at `offset`."""
     view = into.data
     while len(view):
-        got = os.preadv(descriptor, [view], offset)
-        if not got:
-            raise ValueError(
-                f"{file}: ends at byte {offset}; expected {len(view)} more. It was cut off while it was read."
-            )
-        offset, view = offset + got, view[got:]
+        number = os.preadv(descriptor, [view], offset)
+        if not number:
+            raise ValueError(f"{file}: ends at byte {offset}; expected {len(view)} more. It was truncated meanwhile.")
+        offset, view = offset + number, view[number:]

@@ -1,12 +1,11 @@
-"""torchrl's dumps (`rb.dumps(path)`) and memory-mapped storages, read without torch.
+"""Read torchrl's dumps (`rb.dumps(path)`) and memory-mapped storages without torch.
 
-A dump is folders of raw arrays, one file a leaf, described by JSON; beside them lie pickles (`prefetch.pkl`, `other.pickle`,
-`transform.t`), which its own loader runs. Here no pickle is opened and no string of a file is evaluated: dtypes come from a
-closed table, sizes are compared with the files', links and paths that lead out of the folder are refused, and files are
-read with `pread`, not mapped, so that one that shrinks meanwhile is an error and not a dead process. A dump has no
-checksums and is not written atomically, so a torn one is recognised only as far as its counts disagree.
+A dump is folders of raw arrays, one file per leaf, described by JSON, beside pickles, which are not opened. No string of a
+file is evaluated; links and paths out of the folder are refused. Files are read by `pread`, not mapped, so a file that
+shrinks raises an error instead of ending the process. A dump has no checksums and is not written atomically, so an
+incomplete one is detected only if its counts disagree.
 
-The source is torchrl 0.14.1 (`checkpointers.py`, `writers/round_robin.py`, `samplers/prioritized.py`) and tensordict 0.14.3.
+Source: torchrl 0.14.1 (`checkpointers.py`, `writers/round_robin.py`, `samplers/prioritized.py`), tensordict 0.14.3.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf.interop._columns import Column, Fields, Source, check_count, read_json, refused
@@ -42,31 +42,31 @@ def from_torchrl(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
+    """Fill a buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
 
     Args:
-      path: What `ReplayBuffer.dumps(path)` wrote, of a `TensorStorage`, `LazyTensorStorage` or `LazyMemmapStorage` of
+      path: Folder of `ReplayBuffer.dumps(path)`, of a `TensorStorage`, `LazyTensorStorage` or `LazyMemmapStorage` of
         tensordicts or pytrees of tensors; or the folder of a `LazyMemmapStorage` (`scratch_dir`), with `rows=`.
-      buffer: The buffer to fill; None: one with room for just these rows, `Uniform` or, where there are priorities,
+      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, if there are priorities,
         `Prioritized` with torchrl's alpha and beta.
-      lanes: E of a storage with `ndim=2`, where the dump's counts do not say it.
-      rows: How many rows (a lane) are written, where the folder does not say it.
-      cursor: Where the next row would have gone, where the folder does not say it or says it wrong.
-      priorities: False: leave them.
+      lanes: E of a storage with `ndim=2`, if the dump's counts do not state it.
+      rows: Number of rows (per lane) written, if the folder does not state it.
+      cursor: Slot of the next row, if the folder does not state it or states a wrong one.
+      priorities: False: ignore the priorities.
       fields: `{name there: name here}` ("next/reward" is a name there); "ted": `interop.TED`, each observation once and
-        scalars without their last axis; None: all but `index`, where torchrl's writer puts slots.
+        scalars without their last axis; None: all but `index`, the slots of torchrl's writer.
       dtypes, newest, progress: As for `from_arrays`.
     Returns:
       The buffer, and its state.
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: sizes, counts, names or dtypes that do not agree or are not known; what is no array, or lies in a pickle,
+      ValueError: sizes, counts, names or dtypes are unknown or contradict one another; a leaf is not an array, or is pickled,
         unless `fields` leaves it out; else as `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB. Transforms of torchrl's buffer are not applied.
+    Cost: O(N), in blocks of about 8 MiB. Transforms of torchrl's buffer are not applied.
 
     Example:
       >>> import fbuf, json, numpy as np, pathlib, tempfile
-      >>> with tempfile.TemporaryDirectory() as dump:  # as rb.dumps(dump) leaves it, of a ring of 4 places
+      >>> with tempfile.TemporaryDirectory() as dump:  # as rb.dumps(dump) writes it, of a ring of 4 slots
       ...     folder = pathlib.Path(dump, "storage")
       ...     folder.mkdir()
       ...     size = folder.joinpath("action.memmap").write_bytes(np.array([4, 5, 2, 3]).tobytes())
@@ -77,11 +77,9 @@ def from_torchrl(
       [2, 3, 4, 5]
     """
     source, numbers = _source(Path(path), lanes, rows, cursor, priorities)
-    if fields is None and (dropped := source.columns.keys() - {"index"}):
-        fields = [name for name in source.columns if name in dropped]
+    if fields is None:
+        fields = [name for name in source.columns if name != "index"] or None
     if buffer is None and source.priority is not None:
-        from fbuf._buffer.presets import prioritized
-
         held = (source.steps if newest is None else min(newest, source.steps)) or 1
         alpha, beta = numbers
         buffer = prioritized(held * (source.lanes or 1), alpha, beta, lanes=source.lanes)
@@ -91,20 +89,18 @@ def from_torchrl(
 def _source(
     path: Path, lanes: int | None, rows: int | None, cursor: int | None, priorities: bool
 ) -> tuple[Source, tuple[float, float]]:
-    """The rows, and alpha and beta."""
+    """Return the rows, and alpha and beta."""
     storage = path / "storage" if (path / "storage").is_dir() else path
     if not storage.is_dir():
         raise FileNotFoundError(f"{_CALL}: {path} is no folder; expected what ReplayBuffer.dumps(path) wrote.")
     described = storage / "storage_metadata.json"
     about = read_json(described) if described.exists() else None
     if about is None and not (storage / "meta.json").exists():
-        strange = [
-            name for name in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / name).exists()
-        ]
-        what = f"has {strange[0]}, of another kind of storage" if strange else "has neither"
+        others = [n for n in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / n).exists()]
+        what = f"has {others[0]}, of another kind of storage" if others else "has neither"
         raise ValueError(
-            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json, of a tensor or memory-mapped storage. "
-            f"In torchrl load it and dump it again: LazyTensorStorage, and no H5, Flat or Nested checkpointer."
+            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json. Dump it from a LazyTensorStorage, "
+            f"without an H5, Flat or Nested checkpointer."
         )
     leaves: dict[str, Leaf | str] = {}
     batch: tuple[int, ...] = ()
@@ -115,24 +111,19 @@ def _source(
         batch = batch_of(storage)
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, tuple)}
     if not arrays:
-        raise ValueError(
-            f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected at least one leaf."
-        )
-    room = _same(storage, arrays, batch, lanes)
+        raise ValueError(f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected a leaf.")
+    room = _lane_length(storage, arrays, batch, lanes)
     writer = path / "writer" / "metadata.json"
     written = read_json(writer) if writer.exists() else {}
     stated = check_count(str(described), "len", about.get("len")) if about is not None else None
     lanes, steps = _counts(storage, batch, room, lanes, rows, stated, written.get("write_count"))
     oldest = _oldest(writer, steps, room, written, cursor)
     lead = 1 if lanes is None else 1 + _axes(batch, arrays, lanes)
-    columns: dict[str, Column] = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, str):
-            columns[name] = refused(leaf)
-            continue
-        file, dtype, shape = leaf
+    columns = {name: refused(leaf) for name, leaf in leaves.items() if isinstance(leaf, str)}
+    for name, (file, dtype, shape) in arrays.items():
         reader = RingFile(file, dtype, shape, oldest, () if lanes is None else (lanes,), shape[lead:])
         columns[name] = Column(shape[lead:], dtype, reader)
+    columns = {name: columns[name] for name in leaves}
     at = (oldest + np.arange(steps)) % max(room, 1)
     priority, numbers = _priorities(path / "sampler", room * (lanes or 1)) if priorities else (None, (0.6, 0.4))
     if priority is not None:
@@ -140,14 +131,14 @@ def _source(
     return Source(columns, steps, lanes, priority=priority), numbers
 
 
-def _same(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
-    """Places of a lane: the first axis, which all leaves must share."""
+def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
+    """Return the slots of a lane: the first axis, which all leaves must share."""
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
         if not lead or shape[: len(lead)] != lead:
             raise ValueError(
-                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others have. "
-                f"The dump is torn."
+                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others. "
+                f"The dump is incomplete."
             )
     return lead[0]
 
@@ -168,54 +159,53 @@ def _counts(
     """
     side = math.prod(batch[1:])
     if rows is None and stated is None:
-        raise ValueError(f"{_CALL}: {storage} does not say how many rows it holds; expected rows=. Write rows=len(rb).")
+        raise ValueError(f"{_CALL}: {storage} does not state its number of rows; expected rows=. Pass rows=len(rb).")
     if lanes is None and len(batch) > 1 and side > 1:
         whole = min(count, room) if isinstance(count, int) and count > 0 else None
         if stated is not None and whole is not None and stated == whole * side:
             lanes = side
         elif stated is None or stated != whole:
             raise ValueError(
-                f"{_CALL}: rows in {storage} have shape {list(batch)}, and {stated} of them are written: that may be {side} "
-                f"lanes, or rows that are windows of {side} steps. Say lanes={side}; or rows= for windows."
+                f"{_CALL}: rows in {storage} have shape {list(batch)}, and {stated} are written: that may be {side} lanes, "
+                f"or rows that are windows of {side} steps. Pass lanes={side}, or rows= for windows."
             )
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
+        number = stated if rows is None else rows
         raise ValueError(
-            f"{_CALL}: {storage} is said to hold {stated if rows is None else rows} rows; expected {lanes or 1} lanes of at "
-            f"most {room}. The dump is torn, or lanes and rows are wrong."
+            f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}. "
+            f"The dump is incomplete, or lanes= or rows= is wrong."
         )
     return lanes, steps
 
 
 def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int:
-    """Axes after the first that count lanes."""
+    """Return the number of axes after the first that count lanes."""
     shape = batch or next(iter(arrays.values()))[2]
     for axes in range(1, len(shape)):
         if math.prod(shape[1 : axes + 1]) == lanes:
             return len(batch) - 1 if batch and math.prod(batch[1:]) == lanes else axes
-    raise ValueError(
-        f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on the second axis."
-    )
+    raise ValueError(f"{_CALL}: lanes is {lanes}, but rows have shape {list(shape)}; expected lanes on axis 1.")
 
 
 def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cursor: int | None) -> int:
-    """The place of the oldest row."""
+    """Return the slot of the oldest row."""
     if cursor is None and "cursor" in written:
         cursor = check_count(str(writer), "cursor", written["cursor"])
         if steps < room and cursor != steps:
             raise ValueError(
-                f"{writer}: cursor is {cursor}, but the storage holds {steps} of {room} rows, which would make it {steps}. The "
-                f"files are of two dumps; if you know where the next row goes, say cursor=."
+                f"{writer}: cursor is {cursor}, but the storage holds {steps} of {room} rows; expected {steps}. The "
+                f"files are of two dumps; pass cursor= to override it."
             )
     if cursor is None:
         return 0
     if not 0 <= cursor <= room:
-        raise ValueError(f"{_CALL}: cursor is {cursor}; expected 0 to {room}, the places of the storage.")
+        raise ValueError(f"{_CALL}: cursor is {cursor}; expected 0 to {room}.")
     return cursor % room if steps == room and room else 0
 
 
 def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[float, float]]:
-    """|p| float64 of each place, and alpha and beta; None where the sampler has none."""
+    """Return |p| float64 of each slot, and alpha and beta; None if the sampler has no priorities."""
     described, file = sampler / "sampler_metadata.json", sampler / "sumtree.memmap"
     none = None, (0.6, 0.4)
     if not described.exists() or "_alpha" not in (about := read_json(described)):
@@ -223,23 +213,15 @@ def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[fl
     numbers = {name: about.get(name) for name in ("_alpha", "_beta", "_eps", "_max_capacity")}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(
-                f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0. The file is damaged."
-            )
+            raise ValueError(f"{described}: {name} is {str(value)[:80]!r}; expected a number >= 0.")
     alpha, beta, eps, capacity = (float(value) for value in numbers.values() if value is not None)
     if int(capacity) < places:
-        raise ValueError(
-            f"{described}: there are {int(capacity)} priorities; expected {places}, one a row. The dump is torn."
-        )
+        raise ValueError(f"{described}: there are {int(capacity)} priorities; expected {places}, one per row.")
     check_inside(sampler.parent, file)
-    if file.stat().st_size != int(capacity) * 8:
-        raise ValueError(
-            f"{file}: has {file.stat().st_size} bytes; expected {int(capacity) * 8}, of {int(capacity)} float64. It is torn."
-        )
+    if (size := file.stat().st_size) != int(capacity) * 8:
+        raise ValueError(f"{file}: has {size} bytes; expected {int(capacity) * 8}. It is truncated.")
     leaves = np.fromfile(file, np.float64, places)
     if not (np.isfinite(leaves).all() and (leaves >= 0).all()):
-        raise ValueError(
-            f"{file}: holds priorities that are no finite numbers >= 0: a TD error was NaN. Leave them: priorities=False."
-        )
+        raise ValueError(f"{file}: priorities are not finite or below 0: a TD error was NaN. Pass priorities=False.")
     magnitude = np.power(leaves, 1 / alpha) - eps if alpha else np.ones_like(leaves)
     return np.maximum(magnitude, 0), (alpha, beta)

@@ -1,11 +1,10 @@
-"""flashbax Vaults: arrays `[E, time, ...]` in tensorstore's OCDBT, read without flashbax, block by block.
+"""Read flashbax Vaults without flashbax: arrays `[E, time, ...]` in tensorstore's OCDBT, block by block.
 
-flashbax reads a Vault as one array per leaf, into memory, and drops priorities when it writes one; so there are none here.
-Its index is the commit point: rows beyond it were written by a process that died, and are not read. A Vault whose chunks
-are missing reads as zeros in tensorstore; here that is an error. Its shapes are strings that flashbax parses as Python
-literals; here they are read from the arrays themselves.
+A Vault has no priorities, since flashbax drops them. Its index is the commit point: rows beyond it belong to a writer that
+died, and are ignored. Missing chunks, which tensorstore reads as zeros, raise an error. Shapes come from the arrays, not
+from the strings that flashbax evaluates.
 
-The source is flashbax 0.1.3, `vault/vault.py`.
+Source: flashbax 0.1.3, `vault/vault.py`.
 """
 
 from __future__ import annotations
@@ -35,20 +34,19 @@ def from_vault(
     newest: int | None = None,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """A buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
+    """Fill a buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
 
     Args:
-      path: The folder that holds `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`.
-      buffer: The buffer to fill; None: one with room for just these rows. More than one `add_batch_size` are lanes.
+      path: The folder with `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`.
+      buffer: The buffer to fill; None: one with room for exactly these rows. An `add_batch_size` above 1 becomes lanes.
       fields, dtypes, newest, progress: As for `from_arrays`.
     Returns:
       The buffer, and its state.
     Raises:
       ImportError: tensorstore is missing.
       FileNotFoundError: there is no Vault.
-      ValueError: another version; arrays that are damaged, missing in part, or of other dtypes than stated; else as
-        `from_arrays`.
-    Cost: O(N), in blocks of some 8 MiB.
+      ValueError: another version; arrays that are damaged, incomplete, or of other dtypes than stated; else as `from_arrays`.
+    Cost: O(N), in blocks of about 8 MiB.
 
     Example:
       buffer, state = fbuf.interop.from_vault("vaults/pong/20260101", newest=100_000)
@@ -67,26 +65,21 @@ def _source(path: Path) -> Source:
     about = read_json(described)
     version = about.get("version")
     if not isinstance(version, (int, float)) or int(version) != 1:
-        raise ValueError(
-            f"{described}: version is {str(version)[:80]!r}; expected 1.x. Write it again with flashbax 0.1."
-        )
+        raise ValueError(f"{described}: version is {str(version)[:80]!r}; expected 1.x. Rewrite it by flashbax 0.1.")
     names = dict(_leaves(described, about.get("structure_dtype")))
     if not names:
         raise ValueError(f"{described}: structure_dtype names no leaves; expected at least one.")
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 64 * 2**20}})
     index = _open(tensorstore, context, path, "vault_index")
     if tuple(index.shape) != (1,) or index.dtype.numpy_dtype.kind not in "iu":
-        raise ValueError(
-            f"{_CALL}: vault_index of {path} is {index.dtype.name}{list(index.shape)}; expected one integer."
-        )
+        what = f"{index.dtype.name}{list(index.shape)}"
+        raise ValueError(f"{_CALL}: vault_index of {path} is {what}; expected one integer.")
     steps = int(np.asarray(_result(path, index.read()))[0])
     arrays = {name: _open(tensorstore, context, path, name.replace("/", ".") + ".") for name in names}
     lanes = {int(array.shape[0]) for array in arrays.values() if array.rank >= 2}
     if len(lanes) != 1 or any(array.rank < 2 or not 0 <= steps <= array.shape[1] for array in arrays.values()):
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-        raise ValueError(
-            f"{_CALL}: {path} has arrays of shapes {shapes} and {steps} rows; expected [lanes, rows, ...] in all."
-        )
+        raise ValueError(f"{_CALL}: {path} has arrays {shapes} and {steps} rows; expected [lanes, rows, ...].")
     number = lanes.pop()
     single = number == 1
     columns: dict[str, Column] = {}
@@ -94,19 +87,18 @@ def _source(path: Path) -> Source:
         dtype = DTYPES.get(array.dtype.name)
         if dtype is None or dtype != DTYPES.get(names[name]):
             raise ValueError(
-                f"{described}: leaf '{name}' is {names[name]!r} there and {array.dtype.name!r} in the array; expected one, "
-                f"a number. The Vault is damaged."
+                f"{described}: leaf '{name}' is {names[name]!r}, but its array {array.dtype.name!r}. The Vault is damaged."
             )
         columns[name] = Column(tuple(array.shape[2:]), dtype, _reader(path, name, array, single))
     return Source(columns, steps, None if single else number)
 
 
 def _leaves(described: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names of leaves and of their dtypes."""
+    """Yield the names and dtypes of leaves."""
     if not isinstance(tree, dict) or prefix.count("/") > 64:
         raise ValueError(
             f"{described}: structure_dtype{f' at {prefix!r}' if prefix else ''} is a {type(tree).__name__}; expected nested "
-            f"objects. Lists in an experience share one array in a Vault, and are lost there."
+            f"objects. A Vault cannot hold lists."
         )
     for key, value in tree.items():
         name = check_name(str(described), prefix + key)
@@ -126,9 +118,7 @@ def _result(path: Path, future: Any) -> Any:
     try:
         return future.result()
     except ValueError as error:
-        raise ValueError(
-            f"{_CALL}: {path} cannot be read: {str(error)[:300]}. It is damaged, or no flashbax Vault."
-        ) from None
+        raise ValueError(f"{_CALL}: {path} is damaged, or not a flashbax Vault: {str(error)[:300]}.") from None
 
 
 def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
@@ -137,8 +127,8 @@ def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
         stored = getattr(part, "storage_statistics", None)  # of tensorstore 0.1.50 or later
         if stored is not None and not _result(path, stored(query_fully_stored=True)).fully_stored:
             raise ValueError(
-                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are not all there, though its index says so. "
-                f"The Vault is damaged: take what comes after, newest=."
+                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are missing, though its index counts them. "
+                f"Take the rows after them: newest=."
             )
         rows = np.asarray(_result(path, part.read()))
         return rows[0] if single else rows.swapaxes(0, 1)

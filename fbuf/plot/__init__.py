@@ -1,7 +1,7 @@
-"""Pictures of a buffer: what it holds, what it would draw, what it takes. Needs matplotlib: `pip install "fbuf[plot]"`.
+"""Plot a buffer: its contents, its sampling, its memory. Needs matplotlib: `pip install "fbuf[plot]"`.
 
-Each function draws into `ax` (or a new figure) and returns the axes; `overview` draws all that make sense. Colours are told
-apart by colour-blind people too, and follow the background: light, or dark (`plt.style.use("dark_background")`).
+Each function draws into `ax` (or a new figure) and returns the axes; `overview` draws all that apply. The colours suit
+colour-blind readers, and light or dark backgrounds (`plt.style.use("dark_background")`).
 
 Example:
   >>> import fbuf, jax.numpy as jnp
@@ -10,7 +10,7 @@ Example:
   >>> state = buffer.extend(buffer.init({"obs": jnp.zeros(3)}), {"obs": jnp.ones((50, 3))})
   >>> axes = fbuf.plot.ages(buffer, state, ax=Figure().subplots())
   >>> axes.get_xlabel()
-  'age: rows of the lane that came later'
+  'age: later rows of the lane'
 """
 
 from fbuf.plot._frames import frames

@@ -1,7 +1,4 @@
-"""A contact sheet of what is drawn: the frames of each row, those that follow, and what was done and came of it.
-
-One picture in one axes, put together from arrays: dozens of axes for dozens of frames take seconds and drift apart.
-"""
+"""Plot sampled frames as a contact sheet: one image in one axes, since dozens of axes would take seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ SAID = ("action", "reward", "discount", "terminated", "truncated")
 
 @dataclasses.dataclass(frozen=True)
 class _Strip:
-    """Frames side by side, and the words above them."""
+    """Frames side by side, and the text above them."""
 
     image: np.ndarray  # float[H, W, 4], transparent between frames
     words: str
@@ -48,22 +45,22 @@ def frames(
     batch: Sample | None = None,
     ax: Any = None,
 ) -> Any:
-    """Rows that `sample` would draw, as pictures: frames of the stack (or window), frames of the next, action and reward.
+    """Plot rows that `sample` would draw: frames of the stack (or window), the next frames, action and reward.
 
-    Frames are `[H, W]`, `[H, W, 1]` or `[H, W, 3]`; stacks of them have one axis more in front, or four frames as `[H, W, 4]`.
-    Numbers of any type are shown from black to white: 0 to 255 as they are, others from the least to the largest shown.
+    Frames are `[H, W]`, `[H, W, 1]` or `[H, W, 3]`; stacks have one more leading axis, or four frames as `[H, W, 4]`.
+    uint8 is shown from 0, black, to 255, white; other dtypes from the least to the largest value.
 
     Args:
       key: PRNG key of the draw; None: `jax.random.key(0)`.
       number: Rows to show.
       observation: Leaf of `batch.data` with frames; None: "obs", or the first that looks like frames.
-      next_observation: Leaf with those that follow, shown behind a wider gap if there is one.
-      batch: A batch to show in place of drawing one: what was learned from.
+      next_observation: Leaf with the next frames, shown after a wider gap if it exists.
+      batch: A batch to show instead of a new draw.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
       The axes.
     Raises:
-      ValueError: there is no such leaf, or none that looks like frames; `number` < 1.
+      ValueError: the leaf is missing, or none looks like frames; `number` < 1.
       ImportError: matplotlib is missing.
 
     Example:
@@ -83,13 +80,15 @@ def frames(
     if batch is None:
         batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
     elif not hasattr(batch, "data"):
-        raise TypeError(
-            f"{call}: batch is {type(batch).__name__}; expected a Sample. Write batch=buffer.peek(state, key, 6), or "
-            f"number=6 for as many rows."
-        )
+        raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample. Pass buffer.peek(state, key, 6).")
+    return draw_batch(call, batch, observation, next_observation, int(number), ax)
+
+
+def draw_batch(call: str, batch: Sample, observation: str | None, next_observation: str, number: int, ax: Any) -> Any:
+    """Draw the first `number` rows of a batch; arguments as for `frames`."""
     data = {name: np.asarray(leaf) for name, leaf in named_leaves(batch.data).items()}
     name = _chosen(call, data, observation)
-    shown = [i for i in range(len(np.asarray(batch.mask))) if np.asarray(batch.mask)[i]][: int(number)]
+    shown = np.flatnonzero(batch.mask)[:number].tolist()
     leaves = [name] + ([next_observation] if next_observation in data and next_observation != name else [])
     images = {leaf: _magnified(_images(data[leaf][shown])) for leaf in leaves} if shown else {}
     strips = [_Strip(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]
@@ -102,21 +101,20 @@ def frames(
 
 
 def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> str:
-    """The leaf with frames."""
+    """Return the leaf with frames."""
     like = [name for name, leaf in data.items() if _is_frames(leaf.shape[1:])]
     if observation is not None:
         if observation not in data or observation not in like:
             what = "does not look like frames" if observation in data else "is not in the batch"
             raise ValueError(
                 f"{call}: leaf '{observation}' {what} (it has: {', '.join(data)}); expected frames [H, W] of 4 by 4 or "
-                f"more, or stacks of them. Name it with observation={next(iter(like), 'obs')!r}."
+                f"more. Pass observation={next(iter(like), 'obs')!r}."
             )
         return observation
     if not like:
         shapes = ", ".join(f"'{name}' {list(leaf.shape[1:])}" for name, leaf in data.items())
         raise ValueError(
-            f"{call}: no leaf of the batch looks like frames ({shapes}); expected [H, W] of 4 by 4 or more, or stacks of them. "
-            f"Numbers are shown by fbuf.plot.overview(buffer, state)."
+            f"{call}: no leaf of the batch looks like frames ({shapes}); expected [H, W] of 4 by 4 or more."
         )
     return "obs" if "obs" in like else like[0]
 
@@ -130,7 +128,7 @@ def _is_frames(shape: tuple[int, ...]) -> bool:
 
 
 def _images(rows: np.ndarray) -> np.ndarray:
-    """float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`."""
+    """Return float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`."""
     item = rows.shape[1:]
     if len(item) == 2:
         rows = rows[:, None, :, :, None]
@@ -151,13 +149,13 @@ def _images(rows: np.ndarray) -> np.ndarray:
 
 
 def _magnified(images: np.ndarray) -> np.ndarray:
-    """Images `[..., H, W, 3]` of few pixels with several for each, so that lines and gaps are thin beside them."""
+    """Enlarge small images `[..., H, W, 3]`, so that lines and gaps are thin beside them."""
     times = -(-LEAST // min(images.shape[-3:-1]))
     return images.repeat(times, -3).repeat(times, -2) if times > 1 else images
 
 
 def _strip(groups: list[np.ndarray]) -> np.ndarray:
-    """float[H, W, 4]: groups of frames `[S, H, W, 3]` side by side, each framed by a line; nothing between them."""
+    """Return float[H, W, 4]: groups of frames `[S, H, W, 3]` side by side, each in a thin border."""
     height = max(group.shape[1] for group in groups)
     line = max(1, min(height, *(group.shape[2] for group in groups)) // LEAST)
     parts: list[np.ndarray] = []
@@ -174,7 +172,7 @@ def _strip(groups: list[np.ndarray]) -> np.ndarray:
 
 
 def _words(data: dict[str, np.ndarray], batch: Sample, row: int) -> str:
-    """What is said of a row: numbers of the usual names, and its weight where weights differ."""
+    """Describe a row: numbers of the usual names, and its weight if weights differ."""
     said = []
     for name in SAID:
         value = data[name][row] if name in data else None
@@ -191,7 +189,7 @@ def _words(data: dict[str, np.ndarray], batch: Sample, row: int) -> str:
 
 
 def _sheet(call: str, strips: list[_Strip], heading: str, ax: Any) -> Any:
-    """All strips in one picture, in as many columns as make it broad rather than high."""
+    """Draw all strips in one image, in as many columns as suit its shape."""
     height, width = max(s.image.shape[0] for s in strips), max(s.image.shape[1] for s in strips)
     inches = WIDTH if ax is None else max(ax.get_window_extent().width / ax.get_figure().dpi, 1.0)
     high = None if ax is None else max(ax.get_window_extent().height / ax.get_figure().dpi, 1.0)
@@ -216,7 +214,7 @@ def _sheet(call: str, strips: list[_Strip], heading: str, ax: Any) -> Any:
 
 
 def _cut(words: str, room: int) -> str:
-    """As many of the first things that are said as so many characters hold."""
+    """Return the first items that fit into `room` characters."""
     said = words.split(GAP)
     while said and len(GAP.join(said)) > room:
         said.pop()
@@ -226,7 +224,7 @@ def _cut(words: str, room: int) -> str:
 def _columns(
     number: int, height: int, width: int, inches: float, high: float | None
 ) -> tuple[int, tuple[float, float, float]]:
-    """How many columns; and a line of text, the breadth and the height of the sheet, in pixels of frames."""
+    """Return the number of columns; and a line of text, the width and the height of the sheet, in pixels of frames."""
     best: tuple[float, int, tuple[float, float, float]] | None = None
     for columns in range(1, number + 1):
         across = columns * width + (columns - 1) * 0.06 * width

@@ -1,4 +1,4 @@
-"""Histograms: priorities and ages, of anchors as they lie there and as they would be drawn; lengths of episodes."""
+"""Histograms of priorities, ages and episode lengths, and their evolution over a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SIZE = (6.0, 3.6)
 
 
 def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
-    """Histogram of the priorities |p| of anchors, and of those that would be drawn; see `Summary.priorities`.
+    """Plot a histogram of the priorities |p| of anchors, and of those sampled; see `Summary.priorities`.
 
     Args:
-      bins: How many; they are even on a logarithmic axis where priorities differ by a factor of 30 or more.
+      bins: Number of bins; even on a logarithmic axis if priorities differ by a factor of 30 or more.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
       The axes.
@@ -34,10 +34,7 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
     _style.check(call, buffer, state)
     _check_bins(call, bins)
     if not buffer.sampler.prioritized:
-        raise ValueError(
-            f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state), or a buffer with "
-            f"sampler=fbuf.samplers.Prioritized()."
-        )
+        raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
     found = seen(buffer, state)
     axes = _style.new_axes(call, ax, SIZE)
     _style.dress(axes, "Priorities", "|p|", "share")
@@ -60,10 +57,10 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
 
 
 def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
-    """Histogram of the ages of anchors, and of those that would be drawn: how much the sampler favours the new.
+    """Plot a histogram of the ages of anchors, and of those sampled: how much the sampler prefers new rows.
 
     Args:
-      bins: How many, at most.
+      bins: Largest number of bins.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
       The axes.
@@ -74,8 +71,8 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
     call = "plot.ages"
     found = _found(call, buffer, state, bins)
     axes = _style.new_axes(call, ax, SIZE)
-    later = "of the lane that came later" if buffer.writer.streams else "that were put in later"
-    _style.dress(axes, "Ages", f"age: rows {later}", "share")
+    later = "later rows of the lane" if buffer.writer.streams else "rows added later"
+    _style.dress(axes, "Ages", f"age: {later}", "share")
     if not found.anchor.any():
         return _style.nothing(axes, "nothing can be drawn yet")
     values = found.age[found.anchor]
@@ -85,10 +82,10 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
 
 
 def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
-    """Histogram of the lengths of episodes whose rows are all there.
+    """Plot a histogram of the lengths of complete episodes.
 
     Args:
-      bins: How many, at most.
+      bins: Largest number of bins.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
       The axes.
@@ -99,16 +96,14 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
     call = "plot.episode_lengths"
     found = _found(call, buffer, state, bins)
     if found.start is None or found.end is None or found.reset is None:
-        raise ValueError(
-            f"{call}: {buffer!r} does not know where episodes end. Use a view that does, or "
-            f"Buffer(..., episode_end=('terminated', 'truncated')), with writers.Ring()."
-        )
+        fix = "Use Buffer(..., episode_end=('terminated', 'truncated')), with writers.Ring()."
+        raise ValueError(f"{call}: {buffer!r} does not know where episodes end. {fix}")
     axes = _style.new_axes(call, ax, SIZE)
     lengths, cut = lengths_of(found.held, found.start, found.end, found.reset)
     note = f" ({cut:,} more are cut)" if cut else ""
     _style.dress(axes, f"Lengths of {lengths.size:,} episodes", f"rows{note}", "episodes")
     if not lengths.size:
-        return _style.nothing(axes, "no episode is there as a whole")
+        return _style.nothing(axes, "no episode is complete")
     edges, palette = _whole(lengths, bins), _style.colors(axes)
     axes.stairs(np.histogram(lengths, edges)[0], edges, fill=True, color=palette.first, label="episodes")
     axes.axvline(np.median(lengths), color=palette.second, linewidth=2, label=f"median {np.median(lengths):,.0f}")
@@ -119,7 +114,7 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
 
 
 def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
-    """What there is to show, of arguments that fit."""
+    """Check the arguments, and return the anchors."""
     _style.check(call, buffer, state)
     _check_bins(call, bins)
     return seen(buffer, state)
@@ -131,7 +126,7 @@ def _check_bins(call: str, bins: Any) -> None:
 
 
 def _even(values: np.ndarray, bins: int) -> np.ndarray:
-    """Edges from the least of values >= 0 to the largest; around it where all are alike."""
+    """Return bin edges from the least to the largest of values >= 0; around the value if all are equal."""
     low, high = values.min(), values.max()
     if low == high:
         low, high = 0.95 * low, 1.05 * high or 1.0
@@ -139,14 +134,14 @@ def _even(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _whole(values: np.ndarray, bins: int) -> np.ndarray:
-    """Edges between whole numbers, so many or fewer that each bin holds equally many of them."""
+    """Return bin edges between integers; each bin has equally many of them."""
     low, high = int(values.min()), int(values.max()) + 1
     step = -(-(high - low) // bins)
     return np.arange(low, high + step, step) - 0.5
 
 
 def _two(axes: Any, values: np.ndarray, found: Seen, edges: np.ndarray) -> None:
-    """Shares of anchors, filled, and of draws, as a line."""
+    """Draw the shares of anchors, filled, and of draws, as a line."""
     palette = _style.colors(axes)
     there = np.histogram(values, edges)[0] / values.size
     axes.stairs(there, edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
@@ -162,12 +157,12 @@ OF = {"priorities": "|p|", "ages": "age", "drawn_ages": "age of what is drawn", 
 
 
 class Evolution:
-    """Quantiles of priorities (or ages) over a run: feed it in the loop, then plot it.
+    """Quantiles of priorities (or ages) over a run: call `record` in the loop, then `plot`.
 
     Args:
       of: "priorities", "ages", "drawn_ages" or "draws", as in `Summary`.
 
-    Cost: a record is one `Buffer.summary` that compares no rows, and keeps nine numbers.
+    Cost: a record is one `Buffer.summary` that compares no rows, and stores nine numbers.
 
     Example:
       >>> import fbuf, jax.numpy as jnp
@@ -188,20 +183,17 @@ class Evolution:
         self.quantiles: list[Quantiles] = []
 
     def record(self, buffer: Buffer, state: BufferState, step: float | None = None) -> None:
-        """Looks at a state; one that has nothing to look at yet is passed over.
+        """Record the quantiles of a state; skip a state without anchors.
 
         Args:
-          step: Where it stands on the x-axis; None: one after the last.
+          step: Position on the x-axis; None: one after the last.
         Raises:
-          ValueError: the buffer never has what is recorded.
+          ValueError: the buffer has no priorities to record.
         """
         call = "plot.Evolution.record"
         _style.check(call, buffer, state)
         if self.of == "priorities" and not buffer.sampler.prioritized:
-            raise ValueError(
-                f"{call}: {buffer.sampler!r} has no priorities. Write Evolution('ages'), or use a buffer with "
-                f"sampler=fbuf.samplers.Prioritized()."
-            )
+            raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use Evolution('ages').")
         found: Quantiles | None = getattr(buffer.summary(state, compare=0), self.of)
         step = step if step is not None else (self.steps[-1] + 1 if self.steps else 0)
         if found is not None:
@@ -209,7 +201,7 @@ class Evolution:
             self.quantiles.append(found)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Median, where the middle half and nine tenths lie, and the largest, over steps.
+        """Plot the median, the middle 50 % and 90 %, and the largest value over steps.
 
         Args:
           ax: Axes to draw into; None: those of a new figure.

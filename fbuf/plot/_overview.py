@@ -1,4 +1,4 @@
-"""All pictures of a buffer that make sense, on one page."""
+"""Plot the memory of a buffer, and all plots that apply to it on one page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any = None) -> dict[str, Any]:
-    """Ages, priorities, lengths of episodes, memory, and frames if rows have some.
+    """Plot ages, priorities, episode lengths, memory, and frames if rows have some.
 
     Args:
       key: PRNG key of the draw that is shown; None: `jax.random.key(0)`.
       figure: Figure to draw into; None: a new one of pyplot.
     Returns:
-      Axes by name: "ages", "memory", and of "priorities", "episode_lengths" and "frames" those that make sense.
+      Axes by name: "ages", "memory", and those of "priorities", "episode_lengths" and "frames" that apply.
     Raises:
       ImportError: matplotlib is missing.
     """
@@ -35,17 +35,9 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
     spec, _ = buffer.storage.spec(state.rows)
     pictures = any(_is_frames(leaf.shape) for leaf in spec.values())
     if figure is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise ImportError(
-                f'{call}: matplotlib is missing; expected it. Install it with: pip install "fbuf[plot]".'
-            ) from error
-        figure = pyplot.figure(figsize=(13.0, 7.6 if pictures else 6.4))
+        figure = _style.import_pyplot(call).figure(figsize=(13.0, 7.6 if pictures else 6.4))
     if not hasattr(figure, "add_gridspec"):
-        raise TypeError(
-            f"{call}: figure is {type(figure).__name__}; expected one of matplotlib, or None. Write figure=plt.figure()."
-        )
+        raise TypeError(f"{call}: figure is {type(figure).__name__}; expected a matplotlib Figure, or None.")
     if figure.get_layout_engine() is None:
         figure.set_layout_engine("constrained")
     top, bottom = figure.add_gridspec(2, 1, height_ratios=(1.0, 1.25 if pictures else 0.9))
@@ -63,9 +55,9 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
 
 
 def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:
-    """What each leaf takes on the device, on the host and on the disk, and what the rest of the state does.
+    """Plot the bytes of each leaf on device, host and disk, and of the rest of the state.
 
-    Beside each bar stand its bytes and, of a leaf, how much smaller than its raw rows that is (`LeafSummary.ratio`).
+    Labels state the bytes of each bar and, for a leaf, its compression ratio (`LeafSummary.ratio`).
 
     Args:
       ax: Axes to draw into; None: those of a new figure.
@@ -97,11 +89,9 @@ def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:
             left = [a + b for a, b in zip(left, size, strict=True)]
     most = max(max(left, default=0), 1)
     for i, (end, (*_, ratio)) in enumerate(zip(left, bars, strict=True)):
-        times = (
-            "" if ratio is None or 0.95 < ratio < 1.05 else f", {ratio:.{0 if ratio >= 10 else 1}f}x smaller than raw"
-        )
-        times = times if ratio is None or ratio >= 1 else ""
-        axes.text(end + most * 0.01, i, f"{human(end)}{times}", va="center", fontsize=9)
+        smaller = ratio or 0.0
+        note = f", {smaller:.{0 if smaller >= 10 else 1}f}x smaller than raw" if smaller >= 1.05 else ""
+        axes.text(end + most * 0.01, i, f"{human(end)}{note}", va="center", fontsize=9)
     axes.set_yticks(range(len(bars)), names)
     axes.invert_yaxis()
     inches = axes.get_window_extent().width / axes.get_figure().dpi

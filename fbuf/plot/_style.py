@@ -1,7 +1,6 @@
-"""Axes and colours that all pictures share. matplotlib is imported here, and only when something is drawn.
+"""Axes and colours shared by all plots; matplotlib is imported on the first plot.
 
-The colours are those of Okabe and Ito, which people with any kind of colour vision tell apart; on a dark background their
-lighter ones. Which background it is, the axes say.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish, in lighter tones on dark backgrounds.
 
 Source: Okabe and Ito 2008, "Color Universal Design".
 """
@@ -16,7 +15,7 @@ from fbuf._buffer.state import BufferState
 
 
 class Colors(NamedTuple):
-    """What things are drawn in."""
+    """The colours of a plot."""
 
     first: str
     second: str
@@ -25,7 +24,7 @@ class Colors(NamedTuple):
 
 
 def colors(axes: Any) -> Colors:
-    """For the background of these axes."""
+    """Return the colours for the background of these axes."""
     from matplotlib import colors as of
     from matplotlib import rcParams
 
@@ -33,9 +32,8 @@ def colors(axes: Any) -> Colors:
     face, figure = of.to_rgba(axes.get_facecolor()), axes.get_figure()
     if face[3] < 0.5 and figure is not None:  # transparent: that of the figure
         face = of.to_rgba(figure.get_facecolor())
-    dark = (
-        _light(face) < 0.5 if face[3] >= 0.5 else _light(of.to_rgba(ink)) > 0.5
-    )  # a page of its own: text is seen on it
+    # On an unknown page, bright text means a dark background.
+    dark = _light(face) < 0.5 if face[3] >= 0.5 else _light(of.to_rgba(ink)) > 0.5
     return Colors("#56B4E9", "#E69F00", "#2FCB9A", ink) if dark else Colors("#0072B2", "#D55E00", "#009E73", ink)
 
 
@@ -44,17 +42,9 @@ def _light(color: tuple[float, ...]) -> float:
 
 
 def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
-    """`ax`, or the axes of a new figure of pyplot, which notebooks show."""
-    try:
-        if ax is None:
-            from matplotlib import pyplot
-
-            return pyplot.subplots(figsize=size, layout="constrained")[1]
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f'{call}: matplotlib is missing; expected it. Install it with: pip install "fbuf[plot]".'
-        ) from error
+    """Return `ax`, or the axes of a new figure of pyplot, which notebooks show."""
+    if ax is None:
+        return import_pyplot(call).subplots(figsize=size, layout="constrained")[1]
     if not hasattr(ax, "plot"):
         raise TypeError(
             f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None. Write ax=plt.subplots()[1]."
@@ -62,13 +52,22 @@ def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
     return ax
 
 
+def import_pyplot(call: str) -> Any:
+    """Return pyplot. Raises ImportError: matplotlib is missing."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(f'{call}: matplotlib is missing. Run pip install "fbuf[plot]".') from error
+    return pyplot
+
+
 def check(call: str, buffer: Any, state: Any) -> None:
-    """Refuses what is no buffer with its state, and tracers."""
+    """Raise TypeError unless it is a buffer with its concrete state."""
     if not hasattr(buffer, "summary") or not isinstance(state, BufferState):
-        fix = "The order is buffer, state; of a Replay they are replay.buffer, replay.state."
+        fix = f"Write {call}(replay.buffer, replay.state)."
         if type(buffer).__name__ == "Mixture":
             name = buffer.names[0]
-            fix = f"A mixture's are drawn one by one: {call}(mixture[{name!r}], state[{name!r}])."
+            fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
         raise TypeError(
             f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. {fix}"
         )
@@ -77,7 +76,7 @@ def check(call: str, buffer: Any, state: Any) -> None:
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:
-    """Titles, and no more lines than needed."""
+    """Set titles, and keep few lines."""
     axes.set_title(title, loc="left", fontsize=11, pad=22)  # room for the legend
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -88,7 +87,7 @@ def dress(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def legend(axes: Any) -> None:
-    """In one line between title and axes, where nothing is."""
+    """Draw the legend in one line between title and axes."""
     columns = len(axes.get_legend_handles_labels()[1])
     axes.legend(
         frameon=False,
@@ -104,7 +103,7 @@ def legend(axes: Any) -> None:
 
 
 def nothing(axes: Any, why: str) -> Any:
-    """Axes that say why there is nothing."""
+    """Write the reason for an empty plot."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, alpha=0.7)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -194,8 +194,8 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (bad(words=np.array(["a"] * 19)), ValueError, "leaf 'words' is <U1; expected plain numbers"),
     (bad(things=np.array([None] * 19)), ValueError, "leaf 'things' is object; expected plain numbers"),
     (bad(lists=[[1], [2, 3]]), ValueError, "leaf 'lists' is not an array"),
-    (bad(swapped=np.zeros(19, ">f4")), ValueError, r"or booleans. Give x.astype\('float32'\). Leave it out: fields="),
-    (bad(tensor=torch.zeros(19)), ValueError, "is torch.float32; expected plain numbers, or booleans. Give x.numpy()"),
+    (bad(swapped=np.zeros(19, ">f4")), ValueError, r"or booleans. Pass x.astype\('float32'\). Leave it out: fields="),
+    (bad(tensor=torch.zeros(19)), ValueError, "is torch.float32; expected plain numbers, or booleans. Pass x.numpy()"),
     (bad(terminals=np.full(19, 2)), ValueError, "leaf 'terminated' is 2 in row 0; expected 0 or 1"),
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
     (bad(terminated=np.zeros(19, bool)), ValueError, "'terminals' and 'terminated' would be the leaves"),
@@ -226,10 +226,10 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         ({"episode_end": "dones"}, TypeError, r"episode_end=\('dones',\)"),
         ({"episode_end": ("dones",)}, ValueError, "episode_end has 'dones', but rows have"),
         ({"fields": "obs"}, TypeError, r"fields=\('obs',\)"),
-        ({"fields": ["obs"]}, ValueError, "fields has 'obs', which is not there"),
+        ({"fields": ["obs"]}, ValueError, "fields has 'obs', which is missing"),
         ({"dtypes": {"observations": "float16"}}, ValueError, r"dtypes has 'observations', but leaves are obs"),
         ({"codec": {"odd": fbuf.storages.Zstd()}}, ValueError, "codec names 'odd'"),
-        ({"metadata": {"a": object()}}, TypeError, "metadata is no JSON"),
+        ({"metadata": {"a": object()}}, TypeError, "metadata is not JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
         ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "is 'pixels', but rows have"),
@@ -255,13 +255,13 @@ def test_a_single_step_is_a_data_set(tmp_path: Path) -> None:
 def test_existing_files_are_not_modified(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds something else"):
+    with pytest.raises(FileExistsError, match="already exists and is not a data set"):
         fbuf.datasets.from_arrays(bad(), path=tmp_path / "a")
     assert files(tmp_path) == ["a", "a/mine.txt"]
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "b", view=ROW)
     before = files(tmp_path)
     for data in (bad(), iter([bad()])):
-        with pytest.raises(FileExistsError, match=r"is a data set already. Open it: fbuf.datasets.open\("):
+        with pytest.raises(FileExistsError, match=r"is a data set already. Call fbuf.datasets.open\("):
             fbuf.datasets.from_arrays(data, path=tmp_path / "b")
     assert files(tmp_path) == before
 

@@ -12,15 +12,15 @@ from fbuf.datasets import _minari
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     for name in ("a/../../b", "a//b", "a\\b"):
-        with pytest.raises(ValueError, match="names a leaf|expected a name"):
+        with pytest.raises(ValueError, match="has an invalid name|expected a name"):
             fbuf.datasets.minari(name, root=tmp_path, source=tmp_path)
 
 
 def test_missing_data_sets_are_named(tmp_path: Path) -> None:
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
-    with pytest.raises(FileNotFoundError, match="Run minari download D4RL/door/human-v2, or pass download=True"):
+    with pytest.raises(FileNotFoundError, match="Pass download=True"):
         fbuf.datasets.minari("D4RL/door/human-v2", **where)
-    with pytest.raises(FileNotFoundError, match="expected a folder with data/metadata.json"):
+    with pytest.raises(FileNotFoundError, match="expected data/metadata.json"):
         fbuf.datasets.minari(tmp_path / "nothing", root=tmp_path / "ours")
     with pytest.raises(ValueError, match="download is \"yes\"|download is 'yes'"):
         fbuf.datasets.minari("D4RL/door/human-v2", download="yes", **where)

@@ -135,11 +135,11 @@ def test_a_truncated_or_damaged_file_is_refused(path: Path, at: int, by: int) ->
 
 def test_bytes_after_the_array_are_refused(path: Path) -> None:
     refused(path, PACKED + b"garbage")
-    assert "goes on after its array" in refused(path, PACKED + gzip.compress(b"x"))
+    assert "has bytes after its array" in refused(path, PACKED + gzip.compress(b"x"))
     bomb = gzip.compress(bytes(64 << 20), 9)
     tracemalloc.start()
     try:
-        assert "goes on after its array" in refused(path, PACKED + bomb)
+        assert "has bytes after its array" in refused(path, PACKED + bomb)
         lie = gzip.compress(with_header(header_of(shape="(100000000, 6, 6)"), bytes(100)))
         assert "ends after" in refused(path, lie, shape=(100_000_000, 6, 6))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20

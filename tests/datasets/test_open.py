@@ -32,7 +32,7 @@ def test_info_describes_a_data_set(tmp_path: Path) -> None:
     assert info.raw == 34 * (36 + 4 * 4 + 2) and info.ratio == info.raw / info.disk
     assert info.leaves["obs"] == "uint8[6, 6]" and info.meta == {"name": "made"}
     text = str(info)
-    assert "34 in 4 pieces" in text and "obs uint8[6, 6]" in text and "made" in text
+    assert "34 in 4 segments" in text and "obs uint8[6, 6]" in text and "made" in text
 
 
 def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
-        with pytest.raises(StoreCorrupted, match="rows have the leaves a, .* no row holds"):
+        with pytest.raises(StoreCorrupted, match="leaves a, .* do not fit the structure"):
             fbuf.datasets.open(path)

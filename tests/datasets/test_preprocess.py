@@ -138,7 +138,7 @@ def test_a_state_of_a_data_set_that_was_replaced_is_refused(tmp_path: Path) -> N
     for name in ("dataset.json", "pieces"):
         (tmp_path / "a" / name).rename(tmp_path / name)
     anew = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
-    with pytest.raises(ValueError, match=r"was made anew, .*expected the same rows. Open it again"):
+    with pytest.raises(ValueError, match=r"has changed since this state was made. Open it again"):
         fbuf.datasets.preprocess(opened, same, dest=tmp_path / "b")
     assert not (tmp_path / "b").exists()
     elsewhere = fbuf.Buffer(9).init({"x": 0})
@@ -173,16 +173,16 @@ def _leaks(row: Any) -> Any:
 
 WRONG: list[tuple[Any, type[Exception], str]] = [
     (3, TypeError, "fn is a int; expected a function of one row"),
-    (lambda row: row["reward"], TypeError, "fn gives a .* for a row; expected a dict of arrays"),
-    (lambda row: [row["reward"]], TypeError, "fn gives a list for a row"),
-    (lambda row: None, TypeError, "fn gives a NoneType for a row"),
-    (lambda row: {}, TypeError, "fn gives no leaves for a row; .* A row can be changed, not left out"),
-    (lambda row: {"a": "text"}, TypeError, "fn gives 'a' as a str; expected arrays"),
-    (lambda row: {"a": object()}, TypeError, "fn gives 'a' as a object"),
-    (lambda row: {"a": jax.random.key(0)}, TypeError, "fn gives leaf 'a' as key<fry>; expected numbers"),
-    (lambda row: {"a": row["reward"] + STATE.normal()}, ValueError, "fn is another program when it is traced again"),
-    (lambda row: {"a": row["reward"] + time.perf_counter_ns() % 2**20}, ValueError, "fn is another program"),
-    (_leaks, ValueError, "fn lets a traced value out"),
+    (lambda row: row["reward"], TypeError, "fn returns a .* for a row; expected a dict of arrays"),
+    (lambda row: [row["reward"]], TypeError, "fn returns a list for a row"),
+    (lambda row: None, TypeError, "fn returns a NoneType for a row"),
+    (lambda row: {}, TypeError, "fn returns no leaves for a row; .* No row can be dropped"),
+    (lambda row: {"a": "text"}, TypeError, "fn returns 'a' as a str; expected arrays"),
+    (lambda row: {"a": object()}, TypeError, "fn returns 'a' as a object"),
+    (lambda row: {"a": jax.random.key(0)}, TypeError, "fn returns leaf 'a' as key<fry>; expected numbers"),
+    (lambda row: {"a": row["reward"] + STATE.normal()}, ValueError, "fn differs when traced again"),
+    (lambda row: {"a": row["reward"] + time.perf_counter_ns() % 2**20}, ValueError, "fn differs when traced again"),
+    (_leaks, ValueError, "fn leaks a traced value"),
     (lambda row: {"a": row["missing"]}, KeyError, "missing"),
 ]
 
@@ -253,7 +253,7 @@ def test_interrupted_work_resumes_with_the_same_function_only(maze: Path, tmp_pa
         fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, batch_size=2, progress=stop)
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1]
     for fn, settings in ((scaled(3.0), {}), (scaled(2.0), {"piece_rows": 4}), (scaled(2.0), {"keep": ()})):
-        with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
+        with pytest.raises(FileExistsError, match="segments of other rows or settings"):
             fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a", **({"piece_rows": 5} | settings))
     seen: list[int] = []
     fbuf.datasets.preprocess(

@@ -89,14 +89,29 @@ def test_the_default_source_is_the_public_bucket() -> None:
 
 
 def test_an_invalid_index_is_refused(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in (b"<html>log in</html>", b"[]", b'{"files": 3}', b'{"files": [{"size": 3}]}'):
+    names = [b'"../x"', b'""', b"3", b'"a/"']
+    values = [b'"size": -1', b'"size": "3"', b'"size": true', b'"md5": "12"', b'"md5": 3']
+    entries = [b'{"name": %s}' % name for name in names] + [b'{"name": "a", %s}' % value for value in values]
+    texts = [b'{"files": [%s]}' % entry for entry in (*entries, b'{"size": 3}', b"3")]
+    for text in (b"<html>log in</html>", b"[]", b'{"files": 3}', *texts):
         monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_, text=text: text)
         with pytest.raises(SourceError, match=r"index.json: is not an index of files; expected \{\"files\""):
             listed(server.base)
 
 
+@pytest.mark.parametrize("listing", ["bucket", "index"])
+def test_listings_are_retried(listing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultServer(FILES, listing) as server:
+        if listing == "bucket":
+            monkeypatch.setattr(_remote, "BUCKET", server.base)
+            monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
+        server.faults[LISTING] = [Status(503)] * 2
+        assert listed(None if listing == "bucket" else server.base + "/").name == NAME
+        assert server.faults[LISTING] == []
+
+
 def test_an_unavailable_listing_names_its_address(server: FaultServer) -> None:
-    server.faults[LISTING] = [Status(503)]
+    server.faults[LISTING] = [Status(503)] * 3
     with pytest.raises(SourceError, match=f"{server.base}.*503 Service Unavailable"):
         listed(server.base)
     with pytest.raises(SourceError, match=r"http://127.0.0.1:9/dqn.*Cannot connect to host"):

@@ -87,9 +87,9 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
         fbuf.datasets.open(path)
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
-        with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
+        with pytest.raises(FileExistsError, match="segments of other rows or settings"):
             fbuf.datasets.from_arrays(wrong, path=path, **({"piece_rows": 4} | settings))
-    with pytest.raises(FileExistsError, match="rows that come as a stream cannot be resumed"):
+    with pytest.raises(FileExistsError, match="a stream cannot be resumed"):
         fbuf.datasets.from_arrays(iter([data]), path=path, piece_rows=4)
     seen: list[tuple[int, int]] = []
     fbuf.datasets.from_arrays(
@@ -102,8 +102,8 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
 def test_one_writer_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fbuf.datasets import _lock
 
-    monkeypatch.setattr(_lock.held.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
-    with _lock.held("another", tmp_path / "a"):
+    monkeypatch.setattr(_lock.exclusive.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
+    with _lock.exclusive("another", tmp_path / "a"):
         for data in (bad(), iter([bad()])):
             with pytest.raises(BlockingIOError, match="from_arrays: the data set at"):
                 fbuf.datasets.from_arrays(data, path=tmp_path / "a")

@@ -89,7 +89,7 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
         ({"arrays": every_kind(3), "fields": {"x": "z", "action": "z"}}, ValueError, "'x' and 'action' would be the"),
         ({"lanes": 2}, ValueError, r"expected \[N, 2, ...\]"),
         ({"fields": "flat"}, TypeError, "expected a dict"),
-        ({"fields": ["b"]}, ValueError, "has 'b', which is not there; expected some of: a"),
+        ({"fields": ["b"]}, ValueError, "has 'b', which is missing; expected some of: a"),
         ({"fields": {"a": "c"}, "dtypes": {"a": "int32"}}, ValueError, "dtypes has 'a', but leaves are c"),
         ({"dtypes": {"a": "object"}}, TypeError, "expected one of bool"),
         ({"dtypes": {"a": "float64"}}, TypeError, "expected one of bool"),
@@ -101,7 +101,7 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
         ),
         ({"buffer": fbuf.Buffer(4), "capacity": 4}, ValueError, "Drop capacity=4"),
         ({"priority": np.array([1, np.nan, 1, 1])}, ValueError, "not finite"),
-        ({"arrays": {"a": np.zeros(3)}}, TypeError, "Say that it may be rounded: dtypes={'a': 'float32'}"),
+        ({"arrays": {"a": np.zeros(3)}}, TypeError, "Allow rounding: dtypes={'a': 'float32'}"),
         ({"arrays": {"a": np.array([0, 2**40])}}, ValueError, "rows 0 to 1 hold values that int32 cannot"),
         ({"dtypes": {"a": "uint8"}, "arrays": {"a": np.array([0.5], np.float32)}}, ValueError, "that uint8 cannot"),
         ({"arrays": {"a": np.array(["x"])}}, ValueError, "leaf 'a' is <U1; expected plain numbers"),
@@ -181,7 +181,7 @@ def test_every_dtype_comes_back(suffix, tmp_path):
     for name, dtype in DTYPES.items():
         values = generator.integers(0, 2 if name == "bool" else 8, (5, 3))
         wanted[name] = values.astype(np.float32).astype(dtype)
-    with _atomic_file.opened("test", path, False, False) as sink:
+    with _atomic_file.open_sink("test", path, False, False) as sink:
         for name, leaf in wanted.items():
             sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
         sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})
@@ -241,9 +241,9 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         ({"names": {"nope": "y"}}, ValueError, "names has 'nope', but rows have"),
         ({"names": {"x": "action"}}, ValueError, "'action' would be two columns"),
         ({"names": {"x": "next"}}, ValueError, "'next' would be a column and a group"),
-        ({"names": {"x": "__mask__"}}, ValueError, "'__mask__' is kept for the file's own"),
-        ({"names": {"x": "../x"}}, ValueError, "names a leaf '../x'"),
-        ({"episode": "episode"}, ValueError, "nothing says where episodes end"),
+        ({"names": {"x": "__mask__"}}, ValueError, "'__mask__' is reserved"),
+        ({"names": {"x": "../x"}}, ValueError, "leaf '../x' has an invalid name"),
+        ({"episode": "episode"}, ValueError, "the buffer has no episode ends"),
         ({"state": 3}, TypeError, r"The order is to_file\(path, buffer, state\)"),
         ({"buffer": ragged, "state": ragged.init({"text": "hello"})}, TypeError, "Use fbuf.save"),
     ):

@@ -62,20 +62,20 @@ def test_any_header_is_refused_or_describes_the_bytes(header, version, body, tmp
 @pytest.mark.parametrize(
     ("members", "match"),
     [
-        ({"../x.npy": npy(np.zeros(3))}, "names a leaf '../x'"),
-        ({"/etc/x.npy": npy(np.zeros(3))}, "names a leaf '/etc/x'"),
+        ({"../x.npy": npy(np.zeros(3))}, "leaf '../x' has an invalid name"),
+        ({"/etc/x.npy": npy(np.zeros(3))}, "leaf '/etc/x' has an invalid name"),
         ({"x.txt": b"hello"}, "expected arrays, 'name.npy'"),
-        ({"x.npy": npy(np.array([{}], object))}, "holds Python objects, which are pickled"),
-        ({"x.npy": npy(np.zeros((3, 2), order="F"))}, "lies column by column; expected rows"),
+        ({"x.npy": npy(np.array([{}], object))}, "holds pickled Python objects"),
+        ({"x.npy": npy(np.zeros((3, 2), order="F"))}, "is in Fortran order; expected C order"),
         ({"x.npy": npy(np.zeros(3, ">f4"))}, "is '>f4'; expected little-endian"),
         ({"x.npy": npy(np.zeros(3, "datetime64[s]"))}, "is '<M8\\[s\\]'; expected little-endian numbers"),
         ({"x.npy": npy(np.zeros(3, [("a", "<f4")]))}, "expected little-endian numbers"),
         ({"x.npy": npy(np.array(["a"]))}, "expected little-endian numbers"),
-        ({"x.npy": npy(np.zeros(3)) + b"more"}, "has 28 bytes of data; expected 24"),
-        ({"x.npy": npy(np.zeros(3))[:-1]}, "has 23 bytes of data; expected 24"),
+        ({"x.npy": npy(np.zeros(3)) + b"more"}, "has 28 bytes; expected 24"),
+        ({"x.npy": npy(np.zeros(3))[:-1]}, "has 23 bytes; expected 24"),
         ({"x.npy": b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little")}, "expected 2147483648 bytes"),
         ({"x.npy": npy(np.zeros(3)), "y.npy": npy(np.zeros(4))}, "'y' has 4 rows, but 'x' has 3"),
-        ({"b.npy": npy(np.array([2, 1], np.uint8)).replace(b"|u1", b"|b1")}, "holds bytes above 1"),
+        ({"b.npy": npy(np.array([2, 1], np.uint8)).replace(b"|u1", b"|b1")}, "has bytes above 1"),
         ({"__fbuf__.npy": npy(np.frombuffer(b"{}", np.uint8))}, "does not describe rows"),
         ({"__fbuf__.npy": npy(np.frombuffer(b"[" * 9999, np.uint8))}, "does not describe rows"),
     ],
@@ -97,15 +97,15 @@ def test_false_descriptions_are_refused(tmp_path):
         members = {name: file.read(name) for name in file.namelist()}
     about = json.loads(np.load(io.BytesIO(members["__fbuf__.npy"])).tobytes())
     for entries, match in (
-        ({"version": 2}, "has version '2'; this fbuf reads 1"),
+        ({"version": 2}, "has version '2'; expected 1"),
         ({"format": "other"}, "does not describe rows"),
         ({"steps": 7}, "expected \\[7, '...'\\]"),
         ({"steps": -1}, "steps is '-1'"),
         ({"lanes": 3}, "expected \\[6, 3, '...'\\]"),
-        ({"dtypes": {"a": "object"}}, "says 'a' is 'object'"),
-        ({"dtypes": {"a": "bfloat16"}}, "says 'a' is 'bfloat16'; expected a dtype of 4 bytes"),
-        ({"dtypes": 3}, "does not describe rows"),
-        ({"columns": ["a"]}, "'b' is missing, or not one of its own"),
+        ({"dtypes": {"a": "object"}}, "dtype of 'a' is 'object'"),
+        ({"dtypes": {"a": "bfloat16"}}, "dtype of 'a' is 'bfloat16'; expected one of 4 bytes"),
+        ({"dtypes": 3}, "lists no columns"),
+        ({"columns": ["a"]}, "column 'b' is missing or unknown"),
     ):
         members["__fbuf__.npy"] = npy(np.frombuffer(json.dumps(about | entries).encode(), np.uint8))
         with pytest.raises(ValueError, match=match):
@@ -119,7 +119,7 @@ def test_a_zip_that_claims_more_than_it_can_hold_allocates_nothing(tmp_path):
     start = text.index(b"PK\x01\x02")
     text[start + 24 : start + 28] = (2**32 - 2).to_bytes(4, "little")
     path.write_bytes(text)
-    with pytest.raises(ValueError, match="is said to have 4294967294 bytes"):
+    with pytest.raises(ValueError, match="claims 4294967294 bytes"):
         read_file(path)
 
 
@@ -172,7 +172,7 @@ def test_links_to_other_files_are_refused(tmp_path):
         path = tmp_path / f"{number}.h5"
         with h5py.File(path, "w") as file:
             link(file)
-        with pytest.raises(ValueError, match="is a link to elsewhere|lies in other files"):
+        with pytest.raises(ValueError, match="is a link|is stored in other files"):
             from_file(path)
 
 
@@ -203,7 +203,7 @@ def test_data_sets_of_other_dtypes_can_be_left_out(tmp_path):
 def test_invalid_and_missing_files_are_named(tmp_path):
     (tmp_path / "a.h5").write_bytes(b"hello")
     for name, error, match in (
-        ("a.h5", ValueError, "is no HDF5 file"),
+        ("a.h5", ValueError, "is not an HDF5 file"),
         ("none.h5", FileNotFoundError, "none.h5"),
         ("none.npz", FileNotFoundError, "none.npz"),
         ("a.csv", ValueError, "expected .npz, .h5 or .hdf5"),

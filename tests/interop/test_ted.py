@@ -180,8 +180,8 @@ def test_invalid_arguments_are_refused(tmp_path):
     buffer, state = from_arrays(rows | {"terminated": np.zeros(3, bool)})
     for settings, match in (
         ({"observation": "o"}, "observation is 'o', but rows have .* Name the leaf: observation='...'"),
-        ({"terminated": "reward"}, r"terminated is 'reward', float32\[\]; expected one bool a row"),
-        ({"next_observation": "reward"}, "expected what observation has"),
+        ({"terminated": "reward"}, r"terminated is 'reward', float32\[\]; expected one bool per row"),
+        ({"next_observation": "reward"}, "as observation"),
         ({"episode": "action"}, "'action' would be two columns"),
         ({"names": {"action": "next"}}, "'next' would be a column and a group"),
     ):

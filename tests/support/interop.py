@@ -47,5 +47,5 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     """Return what `from_file` reads, without a buffer to put it into."""
     with _load.opened("from_file", path) as reader:
         source = _load._source(path, reader, None, None)
-        names = _columns.chosen("from_file", source.columns, None)
+        names = _columns.choose_leaves("from_file", source.columns, None)
         return {name: source.columns[name].read(0, source.steps) for name in names}

@@ -1,11 +1,9 @@
-"""Where episodes end, and what was seen last: rows as flat arrays have them, made into rows as views read them.
+"""Mark episode ends in flat arrays, and keep the final observations.
 
-A row here holds each observation once; its successor is the row after. Flat data says so in several ways: `terminals` and
-`timeouts`; or `next_observations`, a second copy of every observation. Such a copy is compared with the rows after, and kept
-only where an episode ends (`final_obs`, zeros elsewhere, which compress to nothing): with it a truncated step
-bootstraps from the observation that came of it. Where it is not the observation of the next row although nothing ended, the
-rows between are missing, as in data whose time-outs were filtered out; such a row is marked truncated, so that no n-step
-return or window runs on over the gap. The last row of all is truncated unless it terminated.
+A row stores each observation once; its next observation is in the next row. Flat data has `terminals` and `timeouts`, or
+`next_observations`. Those are compared with the next rows and stored only where an episode ends (`final_obs`, zeros
+elsewhere), so a truncated step bootstraps from its true final observation. If they differ without an end, rows are missing:
+the row is marked truncated, so no n-step return or window crosses the gap. The last row is truncated unless it terminated.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import numpy as np
 from fbuf._host.codecs.base import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
+from fbuf.torch._tensordict import under
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
@@ -27,7 +26,7 @@ _LARGE = 1024  # bytes a row
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """How ends are found in blocks of rows.
+    """How to find ends in blocks of rows.
 
     Attributes:
       extra: Boolean leaves that end an episode, besides `terminated` and `truncated`.
@@ -37,29 +36,29 @@ class Ends:
     extra: tuple[str, ...]
     follows: Mapping[str, str]
 
-    def finished(
+    def mark_blocks(
         self, call: str, first: int, raw: Iterable[Block], after: Block | None, found: list[int]
     ) -> Iterator[Block]:
-        """Yield blocks of rows as they are stored, each once the next has come.
+        """Yield blocks of rows as they are stored, each after the next one was read.
 
         Args:
           first: Number of the first row, for messages.
           raw: `{name here: [n, ...]}`, n >= 1.
-          after: Observations `[1, ...]` of the row after the last; None: there is no more row.
-          found: Gets the number of ends in each block that were found by comparing.
+          after: Observations `[1, ...]` of the row after the last; None: there are no more rows.
+          found: Receives, for each block, the number of ends found by comparison.
         Raises:
           ValueError: a reward is not finite, or a flag is not 0 or 1.
         """
-        held: Block | None = None
+        last: Block | None = None
         for block in raw:
-            if held is not None:
-                yield self._finished(call, first, held, {name: block[name][:1] for name in self.follows}, found)
-                first += len(next(iter(held.values())))
-            held = block
-        if held is not None:
-            yield self._finished(call, first, held, after, found)
+            if last is not None:
+                yield self._mark(call, first, last, {name: block[name][:1] for name in self.follows}, found)
+                first += len(next(iter(last.values())))
+            last = block
+        if last is not None:
+            yield self._mark(call, first, last, after, found)
 
-    def _finished(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
+    def _mark(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
         none = np.zeros(len(next(iter(rows.values()))), bool)
         check_rewards(call, first, rows)
         flags = {name: as_flag(call, name, first, rows[name]) for name in self.flags(rows)}
@@ -71,11 +70,11 @@ class Ends:
             truncated[-1] = not terminated[-1] or truncated[-1]
         out = {name: leaf for name, leaf in rows.items() if name not in self.follows.values()} | flags
         if self.follows:
-            alike = ~none
+            equal = ~none
             for here, following in self.follows.items():
                 last = rows[here][-1:] if after is None else after[here]  # an end anyway
-                alike &= _alike(np.concatenate([rows[here][1:], last]), rows[following])
-            missing = ~alike & ~terminated & ~truncated
+                equal &= _rows_equal(np.concatenate([rows[here][1:], last]), rows[following])
+            missing = ~equal & ~terminated & ~truncated
             truncated |= missing
             cuts += int(missing.sum())
             for here, following in self.follows.items():
@@ -84,7 +83,7 @@ class Ends:
         return out | {"terminated": terminated, "truncated": truncated}
 
     def flags(self, names: Iterable[str]) -> list[str]:
-        """Leaves that say where episodes end."""
+        """Return the leaves that say where episodes end."""
         names = list(names)
         return [name for name in dict.fromkeys(("terminated", "truncated", *self.extra)) if name in names]
 
@@ -92,13 +91,13 @@ class Ends:
 def ends_of(
     call: str, leaves: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], extra: Sequence[str] | None
 ) -> Ends:
-    """How ends are found in rows of these leaves.
+    """Return how ends are found in rows of these leaves.
 
     Args:
       leaves: Shape and dtype by name here.
-      extra: What the user said: names of further flags; () where rows are independent; None: nothing.
+      extra: The caller's names of further flags; (): rows are independent; None: not stated.
     Raises:
-      ValueError: nothing says where episodes end, or next observations are not like observations.
+      ValueError: no leaf says where episodes end, or next observations are not like observations.
     """
     for name in extra or ():
         if name not in leaves:
@@ -108,10 +107,10 @@ def ends_of(
     now = under("obs", leaves)
     if nexts and (set(follows) != set(now) or any(leaves[a] != leaves[b] for a, b in follows.items())):
         odd = next((n for n in nexts if leaves.get("obs" + n[len(NEXT) :]) != leaves[n]), nexts[0])
+        expected = ", ".join(f"{n} {_text(leaves[n])}" for n in now) or "none"
         raise ValueError(
-            f"{call}: '{odd}' is {_text(leaves[odd])}; expected next observations like the observations: "
-            f"{', '.join(f'{n} {_text(leaves[n])}' for n in now) or 'there are none'}. Give them another name, or leave them "
-            f"out: fields=."
+            f"{call}: '{odd}' is {_text(leaves[odd])}; expected next observations like the observations: {expected}. "
+            f"Rename them, or leave them out: fields=."
         )
     clash = next((final_name(here) for here in follows if final_name(here) in leaves), None)
     if clash is not None:
@@ -119,59 +118,58 @@ def ends_of(
     found = Ends(tuple(extra or ()), follows)
     if extra is None and not found.flags(leaves):
         raise ValueError(
-            f"{call}: no leaf says where episodes end; expected terminals and timeouts among {', '.join(leaves)}. Name "
-            f"one that does: episode_end=('done',), or say that none ends: episode_end=()."
+            f"{call}: no leaf says where episodes end; expected terminals and timeouts among {', '.join(leaves)}. "
+            f"Name one: episode_end=('done',), or none: episode_end=()."
         )
     return found
 
 
 def final_name(observation: str) -> str:
-    """`obs/image` is kept, where an episode ended, as `final_obs/image`."""
+    """Return the name of an observation's final leaf: `obs/image` becomes `final_obs/image`."""
     return FINAL + observation[len("obs") :]
 
 
 def final_codec(shape: tuple[int, ...], dtype: Any) -> Codec:
-    """How final observations are stored: nearly all are zeros, so in chunks where a chunk costs less than the rows."""
+    """Return the codec of final observations: nearly all are zeros, so chunks unless they would cost more than the rows."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return Raw() if size <= 4 else Zstd(chunk=64) if size < _LARGE else Zstd()
 
 
 def only(rows: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Rows where a flag is set, zeros elsewhere."""
+    """Return rows where a flag is set, zeros elsewhere."""
     out = np.zeros_like(rows)
     out[where] = rows[where]
     return out
 
 
 def as_flag(call: str, name: str, first: int, rows: np.ndarray) -> np.ndarray:
-    """bool[n]. Raises ValueError: some are neither 0 nor 1, or there is more than one a row."""
+    """Return bool[n]. Raises ValueError: a value is neither 0 nor 1, or a row has several."""
     if rows.ndim != 1:
         raise ValueError(f"{call}: leaf '{name}' has shape {[len(rows), *rows.shape[1:]]}; expected [N]. Give x[:, 0].")
     flag = rows.astype(bool)
     wrong = np.flatnonzero(flag != rows)
     if wrong.size:
-        raise ValueError(
-            f"{call}: leaf '{name}' is {rows[wrong[0]]} in row {first + wrong[0]}; expected 0 or 1, as it ends episodes."
-        )
+        at = wrong[0]
+        raise ValueError(f"{call}: leaf '{name}' is {rows[at]} in row {first + at}; expected 0 or 1.")
     return flag
 
 
 def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError if a reward is not finite."""
+    """Raise ValueError if a reward is not finite."""
     reward = rows.get("reward")
     if reward is None or reward.dtype.kind in "iub":
         return
     fine = np.isfinite(reward.astype(np.float32) if reward.dtype.isbuiltin != 1 else reward)
     wrong = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))
     if wrong.size:
+        at = wrong[0]
         raise ValueError(
-            f"{call}: leaf 'reward' is {reward[wrong[0]]} in row {first + wrong[0]}, and not finite in {wrong.size} rows of "
-            f"this block; expected numbers. Repair them, or leave these rows out."
+            f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers. Correct or remove the rows."
         )
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """bool[n], which rows are equal; NaN is like NaN."""
+def _rows_equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return bool[n], which rows are equal; NaN equals NaN."""
     same = a == b
     if a.dtype.kind in "fc":
         same |= (a != a) & (b != b)
@@ -203,13 +201,8 @@ KNOWN = {
 """First parts of names, and what they become."""
 
 
-def under(name: str, leaves: Iterable[str]) -> list[str]:
-    """Leaves that are `name`, or lie in the subtree of that name."""
-    return [leaf for leaf in leaves if leaf == name or leaf.startswith(name + "/")]
-
-
 def default_view(leaves: Iterable[str], rows: int) -> View:
-    """`Transition` of what there is, exact at truncations; `Row` where rows are no steps, or there is one alone."""
+    """Return `Transition` of the leaves, exact at truncations; `Row` if rows are not steps, or there is only one."""
     leaves = list(leaves)
     if rows < 2 or not (under("obs", leaves) and "reward" in leaves and "terminated" in leaves):
         return Row()

@@ -1,8 +1,7 @@
-"""`from_arrays`: flat arrays, as D4RL and many others have them, become a data set in pieces.
+"""`from_arrays`: write flat arrays, in the layout of D4RL and others, to a data set.
 
-What slices (arrays, `numpy.memmap`, HDF5) is checked from end to end first (names, lengths, dtypes, rewards, flags), then
-written in pieces, several at a time, and resumed after an interruption. What comes as a stream (an iterator, an `.npz`) is
-checked as it comes, and leaves nothing behind where it fails.
+Data that slices (arrays, `numpy.memmap`, HDF5) is checked from end to end first, then written in segments in parallel, and
+resumed after an interruption. Streams (iterators, `.npz`) are checked on the way, and a failure leaves nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import KNOWN, default_view
 from fbuf.datasets._arrays.rows import CALL, Settings, columns_of, write_columns, write_tables
-from fbuf.datasets._arrays.segments import check_free, check_workers, path_of
+from fbuf.datasets._arrays.segments import check_free, check_workers, to_path
 from fbuf.interop import _load
-from fbuf.interop._columns import blocks, chosen, length_of, rows_a_block
+from fbuf.interop._columns import blocks, choose_leaves, row_count, rows_per_block
 
 
 def from_arrays(
@@ -45,41 +44,46 @@ def from_arrays(
     workers: int = 0,
     progress: Progress = None,
 ) -> tuple[Buffer, BufferState]:
-    """Writes a data set from flat arrays, and opens it.
+    """Write a data set from flat arrays, and open it.
 
-    `observations`, `actions`, `rewards`, `terminals`, `timeouts` (and what others call them) become `obs`, `action`, `reward`,
-    `terminated`, `truncated`; other leaves keep their names. `terminated` and `truncated` are always there, bool. Where there
-    are `next_observations`, they are compared with the observations of the next rows, and kept as `final_obs` where an
-    episode ends; where they differ although nothing ended, rows are missing, and the row is marked truncated. The last row
-    of all is, unless it terminated.
+    `observations`, `actions`, `rewards`, `terminals`, `timeouts` (and their usual synonyms) become `obs`, `action`, `reward`,
+    `terminated`, `truncated`; other leaves keep their names. `terminated` and `truncated` always exist, as bool.
+    `next_observations` are compared with the observations of the next rows, and stored as `final_obs` where an
+    episode ends; if they differ without an end, rows are missing, and the row is marked truncated. The last row is truncated
+    unless it terminated.
 
     Args:
-      data: A (nested) dict of arrays `[N, ...]`, or of what slices like them and has `shape` and `dtype`: `numpy.memmap`, an
-        h5py group or data set; an iterable of such dicts, in order of time, each of any length, which is read once; or the
-        path of an `.npz`, `.h5` or `.hdf5`.
-      path: The folder to write, which must not be there. What an earlier call with the same arguments left there,
-        interrupted, is completed (not of an iterable or an `.npz`, which leave nothing).
-      fields: Which leaves to take: `{name there: name here}`, or names; None: all.
-      episode_end: Further boolean leaves (names here) that end an episode; without `terminated` such an end is a truncation.
-        (): rows are steps of no episode, if no leaf says otherwise.
-      dtypes: `{name here: dtype}`, casts asked for. Nothing else is cast, but 64-bit integers that fit to 32 bits where
+      data: A (nested) dict of arrays `[N, ...]`, or of anything that slices like them and has `shape` and `dtype`
+        (`numpy.memmap`, an h5py group or data set); an iterable of such dicts, in order of time, each of any length, which
+        is read
+        once; or the path of an `.npz`, `.h5` or `.hdf5`.
+      path: The folder to write, which must not exist. An interrupted call with the same arguments is completed (not with an
+        iterable or an `.npz`, which leave nothing).
+      fields: The leaves to take: `{name there: name here}`, or names; None: all.
+      episode_end: Further boolean leaves (names here) that end an episode, as truncations unless `terminated`. (): rows
+        are steps
+        of no episode, unless a leaf says otherwise.
+      dtypes: `{name here: dtype}`, the casts to make. Otherwise only 64-bit integers are cast, to 32 bits, if they fit and
         jax_enable_x64 is off.
-      codec: `{name here: codec}`, `storages.Zstd(...)`, `BitPack()` or `Raw()`; else `Zstd()` for leaves of 1 KiB a row or
+      codec: `{name here: codec}`, `storages.Zstd(...)`, `BitPack()` or `Raw()`; default `Zstd()` for leaves of 1 KiB per
+        row or
         more, and for `final_obs`.
-      piece_rows: Rows of a piece; None: what makes 512 MiB before compression, at most a million. A piece is written whole or
-        not at all, and is in memory, compressed, until it is.
-      view, sampler: Of the buffer; None: `Transition` where rows are steps, and `Uniform`.
-      metadata: What else to keep, as JSON; `fbuf.datasets.info` shows it.
-      workers: Pieces written at a time, in threads, where rows can be read in any order; 0: one.
+      piece_rows: Rows of a segment; None: 512 MiB before compression, at most a million. A segment is written atomically,
+        and is
+        in memory, compressed, until then.
+      view, sampler: Of the buffer; None: `Transition` if rows are steps, and `Uniform`.
+      metadata: Further JSON to store; `fbuf.datasets.info` shows it.
+      workers: Segments written at a time, in threads, if rows can be read in any order; 0: one.
       progress: True: a bar; or a function of `(rows done, total)`, the total 0 for an iterable.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open(path)`.
     Raises:
-      FileExistsError: something else lies at `path`.
-      ValueError: leaves of different lengths; two that would have one name; none that says where episodes end; a reward that is
-        not finite; a flag that is neither 0 nor 1; text, objects; an iterable whose dicts differ; no rows.
-      TypeError: 64-bit floats, where jax_enable_x64 is off and no cast is asked for.
-    Cost: O(N), in blocks of some 8 MiB; flags and rewards are read twice.
+      FileExistsError: `path` exists.
+      ValueError: leaves of different lengths; two of one name; no leaf says where episodes end; a reward that is not
+        finite; a
+        flag that is neither 0 nor 1; text, objects; an iterable whose dicts differ; no rows.
+      TypeError: 64-bit floats while jax_enable_x64 is off and without a cast.
+    Cost: O(N), in blocks of about 8 MiB; flags and rewards are read twice.
 
     Example:
       >>> import fbuf, tempfile, numpy as np
@@ -97,7 +101,7 @@ def from_arrays(
       ...     del state
       6 [2. 3.] [False False  True False False False]
     """
-    path = path_of(CALL, "path", path)
+    path = to_path(CALL, "path", path)
     check_workers(CALL, workers)
     _open.check(path, view, sampler)
     for name, value in {"fields": fields, "episode_end": episode_end}.items():
@@ -116,14 +120,13 @@ def from_arrays(
         check_free(CALL, path, unfinished=False)
         write_tables(data, path, settings, about, progress)
     else:
-        raise TypeError(
-            f"{CALL}: data is a {type(data).__name__}; expected a dict of arrays, an iterable of them, or a path."
-        )
+        kind = type(data).__name__
+        raise TypeError(f"{CALL}: data is a {kind}; expected a dict of arrays, an iterable of them, or a path.")
     return opened(path, view, sampler)
 
 
 def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buffer, BufferState]:
-    """A data set, by default through the view that suits its leaves."""
+    """Open a data set, by default through the view for its leaves."""
     about = load(path)
     view = default_view(about.schema.names, about.rows) if view is None else view
     return _open.open(path, view=view, sampler=sampler)
@@ -140,9 +143,9 @@ def _from_file(
         if file.suffix != ".npz":
             return write_columns(columns, path, settings, about, workers, progress)
         # Members of a zip are read from front to back only.
-        names = chosen(CALL, columns, settings.fields, KNOWN)
+        names = choose_leaves(CALL, columns, settings.fields, KNOWN)
         columns = {name: columns[name] for name in names}
-        rows, size = length_of(CALL, columns), rows_a_block(columns.values())
+        rows, size = row_count(CALL, columns), rows_per_block(columns.values())
         tables = blocks(CALL, columns, 0, rows, size)
         write_tables(tables, path, dataclasses.replace(settings, fields=names), about, progress)
 
@@ -151,4 +154,4 @@ def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(metadata or {}), allow_nan=False)))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{CALL}: metadata is no JSON ({error}); expected a dict of text, numbers and lists.") from None
+        raise TypeError(f"{CALL}: metadata is not JSON ({error}); expected text, numbers and lists.") from None

@@ -1,7 +1,7 @@
-"""Flat arrays as rows: named, cast, cut into episodes and written in pieces.
+"""Convert flat arrays to rows: name, cast, mark episodes, write in segments.
 
-What can be read in any order (`write_columns`) is checked from end to end first, written several pieces at a time, and
-resumed after an interruption. A stream (`write_tables`) is checked as it comes.
+Columns that can be read in any order (`write_columns`) are checked from end to end, written several segments at a time, and
+resumed after an interruption. A stream (`write_tables`) is checked on the way.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fbuf._formats import dataset
 from fbuf._host.codecs.base import Codec
 from fbuf._host.types import flat
 from fbuf.datasets._arrays.episodes import KNOWN, Ends, as_flag, check_rewards, ends_of, final_codec, final_name
-from fbuf.datasets._arrays.segments import Work, rows_a_piece, write, write_stream
+from fbuf.datasets._arrays.segments import Work, rows_per_segment, write, write_stream
 from fbuf.interop._columns import (
     Block,
     Column,
     blocks,
+    cast_columns,
     check_name,
-    chosen,
+    choose_leaves,
     column_of,
-    converted,
-    length_of,
-    rows_a_block,
+    row_count,
+    rows_per_block,
 )
 
 CALL = "from_arrays"
@@ -41,7 +41,7 @@ Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `from_arrays` was asked for."""
+    """The arguments of `from_arrays`."""
 
     fields: Mapping[str, str] | Sequence[str] | None
     episode_end: tuple[str, ...] | None
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is made of columns.
+    """How columns become rows.
 
     Attributes:
       leaves: Of the columns, by their names here.
@@ -68,20 +68,18 @@ class Plan:
     @property
     def block(self) -> int:
         """Rows of a block."""
-        return rows_a_block(self.schema.leaves)
+        return rows_per_block(self.schema.leaves)
 
     def check(self, where: str, columns: Mapping[str, Column]) -> None:
         """Raise ValueError unless columns have the names, shapes and dtypes of the first."""
-        came, expected = (
+        found, expected = (
             {name: f"{dtype.name}{list(shape)}" for name, (shape, dtype) in leaves.items()}
             for leaves in (leaves_of(columns), self.leaves)
         )
-        for name in (*came, *expected):
-            if came.get(name) != expected.get(name):
-                raise ValueError(
-                    f"{where} leaf '{name}' is {came.get(name, 'missing')}; expected {expected.get(name, 'no such leaf')}, as "
-                    f"in the first rows."
-                )
+        for name in (*found, *expected):
+            if found.get(name) != expected.get(name):
+                what, first = found.get(name, "missing"), expected.get(name, "no such leaf")
+                raise ValueError(f"{where} leaf '{name}' is {what}; expected {first}, as in the first rows.")
 
 
 def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str, Column]:
@@ -93,22 +91,20 @@ def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str
         name = check_name(call, prefix + key)
         found = columns_of(call, value, name + "/") if isinstance(value, Mapping) else {name: column_of(name, value)}
         if twice := [leaf for leaf in found if leaf in out]:
-            raise ValueError(
-                f"{call}: two leaves have the name '{twice[0]}'; expected one. Rename or leave out the other."
-            )
+            raise ValueError(f"{call}: two leaves have the name '{twice[0]}'. Rename one, or leave it out.")
         out |= found
     return out
 
 
-def taken(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
-    """Return the columns to take, by their names here and in their dtypes, and how many rows they have."""
-    names = chosen(call, found, settings.fields, KNOWN)
-    rows = length_of(call, {there: found[there] for there in names})
-    return converted(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
+def choose_columns(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
+    """Return the columns to take, by their names here and in their dtypes, and their number of rows."""
+    names = choose_leaves(call, found, settings.fields, KNOWN)
+    rows = row_count(call, {there: found[there] for there in names})
+    return cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
 
 
-def planned(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
-    """Raise what is wrong with names, dtypes and ends; no row is read."""
+def plan_rows(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
+    """Return the plan. Raises errors of names, dtypes and ends; no row is read."""
     here = leaves_of(columns)
     ends = ends_of(call, here, settings.episode_end)
     leaves = {name: leaf for name, leaf in here.items() if name not in ends.follows.values()}
@@ -133,13 +129,13 @@ def write_columns(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Write a data set from columns that can be read in any order; `about` is kept with it."""
-    columns, rows = taken(CALL, found, settings)
+    """Write a data set from columns that can be read in any order; `about` is its metadata."""
+    columns, rows = choose_columns(CALL, found, settings)
     if not rows:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
-    plan = planned(CALL, columns, settings)
+    plan = plan_rows(CALL, columns, settings)
     _check_rows(columns, plan, rows)
-    size = rows_a_piece(CALL, settings.piece_rows, plan.schema)
+    size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     begin = zlib.crc32(repr((rows, plan.ends)).encode())
     pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
     marks: dict[int, str] = {}
@@ -158,7 +154,7 @@ def write_columns(
 
     def finished(number: int) -> Iterator[Block]:
         start, stop = pieces[number]
-        return plan.ends.finished(CALL, start, raw(number), after(stop), cuts)
+        return plan.ends.mark_blocks(CALL, start, raw(number), after(stop), cuts)
 
     def mark(number: int) -> str:
         if number not in marks:
@@ -173,16 +169,16 @@ def write_columns(
 
 
 def _checksum(block: Block, checksum: int) -> int:
-    """Of all that a block is made from: rows that differ anywhere are other work."""
+    """Update the checksum of all data of a segment, which identifies its rows."""
     for leaf in block.values():
         checksum = zlib.crc32(flat(np.ascontiguousarray(leaf)), checksum)
     return checksum
 
 
 def _check_rows(columns: Mapping[str, Column], plan: Plan, rows: int) -> None:
-    """What must hold of values, before anything is written."""
+    """Check rewards and flags before anything is written."""
     checked = {name: columns[name] for name in ("reward", *plan.ends.flags(columns)) if name in columns}
-    size = rows_a_block(checked.values())
+    size = rows_per_block(checked.values())
     for number, block in enumerate(blocks(CALL, checked, 0, rows, size) if checked else ()):
         check_rewards(CALL, number * size, block)
         for name in plan.ends.flags(block):
@@ -197,28 +193,28 @@ def write_tables(
     first = next(tables, None)
     if first is None:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
-    plan = planned(CALL, first[0], settings)
-    size = rows_a_piece(CALL, settings.piece_rows, plan.schema)
+    plan = plan_rows(CALL, first[0], settings)
+    size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
     raw = _checked(itertools.chain(iter([first]), tables), plan)
     del first  # the arrays would stay in memory
     cuts: list[int] = []
-    rows = plan.ends.finished(CALL, 0, raw, None, cuts)
+    rows = plan.ends.mark_blocks(CALL, 0, raw, None, cuts)
     number = write_stream(CALL, path, plan.schema, rows, size, {**about, "from": "arrays"}, progress)
     _warn_of_cuts(sum(cuts), number)
 
 
 def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str, Column], int]]:
-    """Columns of each dict that has rows, and how many."""
+    """Yield the columns of each dict that has rows, and their number."""
     for item in data:
         if not isinstance(item, Mapping):
             raise TypeError(f"{CALL}: data gives a {type(item).__name__}; expected dicts of arrays.")
         found = columns_of(CALL, item)
         if not found or any(column.rows for column in found.values()):
-            yield taken(CALL, found, settings)
+            yield choose_columns(CALL, found, settings)
 
 
 def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> Iterator[Block]:
-    """Blocks of rows, copied, as the caller may fill the same arrays again."""
+    """Yield blocks of rows, copied, since the caller may reuse the arrays."""
     number = 0
     for columns, rows in tables:
         plan.check(f"{CALL}: from row {number} on", columns)
@@ -230,11 +226,10 @@ def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> 
 
 
 def _warn_of_cuts(cuts: int, rows: int) -> None:
-    """Warns where next observations are hardly ever those of the next rows."""
+    """Warn if next observations are seldom those of the next rows."""
     if cuts > max(rows // 2, 8):
         warnings.warn(
-            f"{CALL}: in {cuts} of {rows} rows next_observations is not the observation of the next row, although no episode "
-            f"ended: these are now episodes of one step. If rows lie in another order than they came in, that is right; if "
-            f"the two were scaled differently, scale them alike.",
+            f"{CALL}: in {cuts} of {rows} rows next_observations is not the next row's observation; they are now episodes of "
+            f"one step. Scale both alike, unless the rows are shuffled.",
             stacklevel=4,
         )

@@ -1,9 +1,8 @@
-"""Blocks of rows into the pieces of a data set.
+"""Write blocks of rows as the segments of a data set.
 
-A piece is there or not, and a data set without its last file does not open; so an interruption leaves whole pieces. They
-are used again only by the same work: every piece carries a mark made from its rows, compared before anything is written.
-Pieces are written by threads, not processes: compressing releases Python's lock, and nothing must be pickled. A stream
-cannot be resumed, and leaves nothing where it fails.
+A segment is written atomically, and a data set without its manifest does not open, so an interruption leaves whole
+segments. Only the same work reuses them: each has a mark made from its rows. Threads write them, since compression releases
+Python's lock. A stream cannot be resumed, and a failure leaves nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
 from fbuf._formats.dataset.segment_writer import MAX_ROWS
 from fbuf.datasets._lock import NAME as LOCK
-from fbuf.datasets._lock import held
+from fbuf.datasets._lock import exclusive
 from fbuf.interop._columns import Block
 
 _PIECE_BYTES = 512 * 2**20  # before compression
@@ -32,14 +31,14 @@ _MOST_ROWS = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is to be written, piece by piece.
+    """What to write, segment by segment.
 
     Attributes:
       schema: Of the rows.
-      rows: Of each piece.
-      blocks: The rows of piece `n`, in order, as blocks `{leaf: [m, ...]}`. Called from several threads.
-      mark: What tells the rows of piece `n` from those of other work: a short text.
-      meta: What `dataset.json` says of the rows, asked for when all are written.
+      rows: Of each segment.
+      blocks: Yield the rows of segment `n`, in order, as blocks `{leaf: [m, ...]}`. Called from several threads.
+      mark: Return a short text that identifies the rows of segment `n`.
+      meta: Return the metadata, after all rows are written.
     """
 
     schema: dataset.Schema
@@ -49,56 +48,52 @@ class Work:
     meta: Callable[[], Mapping[str, Any]]
 
 
-def rows_a_piece(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
-    """Rows of a piece: as asked for, or at most a million and what fits 512 MiB before compression."""
+def rows_per_segment(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
+    """Return the rows of a segment: as asked for, or at most a million and 512 MiB before compression."""
     if piece_rows is None:
         return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
-    if isinstance(piece_rows, bool) or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MAX_ROWS:
+    if type(piece_rows) is bool or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MAX_ROWS:
         raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MAX_ROWS}, or None.")
     return int(piece_rows)
 
 
-def path_of(call: str, name: str, given: Any, other: str = "") -> Path:
-    """A path as the user gave it. Raises TypeError: it is none."""
-    if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
-        what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
+def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
+    """Return an argument as a path. Raises TypeError: it is not one."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        what = repr(value) if value is None or isinstance(value, str) else f"a {type(value).__name__}"
         raise TypeError(f"{call}: {name} is {what}; expected the path of a folder{other and ', '}{other}.")
-    return Path(given).expanduser()
+    return Path(value).expanduser()
 
 
 def check_workers(call: str, workers: int) -> None:
-    """Raises ValueError unless it is an int >= 0."""
+    """Raise ValueError unless it is an int >= 0."""
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0, threads beside this one.")
+        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0.")
 
 
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
-    """Raises FileExistsError if something lies at `path`; `unfinished` pieces may.
-
-    A folder that is empty may, too.
-    """
+    """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
+    delete = f"fbuf.datasets.delete({str(path)!r})"
     if (path / NAME).exists():
         raise FileExistsError(
-            f"{call}: {path} is a data set already. Open it: fbuf.datasets.open({str(path)!r}), or make room: "
-            f"fbuf.datasets.delete({str(path)!r})."
+            f"{call}: {path} is a data set already. Call fbuf.datasets.open({str(path)!r}), or {delete}."
         )
     if not path.exists():
         return
     names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
     if names - {"pieces"}:
-        raise FileExistsError(f"{call}: {path} holds something else; expected no such folder. Choose another path.")
+        raise FileExistsError(f"{call}: {path} already exists and is not a data set. Choose another path.")
     if names and not unfinished:
         raise FileExistsError(
-            f"{call}: {path} holds what unfinished work left, and rows that come as a stream cannot be resumed. "
-            f"Make room: fbuf.datasets.delete({str(path)!r})."
+            f"{call}: {path} has segments of an interrupted call; a stream cannot be resumed. Call {delete}."
         )
 
 
 @contextlib.contextmanager
 def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
-    """Hold the lock of a data set; if anything fails, remove what cannot be resumed."""
+    """Hold the lock of a data set; on failure, remove what cannot be resumed."""
     check_free(call, path, unfinished=unfinished)
-    with held(call, path):
+    with exclusive(call, path):
         check_free(call, path, unfinished=unfinished)  # another process may have finished it meanwhile
         try:
             yield
@@ -109,11 +104,11 @@ def _making(call: str, path: Path, *, unfinished: bool) -> Iterator[None]:
 
 
 def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress) -> None:
-    """Write the data set, or what is missing of it.
+    """Write the data set, or its missing segments.
 
     Raises:
-      FileExistsError: there is a data set, or pieces of other work.
-      BlockingIOError: another process is at it.
+      FileExistsError: there is a data set, or segments of other work.
+      BlockingIOError: another process is writing it.
     """
     with _making(call, path, unfinished=True), contextlib.closing(Bar(progress, call, sum(work.rows), " rows")) as bar:
         done = _committed(call, path, work)
@@ -136,7 +131,7 @@ def write_stream(
     meta: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Write a data set from blocks that come once, one piece after another; return the number of rows."""
+    """Write a data set from blocks that are read once, segment after segment; return the number of rows."""
     with _making(call, path, unfinished=False), contextlib.closing(Bar(progress, call, 0, " rows")) as bar:
         used: list[dataset.SegmentRows] = []
         for part in _split(blocks, piece_rows):
@@ -167,7 +162,7 @@ def _write_piece(
 
 
 def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:
-    """The blocks of one piece after another, cut where a piece is full."""
+    """Yield the blocks of one segment after another, cut at its size."""
     blocks = iter(blocks)
     rest: Block | None = None
 
@@ -185,19 +180,19 @@ def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:
 
 
 def length_of(block: Block) -> int:
-    """Rows of a block."""
+    """Return the rows of a block."""
     return len(next(iter(block.values())))
 
 
 def _committed(call: str, path: Path, work: Work) -> set[int]:
-    """Pieces that are there, checked to be of this work."""
+    """Return the numbers of the finished segments. Raises FileExistsError if one is of other work."""
     done: set[int] = set()
     for number, piece in (dataset.committed(path) if path.exists() else {}).items():
         same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
         if not same or piece.meta.get("mark") != work.mark(number):
             raise FileExistsError(
-                f"{call}: {path} holds unfinished work on other rows, or with other settings (piece {number}). Choose "
-                f"another path, or make room: fbuf.datasets.delete({str(path)!r})."
+                f"{call}: {path} has segments of other rows or settings (piece {number}). Choose another path, or call "
+                f"fbuf.datasets.delete({str(path)!r})."
             )
         done.add(number)
     return done

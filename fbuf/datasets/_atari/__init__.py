@@ -1,1 +1,1 @@
-"""The Atari DQN replay data set: plan, download, conversion."""
+"""The Atari DQN replay data set: download, conversion, plan."""

@@ -1,13 +1,12 @@
-"""`atari_dqn`: fifty million Atari frames of a DQN agent's life, as a frozen buffer.
+"""`atari_dqn`: fifty million Atari frames of a DQN agent's training, as a frozen buffer; `available`: the runs there are.
 
-A run is what one agent collected while it learned: 50 dumps of its replay buffer, a million steps each. They are downloaded
-and converted to compressed pieces in parallel, in bounded memory; finished pieces stay after any interruption. What
-torchrl's loader gives back instead is told in `tests/datasets/test_atari.py`.
+A run is 50 dumps of one agent's replay buffer, a million steps each. They are downloaded and converted to compressed segments
+in parallel, in bounded memory, and finished segments survive an interruption. `download.py` fetches missing dumps
+(`workers.py` in processes), `dopamine_log.py` interprets a dump's counters, `segment.py` converts it, `continuity.py` decides
+which dumps follow one another, and `plan.py` assembles the data set.
 
-`_atari_download` brings what is missing (`_atari_workers` in processes), `_atari_plan` says what all pieces make together
-(`_seams`: which follow one another), `_atari_ring` what a dump's counters mean, `_atari_piece` makes rows of it.
-
-Source: Agarwal et al. 2020; the layout of https://github.com/google-research/batch_rl.
+Source: Agarwal et al. 2020, "An Optimistic Perspective on Offline Reinforcement Learning";
+https://github.com/google-research/batch_rl.
 """
 
 from __future__ import annotations
@@ -49,55 +48,61 @@ def atari_dqn(
     prefetch: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Buffer, BufferState]:
-    """One run of the DQN replay data set.
+    """Open one run of the DQN replay data set; the first call downloads and converts it.
 
-    Rows are the steps of the agent in the order in which they were logged, and index order is row order: `obs` uint8[84, 84]
-    (one frame: views stack), `action` int32, `reward` float32 (not clipped), `terminated` bool, `truncated` bool. What is no
-    step is left out: the three rows of zeros that the agent put before each episode, and rows of its ring that it had not
-    written (`_atari_ring.py` says how that is known).
+    Rows are the agent's steps in logged order: `obs` uint8[84, 84] (one frame: views stack), `action` int32, `reward` float32
+    (not clipped), `terminated` bool, `truncated` bool. Rows that are not steps are left out: the three rows of zeros
+    before each
+    episode, and rows of the ring that the agent had not written.
 
-    `truncated` is True where data end and an episode does not: at the last row of all, and where the next piece was not
-    taken, is missing, or cannot be shown to follow (`_seams.py`). Such a row has no next observation, and views that need
-    one do not draw it; the rows after it have fewer frames behind them than the agent saw, and stacks are filled up as at
-    an episode's beginning. Elsewhere windows cross from piece to piece. Episodes that the agent stopped after 27,000 steps
-    are terminated in the files, and so they are here.
+    `truncated` is True where data end and an episode does not: at the last row, and where the next dump was not selected, is
+    missing, or cannot be shown to follow. Such a row has no next observation, so views that need one do not sample it, and
+    stacks after it are padded as at an episode's beginning. Elsewhere windows cross from dump to dump. Episodes that the
+    agent
+    stopped after 27,000 steps are terminated, as in the files.
 
-    The run lies at `<root>/<Game>/<run>`. After any interruption, kill -9 included, the next call goes on with the pieces
-    that are missing. Pieces that are there are never asked for again: with all of them there, no network is needed.
+    The run is stored at `<root>/<Game>/<run>`. After any interruption the next call fetches the missing dumps only. Without
+    missing dumps no network is needed.
 
     Args:
       id: `"Pong/1"`: a game and a run from 1 to 5. `fbuf.datasets.available()` lists all.
       root: Folder of data sets. Default: `$FBUF_DATASETS`, else `~/.cache/fbuf/datasets`.
-      source: Where files come from: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
-        in which `dqn/<Game>/<run>/replay_logs/` lies, or some part of that path; any URL of fsspec (`"gs://..."`, with gcsfs).
-      pieces: Numbers of pieces, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has just these; others that
-        are there stay there.
-      download: True: what is missing. False: nothing; raises if something is missing. `"force"`: everything anew.
-      workers: Processes, which are spawned; each converts one piece at a time in at most 600 MB. 0: this process. Default: one
-        a core, two a core where files come over a network, up to 8.
+      source: Where to fetch files: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
+        that
+        contains `dqn/<Game>/<run>/replay_logs/`, or part of that path; any URL of fsspec (`"gs://..."`, with gcsfs).
+      pieces: Numbers of dumps, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has exactly these;
+        others stay
+        on disk.
+      download: True: fetch what is missing. False: raise if something is missing. `"force"`: fetch everything again.
+      workers: Spawned processes; each converts one dump at a time in at most 600 MB. 0: this process. Default: one per
+        core, two
+        per core over a network, up to 8.
       progress: True: a bar of bytes; a callable: called with bytes done and bytes in all (0: unknown).
-      codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and
-        more than twice as long.
-      view: Default: `fbuf.views.Transition(stack=4)`. Another one later: `buffer.convert(dataclasses.replace(...), state)`.
+      codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and more
+        than
+        twice the time.
+      view: Default: `fbuf.views.Transition(stack=4)`. Change it later by `buffer.convert(dataclasses.replace(...), state)`.
       sampler: Default: uniform.
-      on_corrupt: `"raise"`, or `"skip"`: leave a damaged piece out, with a warning; it is tried again by the next call.
-      partial: What becomes of an episode of which the beginning is missing, after a gap: `"keep"`, or `"drop"`, so that each
-        stack is what the agent saw.
-      verify: `"lazy"`: frames are checked as they are read; `"full"`: all now.
+      on_corrupt: `"raise"`, or `"skip"`: leave a damaged dump out, with a warning; the next call tries it again.
+      partial: Whether to `"keep"` or `"drop"` an episode whose beginning is missing after a gap. With `"drop"` each stack
+        is what
+        the agent saw.
+      verify: `"lazy"`: check frames when they are read; `"full"`: check all now.
       prefetch, batch_size: Of the `Buffer`.
     Returns:
       A `Buffer` with a `Frozen` writer, and its state.
     Raises:
-      ValueError: there is no such data set (the text names near ones), or files there are not those listed now.
-      FileNotFoundError: download=False, and pieces are missing.
-      SourceError (an OSError): the listing or a file cannot be had; call again to go on.
-      FileCorrupted (a ValueError): a piece is damaged; the text names it.
-      SpaceError (an OSError): the disk has no room for it; nothing was begun. Another OSError, of errno ENOSPC: it filled up
-        meanwhile; what is whole is kept.
-      BlockingIOError: another process is making this data set. (Any number may open one that is as it was asked for, also where
-        nobody can write.)
-    Cost: `python -m benchmarks --only datasets` prints it: some 10 us of a core a frame (with isal, which the extra `datasets`
-      brings), 40 to 150 bytes a frame on the disk in six games.
+      ValueError: there is no such data set (the text names similar ones), or local files are not those listed now.
+      FileNotFoundError: download=False, and dumps are missing.
+      SourceError (an OSError): the listing or a file is not available; call again to continue.
+      FileCorrupted (a ValueError): a dump is damaged; the text names it.
+      SpaceError (an OSError): the disk has too little room; nothing was downloaded. Another OSError, of errno ENOSPC: the
+      disk
+        filled up; finished segments are kept.
+      BlockingIOError: another process is making this data set. (Any number may open a finished one, read-only too.)
+    Cost: about 10 us of a core per frame (with isal, which the extra `datasets` brings), 40 to 150 bytes per frame on disk;
+      `python -m benchmarks --only datasets` prints it.
+
     Example:
       >>> import fbuf.datasets
       >>> try:
@@ -139,9 +144,7 @@ GAMES: tuple[str, ...] = tuple(
 
 
 def available() -> tuple[str, ...]:
-    """Ids of the Atari DQN replay data set: 60 games, runs 1 to 5. Nothing is asked of a network.
-
-    Which pieces a run has is listed where they lie: `fbuf.datasets.atari_dqn` does that.
+    """Return the ids of the Atari DQN replay data set: 60 games, runs 1 to 5. Uses no network.
 
     Example:
       >>> import fbuf.datasets
@@ -153,10 +156,10 @@ def available() -> tuple[str, ...]:
 
 
 def split(call: str, dataset_id: str) -> tuple[str, int]:
-    """Game and run of an id.
+    """Return the game and run of an id.
 
     Raises:
-      ValueError: there is no such data set; the text names near ones.
+      ValueError: there is no such data set; the text names similar ones.
     """
     ids = available()
     if dataset_id in ids:

@@ -1,18 +1,9 @@
-"""Which pieces of a run follow one another without a gap, so that windows may cross from one to the next.
+"""Decide which dumps of a run follow one another without a gap, so that windows may cross between them.
 
-Decided by what the pieces say, never by their numbers. Two stretches of rows are joined if
-
-* the counter of the first ends where that of the second begins; or, for a dump whose counter was reset (the last of a run), if
-  rows that it still holds from the cycle before are, row by row, those of the piece in front of it; and
-* nothing in the rows contradicts: between their frames no more changes than between any two frames of an episode within
-  them, and rows of zeros come only after an end.
-
-In doubt there is a cut: the row before it counts as truncated, has no next observation, and is not drawn where one is needed. A
-cut too many costs one row of a million; a seam too many makes transitions that never were. Likeness of frames alone was
-rejected as proof: two moments of a game may look alike.
-
-The first rows after a cut inside an episode have fewer frames behind them than the agent saw: stacks there are filled up as
-at the beginning of an episode. Who does not want that leaves the rest of the episode out (`partial="drop"`).
+Two stretches of rows are contiguous if the counter of the first ends where that of the second begins; or, for a dump whose
+counter was reset (the last of a run), if its rows from the cycle before equal those of the preceding dump. Also, no more
+pixels may change between their frames than within them, and rows of zeros may come only after an end. In doubt the
+row before the boundary counts as truncated: a cut too many costs one row, a false boundary makes transitions that never were.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ Frame = np.ndarray[Any, Any]
 
 
 class Stretch(NamedTuple):
-    """Rows of one piece that follow one another, and what is known of their ends."""
+    """Consecutive rows of one dump, and what is known of their ends."""
 
     number: int  # of the piece in the data set
     source: int  # of the piece in the run
@@ -52,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What becomes of a stretch: rows `[begin, stop)` are used; `cut`: nothing follows the last of them."""
+    """The rows `[begin, stop)` of a stretch that are used; `cut`: nothing follows the last of them."""
 
     number: int
     begin: int
@@ -61,7 +52,7 @@ class Use(NamedTuple):
 
 
 class Seam(NamedTuple):
-    """Between two pieces of the run that are both there, or at the end."""
+    """The boundary between two dumps that both exist, or the end."""
 
     before: int
     after: int | None
@@ -70,11 +61,11 @@ class Seam(NamedTuple):
 
 
 def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use], list[Seam]]:
-    """Goes through a run's stretches, oldest first.
+    """Return the rows to use and the boundaries of a run's stretches, oldest first.
 
     Args:
-      stretches: By piece of the run, the older part of each first.
-      partial: "keep", or "drop": rows after a gap are used from the first episode's beginning on.
+      stretches: By dump of the run, the older part of each first.
+      partial: "keep", or "drop": after a gap, use rows from the first episode's beginning on.
     """
     padded = not any(one.padded is False for one in stretches)  # where no episode begins nothing tells otherwise
     uses: list[Use] = []
@@ -123,6 +114,7 @@ def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use
 
 
 def _gap(last: Stretch | None, stop: int | None, first: int | None) -> str:
+    """Return why the counters show a gap; "" if they do not."""
     if last is None:
         return "nothing comes before"
     if stop is None or first is None:
@@ -133,6 +125,7 @@ def _gap(last: Stretch | None, stop: int | None, first: int | None) -> str:
 
 
 def _contradiction(last: Stretch, stretch: Stretch, begin: int, change: int) -> str:
+    """Return what in the rows contradicts that the stretch follows; "" for nothing."""
     if begin:
         return "rows of zeros follow a row that ended nothing"
     changed = int(np.count_nonzero(last.end != stretch.begin))
@@ -142,7 +135,7 @@ def _contradiction(last: Stretch, stretch: Stretch, begin: int, change: int) -> 
 
 
 def _same_rows(main: Stretch, loose: Stretch) -> bool:
-    """Whether a dump still holds rows of the piece in front of it, at the same places."""
+    """Return whether a dump still holds rows of the preceding dump, at the same places."""
     if main.capacity != loose.capacity:
         return False
     number = min(len(main.tail), len(loose.tail), loose.capacity - 1 - loose.head)
@@ -151,20 +144,15 @@ def _same_rows(main: Stretch, loose: Stretch) -> bool:
 
 
 def pack(frame: Frame) -> str:
-    """A frame as text."""
+    """Return a frame as text."""
     return base64.b85encode(zlib.compress(np.ascontiguousarray(frame).tobytes(), 9)).decode()
 
 
 def unpack(text: str, shape: tuple[int, ...], dtype: str = "uint8") -> Frame:
-    """The inverse.
-
-    Raises:
-      ValueError: it is none.
-    """
+    """Return the frame of a text of `pack`. Raises ValueError: the text is damaged."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
-        decoder = zlib.decompressobj()
-        data = decoder.decompress(base64.b85decode(text), size + 1)
+        data = zlib.decompressobj().decompress(base64.b85decode(text), size + 1)
     except zlib.error as error:
         raise ValueError(f"a frame is damaged ({error})") from None
     if len(data) != size:

@@ -1,32 +1,13 @@
-r"""What a dump of Dopamine's circular buffer holds: the rows that were written, oldest first.
+"""Interpret a dump of Dopamine's circular buffer: which rows were written, in which order.
 
-The files of a piece are the arrays of a ring of C rows as they lay in memory, dumped by the agent that collected them
-(`OutOfGraphLoggedReplayBuffer`) whenever a step left the write head on the ring's last place. So, with
-`add_count` = A rows added until then and the head at A mod C:
+A dump is the arrays of a ring of C rows as in memory, written whenever a step leaves the write head on the ring's last
+place. With `add_count` = A rows added and the head at A mod C, places from the head on hold the cycle *before*, or, while
+A < C, memory never written. So the last place of dump N > 0 is the row that follows dump N - 1, and closes the gap between
+the two. Three rows of zeros precede each episode; they are not steps. An episode's first step adds four rows, so the head can
+jump over C - 1 and a cycle is not dumped; only `add_count` shows it. The final dump has `add_count` set to the head.
+`invalid_range` names rows whose return or stack crosses the head; it is compared with the head, and may be missing.
 
-* Places from the head on hold rows of the cycle *before*, or, while A < C, what the memory held before the ring was used:
-  never written. At a dump the head is at C - 1: so the last place of piece N > 0 does not follow the place in front of it,
-  but is the row that was added a million rows earlier: the one that follows the last row of piece N - 1. Put in front,
-  it closes the gap between the two pieces: they hold rows [NC - 1, (N + 1)C - 1) of the run, and a run whose dumps are all
-  there is gapless.
-* Before each episode lie three rows of zeros, so that a stack of four can be read back from its first frame. They are no
-  steps of the agent, are never drawn by Dopamine, and are left out here, where views fill up stacks themselves. A piece has
-  them if what follows the ends in it is zeros.
-* Because an episode's first step adds four rows at once, the head can jump over C - 1. Then a cycle is not dumped, and
-  pieces with following numbers are a million rows apart: which `add_count` tells, and nothing else does. (Runs that "lack
-  piece 50" seem to be these.)
-* After the last step the ring is dumped once more, with `add_count` set to the head: then it says how many rows of this
-  cycle there are, and nothing of the cycles before.
-* `invalid_range` names the rows whose n-step return or stack would reach over the head: h places before it and k from it on,
-  for an agent with k frames a stack and h steps. Read in the order in which they were added, these are the piece's first
-  and last rows, which are as good as any where the neighbouring piece is there. It says nothing that the head does not, and
-  is compared with it. Rows that it names elsewhere are made the last of an episode: what follows them is not known. A copy
-  that lacks this file is read as well.
-
-torchrl's loader reads places 0 to C - 1 as if they were one after the other, joins every last place to the next piece, and
-gives out the rows of zeros, those never written and the row from a million steps earlier as steps.
-
-Source: Dopamine's `circular_replay_buffer.py` and batch_rl's `logged_replay_buffer.py`, read for what they write.
+Source: Dopamine's `circular_replay_buffer.py` and batch_rl's `logged_replay_buffer.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +30,7 @@ class Part(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """A dump, as its counters tell."""
+    """A dump, by its counters."""
 
     capacity: int
     add_count: int
@@ -63,7 +44,7 @@ class Ring(NamedTuple):
 
 
 def ring(number: int, capacity: int, add_count: int, invalid_range: np.ndarray[Any, Any]) -> Ring:
-    """Reads the counters of piece `number`.
+    """Interpret the counters of dump `number`.
 
     Raises:
       ValueError: they cannot be those of a ring of `capacity` rows.
@@ -86,27 +67,18 @@ def ring(number: int, capacity: int, add_count: int, invalid_range: np.ndarray[A
         before = Part(head, capacity, add_count - capacity, True)
     elif number > 0:
         before = Part(capacity - 1, capacity, None, False)
-    return Ring(
-        capacity,
-        add_count,
-        head,
-        full,
-        before,
-        main,
-        len(named) - horizon if fits else None,
-        horizon if fits else None,
-        frozenset() if fits else frozenset(named),
-    )
+    ring_ = Ring(capacity, add_count, head, full, before, main, None, None, frozenset(named))
+    return ring_._replace(stack=len(named) - horizon, horizon=horizon, cuts=frozenset()) if fits else ring_
 
 
 def in_order(of: Ring) -> np.ndarray[Any, Any]:
-    """Places known to be one after another in time, oldest first: int64[...]."""
+    """Return the places known to be consecutive in time, oldest first: int64[...]."""
     parts = [part for part in (of.before, of.main) if part is not None and part.sure]
     return np.concatenate([np.arange(part.begin, part.stop) for part in parts] or [np.zeros(0, np.int64)])
 
 
 class Blanks(NamedTuple):
-    """Where rows of zeros may be, as actions, rewards and ends tell."""
+    """The places that may hold rows of zeros, by actions, rewards and ends."""
 
     padded: bool | None  # whether the writer has put them before episodes; None: no episode begins in this piece
     place: np.ndarray[Any, Any]  # bool[C], a row of zeros if its frame is one
@@ -119,10 +91,10 @@ def blanks(
     reward: np.ndarray[Any, Any],
     terminal: np.ndarray[Any, Any],
 ) -> Blanks:
-    """Looks at what follows the ends of episodes.
+    """Find rows of zeros after the ends of episodes.
 
-    That all episodes of the piece but one in a hundred begin with rows of zeros is asked for: a game may begin with a dark
-    screen and an agent that waits, but not every time; and one torn place must not make steps of all zeros.
+    All but 1 % of the dump's episodes must begin with them: a game may begin with a dark screen and an idle agent, but not
+    every time; and one torn place must not turn steps into zeros.
     """
     order = in_order(of)
     zero = ((action == 0) & (reward == 0) & (terminal == 0))[order]

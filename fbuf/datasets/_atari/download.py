@@ -1,4 +1,4 @@
-"""Makes the data set of a run: downloads and converts the pieces that are missing, and says which rows of which make it up."""
+"""Make the data set of a run: download and convert the missing dumps, and state which rows make it up."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fbuf._formats import dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets._atari import plan as plan
 from fbuf.datasets._atari.segment import KINDS, schema
-from fbuf.datasets._atari.workers import ARRIVALS, Job, WorkerEnded, run_jobs
-from fbuf.datasets._lock import held
+from fbuf.datasets._atari.workers import DOWNLOADS, Job, WorkerEnded, run_jobs
+from fbuf.datasets._lock import exclusive
 from fbuf.datasets._remote import File, FileCorrupted, SourceError, SpaceError, address_of, is_local, list_files
 
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
@@ -32,7 +32,7 @@ _Listing = dict[int, dict[str, File]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks of a run. `call` is the name of the caller's function, for messages."""
+    """What a caller asks of a run. `call` is the caller's function, for messages."""
 
     call: str
     id: str
@@ -48,10 +48,10 @@ class Request:
 
 
 def get(ask: Request, then: Callable[[], Any]) -> Any:
-    """Make the data set at `ask.path` what was asked for. Return what `then` returns.
+    """Make the data set at `ask.path` what was asked for. Return the result of `then`.
 
-    Nothing is written, not even a lock, where it is that already: any number of processes may open it at the same time, also
-    where they may not write. Otherwise no other process can change it before `then` is done.
+    A complete data set is opened without a lock, so any number of processes may open it, read-only too. Otherwise no other
+    process can change it before `then` returns.
     """
     here = ask.download != "force" and ask.path.is_dir()
     if ask.download is False and not here:
@@ -63,7 +63,7 @@ def get(ask: Request, then: Callable[[], Any]) -> Any:
                 made = then()
                 if plan.is_finished(ask.path, whole):
                     return made
-    with held(ask.call, ask.path):
+    with exclusive(ask.call, ask.path):
         whole = None if ask.download == "force" else _complete(ask, plan.there(ask.call, ask.path))
         if whole is None:
             whole = _bring(ask)
@@ -73,7 +73,7 @@ def get(ask: Request, then: Callable[[], Any]) -> Any:
 
 
 def _complete(ask: Request, now: plan.There) -> plan.Whole | None:
-    """Return the data set that was asked for if all of its pieces are there; None if some are to be downloaded.
+    """Return the data set that was asked for if all of its dumps are stored; None if some must be downloaded.
 
     Raises:
       FileNotFoundError: some are missing, and download=False.
@@ -115,30 +115,28 @@ def _not_there(ask: Request, numbers: list[int]) -> str:
 
 
 def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
-    """Return the schema of pieces to come. Raises ValueError: those that are there have another codec."""
+    """Return the schema of new segments. Raises ValueError: stored ones have another codec."""
     asked = schema(ask.codec)
     if there is None or (ask.codec is not None and there["obs"].codec == asked["obs"].codec):
         return asked
     if ask.codec is None:
         return there
     raise ValueError(
-        f"{ask.call}: codec is {ask.codec!r}, but the pieces at {ask.path} were made with {there['obs'].codec!r}. Leave "
-        f"codec= out, or make all again with download='force'."
+        f"{ask.call}: codec is {ask.codec!r}, but the segments at {ask.path} have {there['obs'].codec!r}. Leave codec= out, or "
+        f"pass download='force'."
     )
 
 
 def _bring(ask: Request) -> plan.Whole:
-    """Download and convert the pieces that are missing."""
+    """Download and convert the missing dumps."""
     now = plan.there(ask.call, ask.path) if ask.download is True else plan.There({}, None, None)
     rows = _check_codec(ask, now.schema)
     address = address_of(ask.call, ask.source)
     listing = _list(ask, address)
     wanted = sorted(listing) if ask.pieces is None else ask.pieces
     if unlisted := [number for number in wanted if number not in listing]:
-        raise SourceError(
-            f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; it has {_spans(sorted(listing))}. Ask for "
-            f"these: pieces=..."
-        )
+        known = _spans(sorted(listing))
+        raise SourceError(f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; pieces= may have {known}.")
     for number in wanted:
         if number in now.pieces:
             _check_same(ask, number, now.pieces[number], listing[number])
@@ -152,11 +150,11 @@ def _bring(ask: Request) -> plan.Whole:
 
 
 def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:
-    """Convert pieces. Return those that were left out, and why; of them and of those not reached nothing stays."""
+    """Convert dumps. Return those that were skipped, and why; nothing of them and of unfinished ones stays."""
     unfinished = set(missing)
 
     def clean() -> None:
-        shutil.rmtree(ask.path / ARRIVALS, ignore_errors=True)
+        shutil.rmtree(ask.path / DOWNLOADS, ignore_errors=True)
         for number in unfinished:
             plan.discard(ask.path, number)
 
@@ -193,19 +191,19 @@ def _list(ask: Request, address: str) -> _Listing:
                 return dict(sorted(found.items()))
     except SourceError as error:
         raise SourceError(
-            f"{ask.call}: the files of {ask.id} cannot be listed: {error} If you have a copy, name it: "
-            f"source='https://host/...' or source='folder'."
+            f"{ask.call}: the files of {ask.id} cannot be listed: {error} Name a copy by source='https://host/...' or "
+            f"source='folder'."
         ) from error
     here, inner = (form.format(id=ask.id) for form in FOLDERS)
     hint = "" if is_local(address) else " A web server must list its folders, or have an index.json."
     raise SourceError(
-        f"{ask.call}: no file of {ask.id} is at {address}; expected add_count_ckpt.0.gz and others. Name as source= the "
-        f"folder or address that holds {here} or {inner}.{hint}"
+        f"{ask.call}: no file of {ask.id} is at {address}; expected add_count_ckpt.0.gz and others. Pass as source= the folder "
+        f"or address that has {here} or {inner}.{hint}"
     )
 
 
 def _folders(dataset_id: str, address: str) -> Iterator[str]:
-    """Yield where a run's files may be: in the bucket's folders, or what of them the address does not name already."""
+    """Yield where a run's files may be: the bucket's folders, or the part of them that the address does not name."""
     yield from (form.format(id=dataset_id) for form in FOLDERS)
     named, parts = address.split("/"), FOLDERS[1].format(id=dataset_id).split("/")
     for number in range(1, len(parts)):
@@ -214,28 +212,28 @@ def _folders(dataset_id: str, address: str) -> Iterator[str]:
 
 
 def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapping[str, File]) -> None:
-    """Raise ValueError if a piece that is there was made from other files than are listed now."""
+    """Raise ValueError if a stored dump was made from other files than are listed now."""
     for kind, file in listed.items():
         md5 = meta["files"].get(kind, {}).get("md5")
         if md5 is not None and file.md5 is not None and md5 != file.md5:
             raise ValueError(
-                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} has now (md5 was {md5}, "
-                f"is {file.md5}). Make all again with download='force', or pass another root=."
+                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} (md5 was {md5}, is "
+                f"{file.md5}). Pass download='force', or another root=."
             )
 
 
 def _check_disk(ask: Request, missing: _Listing, arriving: int) -> None:
-    """Raise SpaceError if the disk has no room for the pieces, and for the files of those that arrive at the same time."""
+    """Raise SpaceError if the disk has too little room for the segments and for the files that arrive at the same time."""
     sizes = sorted((sum(file.size or 0 for file in files.values()) for files in missing.values()), reverse=True)
     needed = int(SHARE * sum(sizes)) + sum(sizes[:arriving])
     folder = next(path for path in (ask.path, *ask.path.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise SpaceError(
-            errno.ENOSPC,
+        text = (
             f"{ask.call}: {ask.id} needs {needed / 1e9:.1f} GB on the disk of {folder}, which has {free / 1e9:.1f} GB free; "
-            f"nothing was downloaded. Free some, take fewer pieces, or pass another root=",
+            f"nothing was downloaded. Pass fewer pieces= or another root="
         )
+        raise SpaceError(errno.ENOSPC, text)
 
 
 def _spans(numbers: list[int]) -> str:
@@ -250,7 +248,7 @@ def _spans(numbers: list[int]) -> str:
 
 
 def _explained(ask: Request, number: int, error: BaseException) -> Exception:
-    """Return the error of a piece, with its number and what to do."""
+    """Return the error of a dump, with its number and the remedy."""
     what = f"{ask.call}: piece {number} of {ask.id}"
     kept = f"Finished pieces stay at {ask.path}; call again to go on."
     if isinstance(error, FileCorrupted):

@@ -1,4 +1,4 @@
-"""What is there of a run, and the data set that its pieces make."""
+"""List what a folder holds of a run, and assemble the data set that its segments make."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Selection = Iterable[int] | int | None
 
 
 class There(NamedTuple):
-    """What a data set's folder holds."""
+    """The contents of a data set's folder."""
 
     pieces: dict[int, dict[str, Any]]  # pieces of the run that are whole: what is kept with each
     schema: dataset.Schema | None  # of the first
@@ -35,10 +35,10 @@ class There(NamedTuple):
 
 
 def there(call: str, path: Path) -> There:
-    """Looks at a folder.
+    """Return the contents of a folder.
 
     Raises:
-      ValueError: it holds something else.
+      ValueError: it has other contents.
     """
     found: dict[int, dict[str, Any]] = {}
     committed = dataset.committed(path)
@@ -62,10 +62,10 @@ def there(call: str, path: Path) -> There:
 
 
 def selected(call: str, pieces: Selection) -> list[int] | None:
-    """Numbers of pieces, ascending; None: all there are.
+    """Return numbers of dumps, ascending; None: all.
 
     Raises:
-      TypeError, ValueError: they are none.
+      TypeError, ValueError: they are invalid.
     """
     if pieces is None:
         return None
@@ -82,13 +82,13 @@ def selected(call: str, pieces: Selection) -> list[int] | None:
 
 
 def discard(path: Path, number: int) -> None:
-    """Removes a piece of the run, whole or not."""
+    """Remove all segments of a dump."""
     for one in all_numbers(number):
         dataset.discard(path, one)
 
 
 class Whole(NamedTuple):
-    """What a finished data set says of itself: which rows of which pieces it is, and what is kept with them."""
+    """The manifest of a finished data set: the rows used of each segment, and the metadata."""
 
     used: list[dataset.SegmentRows]
     meta: dict[str, Any]
@@ -106,10 +106,10 @@ def whole(
     skipped: Mapping[int, str],
     partial: str = "keep",
 ) -> Whole:
-    """Which rows of which pieces make the data set.
+    """Return which rows of which segments make the data set.
 
     Raises:
-      FileNotFoundError: there is no piece.
+      FileNotFoundError: there is no segment.
     """
     if not metas:
         raise FileNotFoundError(
@@ -146,7 +146,7 @@ def whole(
 
 
 def stretches(meta: dict[str, Any]) -> list[Stretch]:
-    """The stretches of a dump, from what its pieces keep."""
+    """Return the stretches of a dump from its metadata."""
     number = int(meta["piece"])
     blank = np.zeros(FRAME, np.uint8)
     return [
@@ -173,7 +173,7 @@ def stretches(meta: dict[str, Any]) -> list[Stretch]:
 
 
 def is_finished(path: Path, said: Whole) -> bool:
-    """Whether the data set says just that already."""
+    """Return whether the data set's manifest already says this."""
     try:
         now = manifest.load(path)
     except (FileNotFoundError, StoreCorrupted):
@@ -185,7 +185,7 @@ def is_finished(path: Path, said: Whole) -> bool:
 
 
 def _volumes(use: Use, pieces: list[list[int]]) -> list[dataset.SegmentRows]:
-    """Rows of a part, in the pieces that it became."""
+    """Return the rows of a part, by the segments that hold them."""
     used, at = [], 0
     for number, rows in pieces:
         begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)

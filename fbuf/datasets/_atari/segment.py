@@ -1,16 +1,15 @@
-"""One piece of the DQN replay data set, from its six files to rows of a data set, frame by frame.
+"""Convert one dump of the DQN replay data set, six files, to segments.
 
-Actions, rewards and ends are read whole (9 MB a million rows), frames in
-blocks that go straight into the encoder. What lies in the ring before its write head becomes one piece of the data set (or
-some, `_atari_volumes`), what lies behind it another, because files give it last and it comes first in time. A second
-reading of the file, or seven gigabytes of memory, would have been the other ways to put one row in front.
-
-Inflating in a thread of its own was tried, and gains nothing: calls are short, and take turns at the interpreter's lock.
+Actions, rewards and ends are read whole (9 MB per million rows), frames in blocks that go straight to the encoder. The rows
+before the ring's write head become one segment, those behind it another, because the file has them last and they are first
+in time. A segment is in memory, encoded, until it is committed; one that reaches `MOST_BYTES` is committed and continued in
+another. The dump's last segment, committed after all files proved whole, names the others; without it they do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import zlib
 from collections.abc import Generator, Sequence
@@ -31,7 +30,7 @@ OBSERVATION, ACTION, REWARD, TERMINAL = (f"$store$_{name}" for name in ("observa
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 KINDS = (OBSERVATION, ACTION, REWARD, TERMINAL, ADD_COUNT, INVALID_RANGE)
 FRAME = (84, 84)
-MOST_ROWS = 1 << 24
+MAX_ROWS = 1 << 24
 CODEC = Zstd(repack=False)
 """Of frames: compressing them again would take longer than all else together."""
 _LEAVES = {"obs": (FRAME, "uint8"), "action": ((), "int32"), "reward": ((), "float32")}
@@ -41,31 +40,31 @@ _PAIRS = 4096  # of frames in a row, at least, between which changes are counted
 
 
 class Files(Protocol):
-    """The files of one piece, checked as they are read."""
+    """The files of one dump, checked while they are read."""
 
     def whole(self, kind: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...], most: int) -> Array:
-        """An array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
+        """Return an array of at most `most` numbers, of one of these dtypes; None in `shape`: any."""
 
     def blocks(self, kind: str, dtype: str, shape: tuple[int, ...]) -> Generator[Array, None, None]:
-        """An array in blocks of its first axis; after the last the file is known to be whole."""
+        """Yield an array in blocks of its first axis; after the last the file is known to be whole."""
 
 
 def schema(codec: Any = None) -> dataset.Schema:
-    """Leaves of a row: `obs` uint8[84, 84], `action` int32, `reward` float32, `terminated` and `truncated` bool."""
+    """Return the leaves of a row: `obs` uint8[84, 84], `action` int32, `reward` float32, `terminated` and `truncated` bool."""
     return dataset.Schema({**_LEAVES, **_FLAGS}, codec={"obs": CODEC if codec is None else codec})
 
 
 def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: dict[str, Any]) -> None:
-    """Makes the pieces of the data set at `path` that dump `number` becomes, as far as there are such rows.
+    """Write the segments of dump `number` to the data set at `path`.
 
     Args:
-      meta: What else to keep with them.
+      meta: Further metadata to store.
     Raises:
-      FileCorrupted: what files say does not fit together. Or what `files` raises. There is no piece then.
+      FileCorrupted: the files contradict one another. Or errors of `files`. No segment is left then.
     """
-    action = files.whole(ACTION, ("int32",), (None,), MOST_ROWS)
-    reward = files.whole(REWARD, ("float32",), (len(action),), MOST_ROWS)
-    terminal = files.whole(TERMINAL, ("uint8",), (len(action),), MOST_ROWS)
+    action = files.whole(ACTION, ("int32",), (None,), MAX_ROWS)
+    reward = files.whole(REWARD, ("float32",), (len(action),), MAX_ROWS)
+    terminal = files.whole(TERMINAL, ("uint8",), (len(action),), MAX_ROWS)
     add_count = int(files.whole(ADD_COUNT, _COUNTS, (), 1))
     invalid = files.whole(INVALID_RANGE, _COUNTS, (None,), 1 << 16)
     try:
@@ -79,7 +78,7 @@ def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: di
     if (terminal[used] > 1).any():
         raise FileCorrupted(f"{TERMINAL} has values up to {terminal[used].max()}; expected 0 and 1")
     zeros = blanks(dump, action, reward, terminal)
-    made = [Made(dump, part, zeros, action, reward, terminal) for part in parts]
+    made = [PartWriter(dump, part, zeros, action, reward, terminal) for part in parts]
     tail = _Tail(len(action))
     mark = {"piece": number, "made": secrets.token_hex(16)}
     with ExitStack() as stack:
@@ -114,8 +113,8 @@ def convert(files: Files, path: str, number: int, rows: dataset.Schema, meta: di
         last.volumes.commit(about)
 
 
-class Made:
-    """Rows of one part on their way into a piece."""
+class PartWriter:
+    """Write the rows of one part of a dump into segments, and record what `continuity` needs to know."""
 
     volumes: Volumes
 
@@ -128,64 +127,50 @@ class Made:
         self.change = -1
         self.leading: dict[int, bool] = {}  # of the places that may be zeros: whether they are
         self._zeros, self._lead = zeros, set(zeros.lead.tolist())
-        self._action, self._reward, self._ended = action, reward, terminal.astype(bool)
-        self._cut = np.zeros(len(action), bool)
-        self._cut[sorted(dump.cuts)] = True
-        self._cut &= ~self._ended
+        self._action, self._reward, self._terminal = action, reward, terminal.astype(bool)
+        self._truncated = np.zeros(len(action), bool)
+        self._truncated[sorted(dump.cuts)] = True
+        self._truncated &= ~self._terminal
         self._every = max(1, len(action) // _PAIRS)
 
     def take(self, at: int, frames: Array) -> None:
-        """The rows of a block that are in this part."""
+        """Write the rows of a block that belong to this part."""
         low, high = max(at, self.part.begin), min(at + len(frames), self.part.stop)
         if low >= high:
             return
-        frames, here = frames[low - at : high - at], slice(low, high)
+        frames, places = frames[low - at : high - at], np.arange(low, high)
         for place in self._lead & set(range(low, high)) if self._lead else ():
             self.leading[place] = not frames[place - low].any()
-        maybe = np.flatnonzero(self._zeros.place[here])
+        maybe = np.flatnonzero(self._zeros.place[low:high])
         if len(maybe):
             keep = np.ones(high - low, bool)
             keep[maybe[~frames[maybe].any(axis=(1, 2))]] = False
             self.dropped += int((~keep).sum())
-            frames = frames[keep]
-            where = np.arange(low, high)[keep]
-        else:
-            where = np.arange(low, high)
-        if not len(where):
+            frames, places = frames[keep], places[keep]
+        if not len(places):
             return
-        ended = self._ended[where]
-        self._compare(frames, ended)
-        if not self.ended and ended.any():
-            self.ended = self.volumes.rows + int(ended.argmax()) + 1
-        self.volumes.append(
-            {
-                "obs": frames,
-                "action": self._action[where],
-                "reward": self._reward[where],
-                "terminated": ended,
-                "truncated": self._cut[where],
-            }
-        )
-        self.ends += int(ended.sum())
+        terminated, truncated = self._terminal[places], self._truncated[places]
+        self._compare(frames, terminated)
+        if not self.ended and terminated.any():
+            self.ended = self.volumes.rows + int(terminated.argmax()) + 1
+        rows = {"obs": frames, "action": self._action[places], "reward": self._reward[places]}
+        self.volumes.append({**rows, "terminated": terminated, "truncated": truncated})
+        self.ends += int(terminated.sum())
         if self.begin is None:
             self.begin = frames[0].copy()
-        self.end, self.terminal = frames[-1].copy(), bool(ended[-1] | self._cut[where[-1]])
+        self.end, self.terminal = frames[-1].copy(), bool(terminated[-1] | truncated[-1])
 
     def _compare(self, frames: Array, ended: Array) -> None:
-        """Counts what changes from one frame of an episode to the next."""
+        """Count the pixels that change from one frame of an episode to the next."""
         first, second = frames[: -1 : self._every], frames[1 :: self._every]
         changed = (first != second)[~ended[: -1 : self._every]]
         self.change = max([self.change, *(int(np.count_nonzero(pair)) for pair in changed)])
 
 
-def describe(dump: Ring, made: Sequence[Made]) -> list[dict[str, Any]]:
-    """What `stretches` needs to know of each part, as JSON."""
+def describe(dump: Ring, made: Sequence[PartWriter]) -> list[dict[str, Any]]:
+    """Return what `stretches` needs to know of each part, as JSON."""
     leading = {place for one in made for place, zero in one.leading.items() if zero}
-    run: set[int] = set()
-    for place in in_order(dump)[:BLANKS].tolist():
-        if place not in leading:
-            break
-        run.add(place)
+    run = set(itertools.takewhile(leading.__contains__, in_order(dump)[:BLANKS].tolist()))
     run |= {one.part.begin for one in made if not one.part.sure} & leading
     return [
         {
@@ -207,7 +192,7 @@ def describe(dump: Ring, made: Sequence[Made]) -> list[dict[str, Any]]:
 
 
 class _Tail:
-    """Sums of the rows at the places before a ring's last, by which another dump is known to hold them too."""
+    """Checksums of the rows before a ring's last place, by which another dump can be recognised."""
 
     def __init__(self, capacity: int) -> None:
         self.sums: list[int] = []
@@ -226,10 +211,10 @@ BEFORE = RUNS * MOST  # added to a number: rows of the cycle before
 
 
 class Volumes:
-    """Rows on their way into pieces `number`, `number + RUNS`, ...
+    """Rows on their way into segments `number`, `number + RUNS`, ...
 
     Args:
-      mark: Kept with each piece, and with no other's.
+      mark: Metadata of these segments alone.
     """
 
     def __init__(self, path: str, number: int, schema: dataset.Schema, mark: dict[str, Any]) -> None:
@@ -241,7 +226,7 @@ class Volumes:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Leaves nothing if there was an exception."""
+        """Remove the segments if there was an exception."""
         if self._writer is not None:
             self._writer.close()
         if kind is not None:
@@ -251,11 +236,11 @@ class Volumes:
 
     @property
     def rows(self) -> int:
-        """So far."""
+        """Rows so far."""
         return sum(rows for _, rows in self.pieces)
 
     def append(self, rows: dict[str, Any]) -> None:
-        """Adds rows, as `SegmentWriter.append`."""
+        """Append rows, as `SegmentWriter.append`."""
         if self._writer is not None and self._writer.nbytes >= MOST_BYTES and len(self.pieces) < MOST:
             self.commit()
         if self._writer is None:
@@ -266,12 +251,12 @@ class Volumes:
         self.pieces[-1][1] = self._writer.rows
 
     def commit(self, meta: dict[str, Any] | None = None) -> None:
-        """Commits what has been appended since the last time, if there is something."""
+        """Commit the rows appended since the last commit, if any."""
         if self._writer is not None:
             self._writer.commit({**self._mark, **(meta or {})})
             self._writer = None
 
 
 def all_numbers(number: int) -> list[int]:
-    """Of all pieces that a dump can have become."""
+    """Return the numbers of all segments that a dump may have."""
     return [start + RUNS * i for start in (number, number + BEFORE) for i in range(MOST)]

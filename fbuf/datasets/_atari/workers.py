@@ -1,8 +1,7 @@
-"""Converts pieces of a run, in this process or in several.
+"""Convert dumps of a run, in this process or in several.
 
-Processes are spawned, so none inherits a thread of JAX. They watch a pipe that the caller's process holds, and end as soon as
-it is closed: after an error, an interrupt or a kill. A piece is committed by the last thing that is written of it, so what
-they leave of an unfinished one does not count.
+Processes are spawned, so none inherits a thread of JAX. They watch a pipe of the caller's process and end when it closes:
+after an error, an interrupt or a kill. The commit of a dump's last segment completes it, so unfinished ones do not count.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Array = np.ndarray[Any, Any]
 Report = Callable[[int], None]
 """Called with the bytes that were read since the last call; negative if a file is fetched again."""
 
-ARRIVALS = "arrivals"
+DOWNLOADS = "arrivals"
 """The folder of downloaded files, until they are converted."""
 _BLOCK_ROWS = 512  # 3.6 MB of frames
 _EVERY = 0.1  # seconds between two reports
@@ -45,12 +44,12 @@ class WorkerEnded(RuntimeError):
 
 
 class _ReportFailed(BaseException):
-    """The caller's report raised its cause. Not an Exception, or it would count as a failure of the file being read."""
+    """The caller's report raised its cause. Not an Exception, which would count as a failure of the file."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One piece to convert: its files by kind, and the data set that its rows go to."""
+    """One dump to convert: its files by kind, and the data set to write."""
 
     path: Path
     number: int
@@ -61,7 +60,7 @@ class Job:
 def run_jobs(
     jobs: Sequence[Job], workers: int, report: Report
 ) -> Generator[tuple[Job, BaseException | None], None, None]:
-    """Convert pieces. Yield each with what went wrong, as it ends. Closed early, end those under way.
+    """Convert dumps. Yield each job with its error, or None, as it ends. If closed early, stop the running ones.
 
     Args:
       workers: Processes; 0: this one.
@@ -76,16 +75,15 @@ def run_jobs(
                 raise _ReportFailed from error
 
         for job in jobs:
+            failure: BaseException | None = None
             try:
                 run(job, checked)
             except _ReportFailed as wrapped:
-                cause = wrapped.__cause__
-                assert cause is not None
-                raise cause from cause.__cause__
+                assert wrapped.__cause__ is not None
+                raise wrapped.__cause__ from wrapped.__cause__.__cause__
             except Exception as error:
-                yield job, error
-            else:
-                yield job, None
+                failure = error
+            yield job, failure
         return
     context = multiprocessing.get_context("spawn")
     alive, stop = context.Pipe(duplex=False)
@@ -101,8 +99,8 @@ def run_jobs(
                 report(now - reported)
                 reported = now
             for future in done:
-                failure = future.exception()
-                yield waiting.pop(future), WorkerEnded() if isinstance(failure, BrokenExecutor) else failure
+                failed = future.exception()
+                yield waiting.pop(future), WorkerEnded() if isinstance(failed, BrokenExecutor) else failed
     except BaseException:
         stop.close()
         raise
@@ -113,14 +111,14 @@ def run_jobs(
 
 
 def run(job: Job, report: Report) -> None:
-    """Convert one piece.
+    """Convert one dump.
 
     Raises:
       FileCorrupted: a file is missing or damaged. SourceError: it is not available now. OSError: the disk fails.
     """
     if missing := [kind for kind in KINDS if kind not in job.files and kind != INVALID_RANGE]:
         raise FileCorrupted(f"{missing[0]}_ckpt.{job.number}.gz is missing; expected six files of each piece.")
-    arrivals = job.path / ARRIVALS / str(job.number)
+    arrivals = job.path / DOWNLOADS / str(job.number)
     meta = {"files": {kind: dataclasses.asdict(file) for kind, file in job.files.items()}}
     try:
         files = _Files(job.files, arrivals, report)
@@ -130,7 +128,7 @@ def run(job: Job, report: Report) -> None:
 
 
 class _Files:
-    """The files of a piece: those of this machine are read where they are, others are downloaded first."""
+    """The files of a dump: local ones are read in place, others are downloaded first."""
 
     def __init__(self, files: Mapping[str, File], arrivals: Path, report: Report) -> None:
         self._files, self._arrivals, self._report = files, arrivals, report
@@ -182,7 +180,7 @@ def _count(number: int) -> None:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep processes that are spawned here from importing the caller's program, which may start others if it has no guard."""
+    """Keep spawned processes from importing the caller's program, which may have no guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

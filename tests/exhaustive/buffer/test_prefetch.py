@@ -20,7 +20,6 @@ from tests.support.prefetch import (
     make,
     rows_at,
     settle,
-    store_of,
 )
 from tests.support.trees import same
 

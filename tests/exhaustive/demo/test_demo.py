@@ -1,4 +1,4 @@
-"""The demo with all storages, crowded tables and a real game: see `tests/more/demo/test_demo.py`."""
+"""The demo with all storages, full tables and a real game: see `tests/more/demo/test_demo.py`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def names():
     return tuple(_dqn.STORAGES)
 
 
-def test_a_crowded_table_grows_and_training_stays_the_same(runs, monkeypatch):
+def test_a_full_table_grows_and_training_stays_the_same(runs, monkeypatch):
     shrink(monkeypatch)
-    monkeypatch.setattr(_compare_storages, "CROWDED", 0.6)
+    monkeypatch.setattr(_compare_storages, "MOST_LOAD", 0.6)
     grown = _run.run("deduplicated", _run.Settings("blocks", seed=3, steps=8), Blocks)
     before = runs["deduplicated"]
-    assert grown.blocks.grown > 0 and grown.blocks.places > before.blocks.places and grown.blocks.gone == 0
+    assert grown.blocks.grown > 0 and grown.blocks.slots > before.blocks.slots and grown.blocks.evicted == 0
     assert grown.device_bytes > before.device_bytes
     assert "growing and compiling again" in grown.seconds
     assert _report.identical(runs["device"], grown)

@@ -207,7 +207,7 @@ def test_invalid_values_are_refused(tmp_path: Path) -> None:
         (large_action, r"episode 3: leaf 'action' is int64.*dtypes=\{'action': 'float32'\}"),
         (wide, r"episode 2: leaf 'obs' is float32\[5\]; expected float32\[4\]"),
         (ragged, r"episode 2: leaf 'obs' is object; expected plain numbers.*skip=\('obs',\)"),
-        (short, "episode 4: leaf 'obs' has 6 values; expected 7, as 6 steps have 7 observations"),
+        (short, "episode 4: leaf 'obs' has 6 values; expected 7"),
     ):
         folder = plain(tmp_path / change.__name__)
         with file_of(folder) as file:
@@ -222,7 +222,7 @@ def test_damaged_data_sets_are_refused(tmp_path: Path, form: str) -> None:
     folder = write(tmp_path, "test/plain-v0", episodes, "plain", form)
     about = json.loads((folder / "data/metadata.json").read_text())
     for other, words in (
-        ({"total_episodes": 6}, "minari cannot read .*its writer did not finish"),
+        ({"total_episodes": 6}, "minari cannot read .*unfinished"),
         ({"total_steps": 22}, "has 21 steps in 5 episodes; expected 22"),
         ({"total_episodes": -1}, "has 0 steps in 0 episodes; expected 21"),
         ({"total_steps": 0, "total_episodes": 0}, "has 0 steps in 0 episodes; expected some"),
@@ -247,10 +247,10 @@ def test_descriptions_that_name_code_are_refused(tmp_path: Path) -> None:
     about = json.loads((folder / "data/metadata.json").read_text())
     del about["observation_space"]  # minari would import the environment
     (folder / "data/metadata.json").write_text(json.dumps(about | {"env_spec": "this is not read"}))
-    with pytest.raises(ValueError, match="has no observation_space, as those of early Minari"):
+    with pytest.raises(ValueError, match="has no observation_space; expected one"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours")
     (folder / "data/metadata.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="nested too deep|is no JSON"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -311,7 +311,7 @@ def test_a_data_set_is_converted_once(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     assert fbuf.datasets.minari("test/plain-v0", view=ROW, **where)[0] == buffer  # what was converted is enough
     write(tmp_path / "minari", "test/plain-v0", made("plain", seed=1), "plain", "hdf5", dataset_size=7)
-    with pytest.raises(ValueError, match="was converted from another state of the data set"):
+    with pytest.raises(ValueError, match="was converted before the Minari data set changed"):
         fbuf.datasets.minari("test/plain-v0", **where)
 
 
@@ -353,7 +353,7 @@ def test_interrupted_conversion_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(dataset.committed(path)) == [0, 1]
     with pytest.raises(FileNotFoundError):
         fbuf.datasets.open(path)
-    with pytest.raises(FileExistsError, match="unfinished work on other rows, or with other settings"):
+    with pytest.raises(FileExistsError, match="segments of other rows or settings"):
         fbuf.datasets.minari(folder, root=tmp_path / "ours", piece_rows=6, dtypes={"obs": "float16"})
     seen: list[int] = []
     fbuf.datasets.minari(

@@ -80,7 +80,7 @@ def test_storages_are_compared(names, columns):
     for name in {"host", "compressed"} & by_name.keys():
         assert by_name[name].host_bytes > 0
     assert by_name["deduplicated"].device_bytes < frames / 10
-    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.gone == 0
+    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.evicted == 0
     text = _report.storages(columns)
     rows = [re.split(r" {3,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
     lines = {head: cells for head, *cells in rows}

@@ -114,7 +114,7 @@ def test_invalid_batches_and_names_are_refused() -> None:
     sample = played(view).sample()
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
-        (ValueError, "which knows n_step and gamma. Write to_tensordict", lambda: to_tensordict(sample)),
+        (ValueError, "which has n_step and gamma. Write to_tensordict", lambda: to_tensordict(sample)),
         (
             ValueError,
             "names has 'pixels', but the batch has action",
@@ -127,7 +127,7 @@ def test_invalid_batches_and_names_are_refused() -> None:
         ),
         (
             ValueError,
-            "leaf 'mask', a name that this gives",
+            "leaf 'mask' has a reserved name",
             lambda: to_tensordict(sample, view, names={"action": "mask"}),
         ),
         (TypeError, "batch is dict; expected a TensorDict", lambda: from_tensordict({})),
