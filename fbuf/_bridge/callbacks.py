@@ -26,7 +26,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fbuf._bridge.lifetime import find, join_id
+from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
 
 Shape = tuple[int, ...]
@@ -313,3 +314,54 @@ def patch(
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
     operands = guard(id, token, after, tickets, keep, *values)
     return call(_patcher(tuple(fields)), shape, operands, effect=True)
+
+
+def _of(id: Any) -> Priorities:
+    return cast(Priorities, find(join_id(view(id))))
+
+
+def _write_leaves(context: Any, out: Any, id: Any, token: Any, version: Any, slot: Any, leaf: Any) -> None:
+    np.asarray(out)[...] = split_id(_of(id).write(join_id(view(version)), view(slot), view(leaf)))
+
+
+def _clear_leaves(context: Any, out: Any, id: Any, version: Any) -> None:
+    np.asarray(out)[...] = split_id(_of(id).clear(join_id(view(version))))
+
+
+def _draw_leaves(context: Any, out: Any, id: Any, version: Any, top: Any, bottom: Any) -> None:
+    """Under `vmap` over keys every operand has a leading axis, along which id and version are the same."""
+    index, leaf, mass, least = (np.asarray(x) for x in out)
+    drawn = _of(id).draw(join_id(view(version)), view(top).reshape(-1), view(bottom).reshape(-1))
+    index[...], leaf[...] = drawn[0].reshape(index.shape), drawn[1].reshape(leaf.shape)
+    mass[...], least[...] = drawn[2:]
+
+
+_VERSION = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+def write_priorities(
+    id: jax.Array, token: jax.Array, version: jax.Array, slot: jax.Array, leaf: jax.Array
+) -> jax.Array:
+    """Writes leaves float32[B] of a version uint32[2]; the new one. Slots int32[B] out of range are skipped, the last of equal
+    ones wins."""
+    operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
+    made: jax.Array = call(_write_leaves, _VERSION, operands, effect=True)
+    return made
+
+
+def clear_priorities(id: jax.Array, version: jax.Array) -> jax.Array:
+    """The version uint32[2] with all leaves 0."""
+    made: jax.Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
+    return made
+
+
+def draw_priorities(
+    id: jax.Array, version: jax.Array, top: jax.Array, bottom: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """int32[B] and float32[B], leaves drawn from a version by `fbuf._algorithms.sum_tree_draw.uniforms`; the sum float32[] of
+    all, and the least float32[] above 0."""
+    id, version = guard(id, version, what="priorities")
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    shapes = [jax.ShapeDtypeStruct(top.shape, jnp.int32), jax.ShapeDtypeStruct(top.shape, jnp.float32), number, number]
+    index, leaf, mass, least = call(_draw_leaves, shapes, (id, version, top, bottom), effect=False)
+    return index, leaf, mass, least

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
-from fbuf._host.interfaces import Kept, Served
+from fbuf._host.interfaces import HostObject, RowStore
 
 _lock = threading.RLock()
-_stores: dict[int, Kept] = {}
+_stores: dict[int, HostObject] = {}
 _slots: list[weakref.ref[Owner] | None] = []
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
 
@@ -48,7 +48,7 @@ class Owner:
 
     __slots__ = ("__weakref__", "id", "slot", "store")
 
-    def __init__(self, slot: int, id: int, store: Kept):
+    def __init__(self, slot: int, id: int, store: HostObject):
         self.slot, self.id, self.store = slot, id, store
 
 
@@ -72,7 +72,7 @@ class StoreHandle:
         self.id = id
 
     @property
-    def _store(self) -> Kept:
+    def _store(self) -> HostObject:
         return find(self.id)
 
     @property
@@ -122,7 +122,7 @@ class StoreHandle:
         return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
-def open_store(store: Kept) -> Owner:
+def open_store(store: HostObject) -> Owner:
     """Registers a store under a fresh id and the lowest free slot."""
     sweep()
     with _lock:
@@ -178,7 +178,7 @@ def join_id(leaf: np.ndarray) -> int:
     return low | high << 32
 
 
-def find(id: int) -> Served:
+def find(id: int) -> RowStore:
     """The store of an id: one of rows, unless it was opened by who keeps something else there.
 
     Raises:
@@ -191,7 +191,7 @@ def find(id: int) -> Served:
             f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
             f"process loads what this one saves: fbuf.save(path, buffer, state)."
         )
-    return cast(Served, store)
+    return cast(RowStore, store)
 
 
 def stores() -> list[StoreHandle]:

@@ -19,7 +19,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import config_json
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._formats import checkpoint
-from fbuf._host.io.directory import undone
+from fbuf._host.io.directory import rollback
 from fbuf._mixture import Mixture, MixtureState
 from fbuf._mixture.state import COUNTERS
 
@@ -122,7 +122,7 @@ def restored(
         for number, name in enumerate(names):
             part, buffer = Part(saved, number), None if mixture is None else mixture[name]
             storage = part.meta["buffer"]["storage"].get("path") if buffer is None else _path_of(buffer)
-            stack.enter_context(undone(storage if isinstance(storage, str) else None))
+            stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
             buffers[name], states[name] = one(part, buffer, example, size)

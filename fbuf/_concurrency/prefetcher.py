@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fbuf._concurrency import wakeup
-from fbuf._concurrency.wakeup import ReplayClosed, Stop, Stopped
+from fbuf._concurrency.wakeup import ReplayClosed, Stopped, StopToken
 
-Make = Callable[[Stop], Any]
+Make = Callable[[StopToken], Any]
 _PATIENCE = 60.0  # seconds for what a thread is in the middle of
 
 
@@ -53,7 +53,7 @@ class Prefetch:
         number: int | None = None,
         ready: Iterable[Any] = (),
     ):
-        self.stop, self.room = Stop(), room
+        self.stop, self.room = StopToken(), room
         self.ended = False
         self._ready = deque(ready)
         self._left = None if number is None else number - len(self._ready)
@@ -170,7 +170,7 @@ def _serve(prefetch: Prefetch, make: Make) -> None:
     prefetch.wait_for_hearer()
 
 
-_threads: weakref.WeakKeyDictionary[threading.Thread, Stop] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakKeyDictionary[threading.Thread, StopToken] = weakref.WeakKeyDictionary()
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """How a thread sleeps so that anybody may wake or end it, a finalizer included.
 
 A thread sleeps on a gate of its own, a bare lock that anybody may open without taking another. So a finalizer, which the
-garbage collector runs in any thread and between any two steps, can wake and end a thread (`Stop`); it may take no lock,
+garbage collector runs in any thread and between any two steps, can wake and end a thread (`StopToken`); it may take no lock,
 for the thread it runs in may hold that very one.
 
 Rejected: `threading.Event` and `threading.Condition` (setting and notifying take a lock).
@@ -19,7 +19,7 @@ class Stopped(Exception):
     """The thread that waits was told to end."""
 
 
-class Gate:
+class WakeUp:
     """What one thread sleeps on."""
 
     __slots__ = ("_lock",)
@@ -40,14 +40,14 @@ class Gate:
         self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
 
-class Stop:
+class StopToken:
     """Tells one thread to end, wherever it sleeps."""
 
     __slots__ = ("asked", "gate")
 
     def __init__(self) -> None:
         self.asked = False
-        self.gate = Gate()
+        self.gate = WakeUp()
 
     def ask(self) -> None:
         """Takes no lock: a finalizer may call it."""

@@ -8,13 +8,72 @@ store's lock, and `run` does it without. One writer at a time, with any number o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from fbuf._host.batch import Batch
+import numpy as np
+
 from fbuf._host.types import Array
 
 
-class Census(NamedTuple):
+@dataclass
+class Batch:
+    """Rows on their way in, `[N, E, *shape]` a column, and where they go."""
+
+    rows: Sequence[Array]
+    keep: Array | None  # bool[N, E]; None: all
+    before: Array  # int64[E], rows of each lane until now
+    after: Array  # int64[E]
+    uniform: bool  # all lanes are level and keep all, so that slices will do
+    low: tuple[Array, Array] | None = None  # int64[E], first rows to keep, before and after; None: by depth
+    # Where rows lie in no order: int64[N], their places, which stand for counts of a single lane (then E is 1, all are kept,
+    # and `before` and `after` only say how many there are), and those of them that hold a row until now.
+    at: Array | None = None
+    gone: Array | None = None
+    names: Array | None = (
+        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.raw_file`)
+    )
+    _picks: dict[int, Array] = field(default_factory=dict)
+    _places: tuple[Array, Array, Array] | None = None
+
+    def places(self) -> tuple[Array, Array, Array]:
+        """Of every kept row: its place on axis 0, its lane, its count in the lane."""
+        if self._places is None:
+            n, e = self.rows[0].shape[:2]
+            if self.at is not None:
+                step, lane, count = np.arange(n), np.zeros(n, np.int64), self.at
+            elif self.keep is None:
+                step, lane = np.divmod(np.arange(n * e), e)
+                count = self.before[lane] + step
+            else:
+                step, lane = np.nonzero(self.keep)
+                count = (self.before + np.cumsum(self.keep, axis=0) - 1)[step, lane]
+            self._places = step, lane, count
+        return self._places
+
+    def lane(self, rows: Array, lane: int, start: int, stop: int) -> Array:
+        """Kept rows start..stop of a lane, C-contiguous; a view where the input allows."""
+        if self.keep is None:
+            return np.ascontiguousarray(rows[start:stop, lane])
+        picks = self._picks.get(lane)
+        if picks is None:
+            picks = self._picks[lane] = np.flatnonzero(self.keep[:, lane])
+        return np.ascontiguousarray(rows[picks[start:stop], lane])
+
+
+def ranges(start: Array, stop: Array) -> tuple[Array, Array]:
+    """(lane, number) for start[lane] <= number < stop[lane]."""
+    size = np.maximum(stop - start, 0)
+    lane = np.repeat(np.arange(len(size)), size)
+    within = np.arange(len(lane)) - np.repeat(np.cumsum(size) - size, size)
+    return lane, start[lane] + within
+
+
+InvalidRows = tuple[Array, Array]
+"""Lanes and counts int64[M] of rows that are missing, or are not what was written."""
+
+
+class ColumnStats(NamedTuple):
     """What `Store.stats` adds up."""
 
     chunks: int = 0  # encoded, live
@@ -37,7 +96,7 @@ class Job(Protocol):
 class Fetch(Protocol):
     """A read under way; holds what it reads alive."""
 
-    volatile: bool
+    may_be_overwritten: bool
     """Whether rows may be overwritten while they are read: those that have expired by the end are then no rows."""
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
@@ -48,7 +107,7 @@ class Fetch(Protocol):
         """
 
 
-class Part(Protocol):
+class ColumnData(Protocol):
     """The newest `depth` rows of each lane of one column."""
 
     def stage(self, batch: Batch, rows: Array) -> Any:
@@ -87,13 +146,13 @@ class Part(Protocol):
     def size(self, count: Array) -> int:
         """Bytes held when the lanes have int64[E] `count` rows."""
 
-    def census(self, count: Array) -> Census:
+    def census(self, count: Array) -> ColumnStats:
         """Return counts for `Store.stats`."""
-        return Census()
+        return ColumnStats()
 
 
-class Kept(Protocol):
-    """What the registry asks of anything that callbacks reach by its id: rows (`Served`) or `Priorities`."""
+class HostObject(Protocol):
+    """What the registry asks of anything that callbacks reach by its id: rows (`RowStore`) or `Priorities`."""
 
     last_error: Exception | None
     """What a call raised last: JAX turns exceptions of callbacks into text."""
@@ -118,7 +177,7 @@ class Kept(Protocol):
         """Frees everything."""
 
 
-class Served(Kept, Protocol):
+class RowStore(HostObject, Protocol):
     """A store of rows: `Store` (of arrays) or `Records` (ragged)."""
 
     def write(self, rows: Sequence[Array], keep: Array | None) -> Array:

@@ -18,7 +18,7 @@ class StoreCorrupted(RuntimeError):
     """Stored bytes do not decode to what was stored."""
 
 
-def intact(damaged: Array | None, there: Array) -> None:
+def raise_if_corrupted(damaged: Array | None, there: Array) -> None:
     """Raises StoreCorrupted if a row that is there is damaged."""
     if damaged is not None and (damaged & there).any():
         raise StoreCorrupted(
@@ -27,7 +27,7 @@ def intact(damaged: Array | None, there: Array) -> None:
         )
 
 
-def bare(error: Exception) -> Exception:
+def without_traceback(error: Exception) -> Exception:
     """A copy without traceback: its frames would keep alive the states that they hold, and with them the store."""
     try:
         return copy.copy(error).with_traceback(None)

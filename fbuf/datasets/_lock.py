@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fbuf._host.io import lock
+from fbuf._host.io.file import lock_file, sign_lock
 
 _PATIENCE = 2.0  # seconds: another process may have no more to write than what the data set is made of
 NAME = "lock"
@@ -30,7 +30,7 @@ def held(call: str, path: Path, patience: float | None = None) -> Iterator[None]
     while fd < 0:
         fd = _taken(call, path, until)
     try:
-        lock.sign(fd)
+        sign_lock(fd)
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -51,7 +51,7 @@ def _taken(call: str, path: Path, until: float) -> int:
     try:
         while True:
             try:
-                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
+                lock_file(f"{call}: the data set at {path}", fd, "Wait until it is done, or give another root=.")
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

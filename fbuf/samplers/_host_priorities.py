@@ -2,7 +2,7 @@
 
 For rows on a device whose memory is short: 4.6 bytes a row go to the host, and every draw and every write is a call there. One
 jitted program cannot run on two devices, so that an array on the CPU beside rows on a GPU would break it in two; a callback
-does not. How versions keep states apart is in `fbuf._host.priorities.store`, how long a store lives in `fbuf._bridge.lifetime`.
+does not. How versions keep states apart is in `fbuf._host.priorities`, how long a store lives in `fbuf._bridge.lifetime`.
 
 Draws are those of the device, bit for bit: the random numbers come from there, and the tree adds in the same order. Where the
 device is the same CPU its own tree is several times faster, the more so the smaller the batch. Left out: files, as the tree is
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import sum_tree, sum_tree_draw
-from fbuf._bridge import lifetime, priority_callbacks
+from fbuf._bridge import lifetime
+from fbuf._bridge.callbacks import clear_priorities, draw_priorities, write_priorities
 from fbuf._host import OnHost
-from fbuf._host.priorities import store as _store
-from fbuf._host.priorities.store import Priorities
-from fbuf._host.priorities.tree import Layout
+from fbuf._host import priorities as _store
+from fbuf._host.priorities import Layout, Priorities
 from fbuf.samplers._types import Drawn
 
 
@@ -104,18 +104,18 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
 
 def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> HostTree:
     """Writes leaves float32[B] to slots int32[B]; those out of range are skipped, of equal ones the last wins. One callback."""
-    return tree.at(priority_callbacks.write(tree.id, token, tree.version, slot, leaf))
+    return tree.at(write_priorities(tree.id, token, tree.version, slot, leaf))
 
 
 def draw(tree: HostTree, key: jax.Array, batch_size: int, stratified: bool) -> Drawn:
     """Leaves in proportion. One callback."""
     top, bottom = sum_tree_draw.uniforms(key, batch_size, stratified=stratified)
-    return Drawn(*priority_callbacks.draw(tree.id, tree.version, top, bottom))
+    return Drawn(*draw_priorities(tree.id, tree.version, top, bottom))
 
 
 def cleared(tree: HostTree) -> HostTree:
     """All leaves 0 again. One callback."""
-    return tree.at(priority_callbacks.clear(tree.id, tree.version))
+    return tree.at(clear_priorities(tree.id, tree.version))
 
 
 def leaves(tree: HostTree) -> np.ndarray:
@@ -131,5 +131,5 @@ def store_of(tree: HostTree) -> Priorities:
 
 
 def most_bytes(capacity: int, least: bool) -> int:
-    """Host bytes that there can be; see `fbuf._host.priorities.store.most_bytes`."""
+    """Host bytes that there can be; see `fbuf._host.priorities.most_bytes`."""
     return _store.most_bytes(_layout(capacity), least)

@@ -1,8 +1,7 @@
 """Codecs under the names that users write and files hold: `storages.Zstd(3)`."""
 
 from fbuf._core.component import allow
-from fbuf._host.codecs.base import Codec, Raw, Zstd
-from fbuf._host.codecs.bitpack import BitPack
+from fbuf._host.codecs.base import BitPack, Codec, Raw, Zstd
 
 __all__ = ["BitPack", "Codec", "Raw", "Zstd"]
 

@@ -28,7 +28,7 @@ from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
-from fbuf._host.interfaces import Served
+from fbuf._host.interfaces import RowStore
 from fbuf._host.io.directory import Folder
 from fbuf._host.ragged.column import Leaf
 from fbuf._host.store.store import Column, Store
@@ -129,7 +129,7 @@ def refuse_tracing(call: str, verb: str = "init") -> None:
 
 
 def adopt(
-    store: Served,
+    store: RowStore,
     geometry: Geometry,
     spec: Spec,
     structure: Any,
@@ -275,7 +275,7 @@ def clear(rows: SideRows) -> SideRows:
     return rows
 
 
-def store_of(rows: SideRows) -> Served:
+def store_of(rows: SideRows) -> RowStore:
     """The store itself. Eager."""
     return lifetime.find(lifetime.join_id(np.asarray(rows.id)))
 

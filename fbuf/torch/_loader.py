@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import BufferState
-from fbuf._concurrency.wakeup import Stop
+from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.sample import Sample
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._iterator import Batches, Drawn, mark
@@ -137,7 +137,7 @@ class Loader:
                 "DataLoader(loader, batch_size=None, num_workers=0). It draws ahead by a thread of its own: prefetch=2."
             )
 
-    def _draw(self, stop: Stop | None = None) -> Drawn:
+    def _draw(self, stop: StopToken | None = None) -> Drawn:
         """The next batch as it is handed out, what it lies in, and what says on a GPU that it is there."""
         import torch
 
@@ -152,7 +152,7 @@ class Loader:
             out = out if self.transform is None else self.transform(out)
             return Drawn(out, batch, mark(torch, batch))
 
-    def _sample(self, stop: Stop | None) -> Sample:
+    def _sample(self, stop: StopToken | None) -> Sample:
         """Waits for a limit of the replay until `stop` tells it not to."""
         if self._state is None:
             return sample_to_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))

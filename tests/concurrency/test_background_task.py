@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from fbuf._concurrency import background_task
-from fbuf._concurrency.background_task import Beside
+from fbuf._concurrency import parallel as background_task
+from fbuf._concurrency.parallel import BackgroundTask
 
 
 @pytest.mark.parametrize("how", ["beside", "one core", "no thread"])
@@ -25,7 +25,7 @@ def test_tasks_are_done_once_and_give_what_they_did(how: str, monkeypatch: pytes
         ran.append(number)
         return 10 // number
 
-    with Beside("test") as other:
+    with BackgroundTask("test") as other:
         tasks = [other.submit(task, number) for number in (5, 0, *range(1, 200))]
         with pytest.raises(ZeroDivisionError):
             tasks[1]()
@@ -37,7 +37,7 @@ def test_tasks_are_done_once_and_give_what_they_did(how: str, monkeypatch: pytes
 def test_who_asks_does_not_wait_for_a_thread_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_task, "cores", lambda: 2)
     begun, go = threading.Event(), threading.Event()
-    with Beside("test") as other:
+    with BackgroundTask("test") as other:
         first = other.submit(lambda: begun.set() or go.wait(60) and threading.get_ident())
         second = other.submit(threading.get_ident)
         assert begun.wait(60) and second() == threading.get_ident()
@@ -48,7 +48,7 @@ def test_who_asks_does_not_wait_for_a_thread_that_is_busy(monkeypatch: pytest.Mo
 def test_the_thread_ends_with_the_block_and_a_task_that_nobody_waits_for_is_done() -> None:
     done = threading.Event()
     before = threading.active_count()
-    with pytest.raises(KeyError), Beside("test") as other:
+    with pytest.raises(KeyError), BackgroundTask("test") as other:
         other.submit(done.set)
         raise KeyError
     assert done.is_set() and threading.active_count() == before

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fbuf._concurrency.parallel import together
+from fbuf._concurrency.parallel import run_parallel
 from tests.support.threads import PATIENCE
 
 
@@ -37,9 +37,9 @@ def test_each_task_runs_once_and_reports_alone(workers: int) -> None:
             step(number)
         ran.append(number)
 
-    together([4, 1, 3], run, advance, workers)
+    run_parallel([4, 1, 3], run, advance, workers)
     assert sorted(ran) == [1, 3, 4] and total == 1600
-    together([], run, advance, workers)
+    run_parallel([], run, advance, workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -56,7 +56,7 @@ def test_the_first_failure_ends_the_others(workers: int) -> None:
         endless(step)
 
     with pytest.raises(ValueError, match="the first"):
-        together([1, 0, 2, 3, 4] if workers else [0, 1], run, lambda amount: None, workers)
+        run_parallel([1, 0, 2, 3, 4] if workers else [0, 1], run, lambda amount: None, workers)
     assert len(begun) <= 2
 
 
@@ -65,4 +65,4 @@ def test_an_interrupt_ends_all_tasks() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        together([1, 2, 3], lambda number, step: endless(step), advance, 2)
+        run_parallel([1, 2, 3], lambda number, step: endless(step), advance, 2)

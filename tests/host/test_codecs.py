@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs import bitpack
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.codecs.base import is_packable
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
@@ -63,7 +63,7 @@ def test_bits_round_trip() -> None:
             data, out = codec.encode(rows), np.full((4, *shape), 1).astype(dtype)
             codec.decode(data, out)
             assert same(out, rows), (dtype, most)
-            if most == 2 and bitpack.packable(rows):  # one kind of float8 has no 0
+            if most == 2 and is_packable(rows):  # one kind of float8 has no 0
                 packed += 1
                 assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
     assert packed > 20
@@ -92,7 +92,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype: str, least: int) ->
     rows = boards(4096, dtype)
     packed, plain = store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096), store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096)
     part = plain._parts[0]
-    assert isinstance(part, Chunks)
+    assert isinstance(part, ChunkedColumn)
     part.coder._bits = False  # type: ignore[attr-defined]
     tickets = packed.write([rows[:, None]], None)[:, 0]
     plain.write([rows[:, None]], None)
@@ -130,7 +130,7 @@ def test_columns_that_turn_from_bits_to_numbers_and_back(data: st.DataObject) ->
 
 def test_raw_is_a_ring() -> None:
     store = store_of(Raw(), (30,), "uint8")
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
     codec, rows, out = Raw(), np.arange(12, dtype=np.int32).reshape(1, 12), np.empty((1, 12), np.int32)
     codec.decode(codec.encode(rows), out)
     assert same(out, rows)

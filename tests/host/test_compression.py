@@ -13,8 +13,8 @@ import zstandard
 
 from fbuf._host.codecs import zstd
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from tests.support.store import compressible, fetch, frames, make, same
 from tests.support.threads import PATIENCE, Thread
 
@@ -60,7 +60,7 @@ def test_noise_becomes_a_raw_ring() -> None:
     store = make(Zstd(), None, shape=(50, 50), lanes=2, length=60, slack=0)
     rows = np.random.default_rng(0).integers(0, 256, (90, 2, 50, 50)).astype(np.uint8)
     tickets = np.concatenate([store.write([rows[i : i + 9]] * 2, None) for i in range(0, 90, 9)])
-    assert isinstance(store._parts[0], Ring) and store.stats()["chunks"] == 0
+    assert isinstance(store._parts[0], RawColumn) and store.stats()["chunks"] == 0
     got, ok = fetch(store, tickets)
     assert ok.sum() == 120 and same(got[30:], rows[30:])
     assert store.nbytes < 2.01 * 120 * 2500 + 1000
@@ -69,7 +69,7 @@ def test_noise_becomes_a_raw_ring() -> None:
 def test_small_noise_becomes_a_ring_before_it_costs_much() -> None:
     store = make(Zstd(), shape=(3,), dtype="float32", length=10_000)
     store.write([np.random.default_rng(0).normal(size=(2100, 1, 3)).astype(np.float32)], None)
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
 
 
 def test_rows_that_only_repeat_one_another_keep_their_codec() -> None:
@@ -77,7 +77,7 @@ def test_rows_that_only_repeat_one_another_keep_their_codec() -> None:
     rows = noise[np.random.default_rng(1).integers(0, 12, 3000)][:, None]
     store = make(Zstd(chunk=1), shape=(64, 64), length=3000, slack=0)
     tickets = np.concatenate([store.write([rows[i : i + 100]], None) for i in range(0, 3000, 100)])
-    assert isinstance(store._parts[0], Chunks)
+    assert isinstance(store._parts[0], ChunkedColumn)
     got, ok = fetch(store, tickets)
     assert ok.all() and same(got, rows) and store.nbytes < rows.nbytes / 3
 
@@ -153,7 +153,7 @@ def test_two_threads_read_while_one_writes(codec: Zstd | None) -> None:
     finally:
         stop.set()
     assert all(reader.ends() for reader in readers)
-    assert isinstance(store._parts[0], Chunks if codec else Ring)
+    assert isinstance(store._parts[0], ChunkedColumn if codec else RawColumn)
 
 
 class Watched:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
 from tests.support.store import fetch, frames
@@ -38,9 +38,9 @@ def check(store: Store, tickets: Any, rows: np.ndarray) -> None:
     assert ok.all() and np.array_equal(out, rows)
 
 
-def part_of(store: Store) -> Chunks:
+def part_of(store: Store) -> ChunkedColumn:
     part = store._parts[0]
-    assert isinstance(part, Chunks)
+    assert isinstance(part, ChunkedColumn)
     return part
 
 
@@ -94,7 +94,7 @@ def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> No
             assert there == (ticket in alive)
             assert np.array_equal(row, lane[ticket] if there else np.zeros_like(row))
     live = store._parts[0]
-    if isinstance(live, Chunks):  # rows one by one without a dictionary may turn out not to compress
+    if isinstance(live, ChunkedColumn):  # rows one by one without a dictionary may turn out not to compress
         assert sum(d.count for d in live.table.values()) <= store.stats()["chunks"]
 
 

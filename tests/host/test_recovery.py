@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.columns.row_checksums import Sums
+from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.memory import file_arena
-from fbuf._host.recovery import longest
+from fbuf._host.store.recovery import longest_valid_run
 from fbuf._host.types import StoreCorrupted
 from tests.support.recovery import (
     SMALL,
@@ -138,7 +138,8 @@ def test_the_longest_run_is_the_longest(data: st.DataObject) -> None:
     bad = [(e, r) for e in range(lanes) for r in range(int(low[e]), int(count[e])) if data.draw(st.integers(0, 9)) == 0]
     pairs = np.array(bad, np.int64).reshape(-1, 2)
     chunks = data.draw(st.lists(st.integers(1, 4), max_size=2))
-    stop, held = longest(low, count, length, [(pairs[::2, 0], pairs[::2, 1]), (pairs[1::2, 0], pairs[1::2, 1])], chunks)
+    invalid = [(pairs[i::2, 0], pairs[i::2, 1]) for i in range(2)]
+    stop, held = longest_valid_run(low, count, length, invalid, chunks)
     for e in range(lanes):
         mine = {r for lane, r in bad if lane == e}
         if not mine:
@@ -158,7 +159,7 @@ def test_a_checksum_is_of_the_row_its_place_and_its_store(data: st.DataObject) -
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows, seed = rng.integers(0, 256, (5, row), np.uint8), int(rng.integers(2**63))
     lane, count = rng.integers(0, 4, 5), rng.integers(0, 10**12, 5)
-    sums = Sums(seed, row)
+    sums = RowChecksums(seed, row)
     first = sums.of(rows, sums.names(lane, count))
     one_by_one = [sums.of(rows[i : i + 1], sums.names(lane[i : i + 1], count[i : i + 1])) for i in range(5)]
     np.testing.assert_array_equal(first, np.concatenate(one_by_one))
@@ -169,6 +170,6 @@ def test_a_checksum_is_of_the_row_its_place_and_its_store(data: st.DataObject) -
             assert (sums.of(other, sums.names(lane, count)) != first).all()
     assert (sums.of(rows, sums.names(lane, count + 1)) != first).all()
     assert (sums.of(rows, sums.names(lane + 1, count)) != first).all()
-    foreign = Sums(seed ^ 1, row)
+    foreign = RowChecksums(seed ^ 1, row)
     assert (foreign.of(rows, foreign.names(lane, count)) != first).all()
     assert (first != 0).all()  # what a hole of the file says

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Codec, Zstd
-from fbuf._host.store.slot_map import Places
-from fbuf._host.store.store import PATCH, Store
+from fbuf._host.store.slot_map import SlotMap
+from fbuf._host.store.store import UPDATE_BIT, Store
 from tests.support.places import CODECS, Scattered, make, reload
 from tests.support.store import Deflate, fetch
 from tests.support.store_model import Drawn
@@ -115,7 +115,7 @@ def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataOb
 
 def test_tickets_differ_and_every_place_has_one_owner() -> None:
     for first in (0, 2**40):
-        places, rng, seen, number = Places(9, 5, first), np.random.default_rng(0), set(), 0
+        places, rng, seen, number = SlotMap(9, 5, first), np.random.default_rng(0), set(), 0
         for _ in range(2000):
             move = places.plan(rng.permutation(9)[: rng.integers(0, 10)])
             places.commit(move)
@@ -124,4 +124,4 @@ def test_tickets_differ_and_every_place_has_one_owner() -> None:
             waiting = places._queue[(places._head + np.arange(places._waiting)) % places.size].tolist()
             held = [int(p) - 1 for p in places._of_slot if p]
             assert sorted(waiting + held) == list(range(places.touched))
-        assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < PATCH
+        assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < UPDATE_BIT

@@ -7,10 +7,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.base import Codec, Zstd
-from fbuf._host.codecs.bitpack import BitPack
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.codecs.base import BitPack, Codec, Zstd
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store
 from tests.support.places import Scattered, churn, make, reload
 from tests.support.store import Deflate, Plain, fetch, frames, same
@@ -21,7 +20,7 @@ def test_random_replacement_takes_no_more_and_no_more(codec: Codec) -> None:
     store = make(codec, shape=(24, 24), length=2000, slack=50)
     sizes = churn(store, frames(3000), 12_000)
     part = store._parts[0]
-    assert isinstance(part, Chunks) and part.arena.capacity < 1.6 * part.arena.live + 5 * 32 * 1024
+    assert isinstance(part, ChunkedColumn) and part.arena.capacity < 1.6 * part.arena.live + 5 * 32 * 1024
     assert max(sizes[2:]) < 1.25 * min(sizes[2:])
     assert store.stats()["chunks"] == 2050
     assert store.nbytes < 2050 * 576 / 2 or not isinstance(codec, Zstd)  # the dictionary knows the background
@@ -34,10 +33,10 @@ def test_noise_becomes_raw_and_stays_where_it_was() -> None:
         slots = np.arange(i * 2, i * 2 + 2) if i < 20 else rng.permutation(60)[:9]
         rows = rng.integers(0, 256, (len(slots), 1, 50, 50)).astype(np.uint8)
         model.write_at([rows, rows], slots[:, None].astype(np.int32))
-    assert isinstance(store._parts[0], Ring) and store.stats()["chunks"] == 0
+    assert isinstance(store._parts[0], RawColumn) and store.stats()["chunks"] == 0
     model.check(rng)
     model.store = store = reload(store)
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
     model.check(rng)
 
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import frame_stream
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.frame_stream import FrameStream, RowEnds
-from fbuf._host.columns.stack_detect import Stacking, stackings
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.frame_stream import FrameStream, RowEnds, Stacking, stackings
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store import serialize
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
@@ -83,16 +82,16 @@ def test_colours_are_no_stack() -> None:
     for rows in (grey, colour, still, np.moveaxis(grey, -1, 1), np.zeros_like(grey)):
         store = make(rows.shape[1:], length=200)
         got, ok = fetch(store, write(store, rows[:, None]))
-        assert ok.all() and same(got, rows[:, None]) and isinstance(part(store), Chunks)
+        assert ok.all() and same(got, rows[:, None]) and isinstance(part(store), ChunkedColumn)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 500])
 def test_rows_that_are_no_stacks_are_soon_looked_at_no_more(at_once: int) -> None:
     rows = np.random.default_rng(0).integers(0, 2, (60, 1, 4, 20, 20), np.uint8)
     store = make((4, 20, 20))
-    with mock.patch.object(Stacks, "_look", autospec=True, side_effect=Stacks._look) as look:
+    with mock.patch.object(StackedColumn, "_look", autospec=True, side_effect=StackedColumn._look) as look:
         got, ok = fetch(store, write(store, rows, at_once=at_once))
-    assert ok.all() and same(got, rows) and isinstance(part(store), Chunks)
+    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn)
     assert look.call_count == {1: 17, 7: 3, 500: 1}[at_once]
     assert not store._parts[0]._last.size
 
@@ -101,7 +100,7 @@ def test_noise_that_is_no_stack_becomes_a_ring() -> None:
     store = make((4, 60, 60))
     rows = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 60, 60), np.uint8)
     got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], Stacks)
+    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], StackedColumn)
 
 
 def test_what_is_known_of_shapes() -> None:
@@ -205,11 +204,11 @@ def test_damage_while_rows_wait_leaves_them_as_they_are(watching: bool) -> None:
     store = make((4, 24, 24))
     tickets = write(store, rows[:12], at_once=1)
     own = part(store)
-    assert isinstance(own, Chunks) and own.closed == 3
+    assert isinstance(own, ChunkedColumn) and own.closed == 3
     own.arena.view(int(own.address[0, 0]), int(own.length[0, 0]))[3] ^= 1
     if watching:
         more = write(store, rows[12:])
-        assert isinstance(part(store), Chunks)
+        assert isinstance(part(store), ChunkedColumn)
         assert same(fetch(store, more)[0], rows[12:])
     with pytest.raises(StoreCorrupted):
         fetch(store, tickets)
@@ -230,7 +229,7 @@ def test_checkpoints_cross_the_setting() -> None:
     write(plain, rows)
     one = Store.from_arrays(off, on.to_arrays(), **fixed)  # type: ignore[arg-type]
     two = Store.from_arrays(on.columns, plain.to_arrays(), **fixed)  # type: ignore[arg-type]
-    assert isinstance(part(one), FrameStream) and isinstance(part(two), Chunks)
+    assert isinstance(part(one), FrameStream) and isinstance(part(two), ChunkedColumn)
     for store in (one, two):
         assert same(fetch(store, tickets)[0], rows)
         assert same(fetch(store, write(store, rows))[0], rows)
@@ -257,7 +256,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 def test_only_zstd_looks_for_stacks() -> None:
-    assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], Stacks)
+    assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
     with pytest.raises(TypeError, match="Compressed: stacks is 4; expected True or False"):
         fbuf.storages.Compressed(stacks=4)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.memory import arena
-from fbuf._host.store.store import PATCH, Column, Store, StoreClosed
+from fbuf._host.store.store import UPDATE_BIT, Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
 from tests.support.store import DTYPES, Deflate, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
@@ -96,7 +96,7 @@ def test_a_patch_leaves_the_old_row_and_the_other_columns(codec: Codec | None) -
     value = np.full((3, 100), 200, np.uint8)
     pick = np.array([tickets[2], 0, tickets[4]], np.uint64)
     new = store.patch(pick, np.array([True, True, False]), {0: value})
-    assert new[0] >= PATCH and new[1] == 0 and new[2] == tickets[4]
+    assert new[0] >= UPDATE_BIT and new[1] == 0 and new[2] == tickets[4]
     assert same(fetch(store, new[0])[0], value[0]) and same(fetch(store, new[0], 1)[0], rows[1][2, 0])
     assert same(fetch(store, tickets)[0], rows[0][:, 0])
     again = store.patch(new[:1], np.array([True]), {1: value[:1]})  # both changes

@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._algorithms import sum_tree, sum_tree_draw
-from fbuf._host.priorities import store as _store
-from fbuf._host.priorities import tree as _tree
-from fbuf._host.priorities.store import Priorities
-from fbuf._host.priorities.tree import Layout, Tree
+from fbuf._host import priorities as _store
+from fbuf._host import priorities as _tree
+from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, same, verb
 

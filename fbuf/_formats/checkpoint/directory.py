@@ -29,8 +29,7 @@ from fbuf._formats.checkpoint.names import (
     manifest_name,
     new_name,
 )
-from fbuf._host.io import lock
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
 
 DAMAGED: set[str] = set()
@@ -57,7 +56,7 @@ class Folder:
     def names(self) -> list[str]:
         """What is there; nothing if there is no folder. Raises OSError."""
         try:
-            with telling("list", self.file("")):
+            with annotate_os_error("list", self.file("")):
                 return sorted(self.disk.listdir(self.path))
         except FileNotFoundError:
             return []
@@ -116,7 +115,7 @@ class Folder:
             missing.append(path)
             path = os.path.dirname(path)
         for path in reversed(missing):
-            with telling("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
+            with annotate_os_error("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
                 self.disk.mkdir(path)
             if sync:
                 sync_folder(self.disk, os.path.dirname(path))
@@ -125,17 +124,17 @@ class Folder:
     def locked(self) -> Iterator[None]:
         """Keeps other savers away. Raises BlockingIOError: one is at work; FileExistsError: a live store lies there."""
         path = self.file(LOCK)
-        with telling("open", path, INSTEAD):
+        with annotate_os_error("open", path, INSTEAD):
             fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
         held = False
         try:
             try:
-                lock.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
+                lock_file(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
                 with contextlib.suppress(
                     OSError
                 ):  # what killed saves left may fill the disk, and goes only under the lock
-                    lock.sign(fd)
+                    sign_lock(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -153,7 +152,7 @@ class Folder:
             yield
         finally:
             if held:
-                lock.release(fd)
+                unlock_file(fd)
             self.disk.close(fd)
 
     def next_number(self) -> int:
@@ -177,12 +176,12 @@ class Folder:
           waiting: Returns once the data file is on the disk, which it may be on its way to; None: there is none.
         """
         new, path = self.file(new_name(generation)), self.file(manifest_name(generation))
-        with telling("make", new, INSTEAD):
+        with annotate_os_error("make", new, INSTEAD):
             fd = self.disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             write_all(self.disk, fd, new, text, 0)
             if sync:
-                with telling("sync", new, INSTEAD):
+                with annotate_os_error("sync", new, INSTEAD):
                     self.disk.fsync(fd)
         finally:
             self.disk.close(fd)
@@ -190,7 +189,7 @@ class Folder:
             sync_folder(self.disk, self.path)  # the data file's name, before anything names it
         if waiting is not None:
             waiting()
-        with telling("rename", new, INSTEAD):
+        with annotate_os_error("rename", new, INSTEAD):
             self.disk.rename(new, path)
         if sync:
             sync_folder(self.disk, self.path)
@@ -236,7 +235,7 @@ class Folder:
     def _remove(self, names: list[str]) -> None:
         for name in names:
             try:
-                with telling("remove", self.file(name)):
+                with annotate_os_error("remove", self.file(name)):
                     self.disk.unlink(self.file(name))
             except FileNotFoundError:
                 pass

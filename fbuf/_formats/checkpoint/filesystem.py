@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 
 INSTEAD = "save to another path; the checkpoint that was there is as before"
 _MOST = 1 << 30  # Linux moves at most 2 GiB a call
@@ -81,7 +81,7 @@ def write_all(disk: Disk, fd: int, path: str, data: memoryview | bytes, at: int)
     """All of `data` from byte `at` on. Raises OSError."""
     left = memoryview(data).cast("B")
     while left.nbytes:
-        with telling(f"write {left.nbytes} bytes to", path, INSTEAD):
+        with annotate_os_error(f"write {left.nbytes} bytes to", path, INSTEAD):
             done = disk.pwrite(fd, left[:_MOST], at)
             if done <= 0:
                 raise OSError(errno.EIO, "nothing was written")
@@ -92,7 +92,7 @@ def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
     """Fills `out` from byte `at` on, and says how much of it there was. Raises OSError."""
     got = 0
     while got < out.nbytes:
-        with telling("read", path):
+        with annotate_os_error("read", path):
             done = disk.pread(fd, out[got : got + _MOST], at + got)
         if done <= 0:
             break
@@ -102,7 +102,7 @@ def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
 
 def sync_folder(disk: Disk, path: str) -> None:
     """Makes the names in a folder outlive a failure of power, where the file system can. Raises OSError."""
-    with telling("sync", path, INSTEAD):
+    with annotate_os_error("sync", path, INSTEAD):
         fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             disk.fsync(fd)

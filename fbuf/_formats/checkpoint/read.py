@@ -17,7 +17,7 @@ from fbuf._formats.checkpoint.directory import DAMAGED, Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound
 from fbuf._formats.checkpoint.filesystem import DISK, Disk
 from fbuf._formats.checkpoint.reader import Saved
-from fbuf._host.types import StoreCorrupted, bare
+from fbuf._host.types import StoreCorrupted, without_traceback
 
 Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
@@ -111,7 +111,7 @@ def _newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
                 raise
             if saved is not None:
                 DAMAGED.add(saved.manifest.save)
-            wrong[left[0]] = bare(error)
+            wrong[left[0]] = without_traceback(error)
             continue
         _warn(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._concurrency.background_task import Beside
+from fbuf._concurrency.parallel import BackgroundTask
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_of, header_room, same
 from fbuf._formats.checkpoint.dedupe import NEW, Column, Old
@@ -32,7 +32,7 @@ from fbuf._formats.checkpoint.filesystem import INSTEAD
 from fbuf._formats.checkpoint.manifest import ArrayEntry, FileEntry, Manifest, encode
 from fbuf._formats.checkpoint.names import data_name
 from fbuf._formats.checkpoint.sources import Plan
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import Array, StoreCorrupted
 
 MOST_FILES = 64
@@ -49,7 +49,7 @@ class Save:
         self._columns = [Column(plan, old) for plan in plans]
         self._data: DataFile | None = None
         self._buffer = memoryview(bytearray(_PIECE))
-        self._beside = Beside("fbuf-save")
+        self._beside = BackgroundTask("fbuf-save")
         self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
@@ -212,7 +212,7 @@ class Save:
         if entry.synced or not self._sync:
             return entry
         try:
-            with telling("sync", file.path, INSTEAD):
+            with annotate_os_error("sync", file.path, INSTEAD):
                 self._folder.disk.fsync(file.fd)
         except OSError:
             LOST.add(entry.save)

@@ -26,7 +26,7 @@ from fbuf._formats.checkpoint.json_limits import check_text
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import StoreCorrupted
 
 NAME = "dataset.json"
@@ -176,16 +176,16 @@ def _dumps(value: Any) -> bytes:
 def _publish(base: str, text: bytes, sync: bool, disk: Disk) -> None:
     path, new = os.path.join(base, NAME), os.path.join(base, NAME + ".new")
     instead = "what was there is as before"
-    with telling("make", new, instead):
+    with annotate_os_error("make", new, instead):
         fd = disk.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         write_all(disk, fd, new, text, 0)
         if sync:
-            with telling("sync", new, instead):
+            with annotate_os_error("sync", new, instead):
                 disk.fsync(fd)
     finally:
         disk.close(fd)
-    with telling("rename", new, instead):
+    with annotate_os_error("rename", new, instead):
         disk.rename(new, path)
     if sync:
         sync_folder(disk, base)

@@ -117,7 +117,7 @@ class Fetch:
     row: Array
     starts: Array
 
-    volatile = False
+    may_be_overwritten = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
         """Fills the requests' outputs. Raises StoreCorrupted."""

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import canonical, dtype_named
-from fbuf._host.codecs.base import Codec, Raw, Zstd
-from fbuf._host.codecs.bitpack import BitPack
+from fbuf._host.codecs.base import BitPack, Codec, Raw, Zstd
 
 LARGE = 1024
 """Bytes a row from which on a leaf is encoded."""

@@ -7,18 +7,21 @@ A new dictionary is tried early, once there is variety, then regularly, and soon
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs import bitpack
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.base import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
 from fbuf._host.codecs.zstd import Dictionary, Unpack, checksum, compressor, damaged, unpacker
 from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
-"""Encoded bytes with this checksum and dictionary, verified first, to rows; the result is valid until the next call."""
+"""(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
+Encoded = tuple[memoryview, int, "Dictionary | None", int]
+"""A chunk: its bytes, their checksum, its dictionary and its address."""
+Copy = tuple[bool, int, slice, slice]
+"""Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
 
 FIRST_DICTIONARY, SECOND_DICTIONARY, RENEWAL = 512, 4096, 65_536
 """Rows after which a dictionary is tried: early, once there is variety, then regularly."""
@@ -34,15 +37,11 @@ _TRIAL = 16  # chunks a new dictionary is tried on
 class Coder:
     """A column's codec at work. This one serves any user value: no dictionaries, nothing kept."""
 
-    @property
-    def reuses(self) -> bool:
-        """Whether decoded rows lie in memory that the next chunk's take."""
-        return True
-
     def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.codec = codec
         self.current: Dictionary | None = None
         self._shape, self._dtype = shape, dtype
+        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -64,24 +63,59 @@ class Coder:
         return data
 
     def decoder(self) -> Decode:
-        """Verifies and decodes chunks; for one thread, for one call. The result is valid until the next one."""
+        """Return a function that verifies and decodes chunks, for one thread and one call."""
         unpackers: dict[Dictionary | None, tuple[Unpack, int]] = {}
-        crc32 = zlib.crc32
+        crc32, size, expand = zlib.crc32, self._size, self._expand
 
         def decode(data: memoryview, expected: int, dictionary: Dictionary | None) -> memoryview:
             pair = unpackers.get(dictionary)
             if pair is None:
-                pair = unpackers[dictionary] = self.unpacker(dictionary), checksum(b"", dictionary)
+                pair = unpackers[dictionary] = self._unpacker(dictionary), checksum(b"", dictionary)
             unpack, seed = pair
             crc = crc32(data, seed)
             if crc != expected:
                 raise damaged("a chunk", crc, expected)
-            return unpack(data)
+            rows = unpack(data)
+            return rows if len(rows) == size else expand(rows)
 
         return decode
 
-    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        """Decodes chunks that used this dictionary, unverified; for one thread, for one call."""
+    def decode_chunks(
+        self,
+        chunks: Iterable[Encoded],
+        opened: Iterable[memoryview],
+        copies: Iterable[Copy],
+        outs: Sequence[memoryview],
+        cache: Any = None,
+    ) -> None:
+        """Decode chunks one after another and copy their rows to `outs`.
+
+        Args:
+          chunks: In the order of `copies`.
+          opened: Rows of further chunks, which are not encoded.
+          cache: A `ChunkCache`, or None.
+        Raises:
+          StoreCorrupted: A chunk is damaged.
+        """
+        decode, encoded, plain = self.decoder(), iter(chunks), iter(opened)
+        rows = memoryview(b"")
+        for next_chunk, out, to, source in copies:
+            if next_chunk:
+                chunk = next(encoded, None)
+                if chunk is None:
+                    rows = next(plain)
+                elif cache is None:
+                    rows = decode(*chunk[:3])
+                else:
+                    rows = cache.get(chunk[3])
+                    if rows is None:
+                        rows = decode(*chunk[:3])
+                        rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
+                        cache.put(chunk[3], rows)
+            outs[out][to] = rows[source]
+
+    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        """Return a function that decodes chunks of this dictionary, unverified."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
         def unpack(data: memoryview) -> memoryview:
@@ -89,6 +123,12 @@ class Coder:
             return flat(scratch)
 
         return unpack
+
+    def _expand(self, bits: memoryview) -> memoryview:
+        """Return the rows that are packed as bits."""
+        rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
+        unpack_bits(bits, rows)
+        return flat(rows)
 
     def due(self, rows: int) -> bool:
         """Whether a new dictionary should be tried after `rows` rows."""
@@ -107,14 +147,8 @@ class ZstdCoder(Coder):
 
     codec: Zstd
 
-    @property
-    def reuses(self) -> bool:
-        """Bits are unpacked into one array."""
-        return self._packed < self._size
-
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)
-        self._size = codec.chunk * int(np.prod(shape)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
         self._compressor = compressor(codec.level, self._size, None)
@@ -123,7 +157,7 @@ class ZstdCoder(Coder):
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
         self._last = self._adopted = 0  # rows when a dictionary was tried, and when one was taken
         rows = np.zeros((codec.chunk, *shape), dtype)  # never touched: a hostile file may claim large ones
-        self._packed = bitpack.packed_bytes(rows) if rows.size and bitpack.packable(rows[:0]) else self._size
+        self._packed = packed_bytes(rows) if rows.size and is_packable(rows[:0]) else self._size
         # Whether rows are zeros and ones; None: none was seen yet. Where bits are no fewer they cannot be told apart.
         self._bits: bool | None = None if self._packed < self._size else False
 
@@ -143,27 +177,17 @@ class ZstdCoder(Coder):
     def packed(self, rows: Array) -> memoryview:
         """What is compressed: the bytes of rows `[k, *shape]`, or their bits where the column is zeros and ones."""
         if self._bits is None:
-            self._bits = bitpack.packable(rows)
-        if self._bits and bitpack.packable(rows):
-            return memoryview(bitpack.pack(rows))
+            self._bits = is_packable(rows)
+        if self._bits and is_packable(rows):
+            return memoryview(pack_bits(rows))
         return flat(rows)
 
     def chunk_of(self, data: memoryview) -> Array:
         """The rows of a decoded chunk."""
         return np.frombuffer(data, np.uint8).view(self._dtype).reshape(self.codec.chunk, *self._shape)
 
-    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        decompress = unpacker(self._size, dictionary, self._packed)
-        rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
-
-        def unpack(data: memoryview) -> memoryview:
-            out = decompress(data)
-            if len(out) == self._size:
-                return out
-            bitpack.unpack(out, rows)
-            return flat(rows)
-
-        return unpack
+    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        return unpacker(self._size, dictionary, self._packed)
 
     def due(self, rows: int) -> bool:
         if rows >= self._next:

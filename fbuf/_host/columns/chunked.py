@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
 from fbuf._host.codecs.zstd import Dictionary, checksum
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunk_cache import Cache
-from fbuf._host.columns.chunk_reader import Plan, plan
-from fbuf._host.columns.recompress import Lot, Packer, Piece
-from fbuf._host.interfaces import Census
+from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
+from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
+from fbuf._host.interfaces import Batch, ColumnStats, ranges
 from fbuf._host.memory.arena import Arena
 from fbuf._host.memory.file_arena import FileArena
 from fbuf._host.types import Array, StoreCorrupted
@@ -45,7 +43,7 @@ class Staged:
     incompressible: bool = False
 
 
-class Chunks:
+class ChunkedColumn:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
 
     def __init__(
@@ -59,7 +57,7 @@ class Chunks:
         arena: Arena | FileArena | None = None,
     ) -> None:
         self.k = codec.chunk
-        self.cache = Cache(cache) if cache else None  # of so many bytes
+        self.cache = ChunkCache(cache) if cache else None  # of so many bytes
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -105,10 +103,10 @@ class Chunks:
                 held[id(book)] = book.nbytes
         return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
-    def census(self, count: Array, low: Array | None = None) -> Census:
+    def census(self, count: Array, low: Array | None = None) -> ColumnStats:
         """Closed chunks, their bytes, and dictionaries with live chunks."""
         start, stop = self.span(count, low)
-        return Census(int((stop - start).sum()), self.arena.live, len(self.table))
+        return ColumnStats(int((stop - start).sum()), self.arena.live, len(self.table))
 
     # ---------------------------------------------------------------- writing
 
@@ -283,7 +281,7 @@ class Chunks:
         tail, head = self.span(count, low)
         return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())
 
-    def lot(self, count: Array, least: int | None, low: Array | None = None) -> Lot | None:
+    def lot(self, count: Array, least: int | None, low: Array | None = None) -> RecompressJob | None:
         """The oldest of those, if there are `least` (None: a whole lot); the store's lock is held."""
         if self.packer is None or self._waiting(count, low) < (self.lot_size if least is None else least):
             return None
@@ -293,15 +291,15 @@ class Chunks:
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
         books = [self.table.get(slot) for slot in self.slot[at].tolist()]
-        return Lot(self, lane, chunk, self.address[at], self.checksum[at], books)
+        return RecompressJob(self, lane, chunk, self.address[at], self.checksum[at], books)
 
-    def _still(self, lot: Lot, picks: list[int]) -> tuple[Array, Array, Array]:
+    def _still(self, lot: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
         """Which of some chunks of a lot are there still, int64[M], and their places in the index."""
         at = lot.chunk[picks] % self.ring, lot.lane[picks]
         there = np.flatnonzero((self.address[at] == lot.address[picks]) & (self.length[at] > 0))  # never used twice
         return there, at[0][there], at[1][there]
 
-    def look(self, lot: Lot, picks: list[int]) -> dict[int, memoryview]:
+    def look(self, lot: RecompressJob, picks: list[int]) -> dict[int, memoryview]:
         """Chunks of a lot, those that are there still; the store's lock is held."""
         there, *where = self._still(lot, picks)
         at = where[0], where[1]
@@ -309,7 +307,7 @@ class Chunks:
             zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
         )
 
-    def swap(self, lot: Lot, piece: Piece) -> None:
+    def swap(self, lot: RecompressJob, piece: RecompressedChunks) -> None:
         """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
         there, *where = self._still(lot, piece.at)
         picks, at = there.tolist(), (where[0], where[1])
@@ -327,12 +325,12 @@ class Chunks:
         self._release(*old)
         np.maximum.at(self.packed, lot.lane[: lot.done], lot.chunk[: lot.done] + 1)
 
-    def leave(self, lot: Lot) -> None:
+    def leave(self, lot: RecompressJob) -> None:
         """Lets a lot be as it is."""
         np.maximum.at(self.packed, lot.lane, lot.chunk + 1)
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
         """How to fetch rows, as `Part.fetch` describes it."""
-        return plan(self, lane, count, there, rows, starts)
+        return fetch_chunks(self, lane, count, there, rows, starts)

@@ -1,6 +1,6 @@
-"""A host column as encoded chunks in files: `Chunks` over a `FileArena`, with what else it takes to find the rows again.
+"""A host column as encoded chunks in files: `ChunkedColumn` over a `FileArena`, with what else it takes to find the rows again.
 
-Beside the segments lie the dictionaries, a file each, named by a hash of what is in them, and `<name>.open`, the rows of the
+BackgroundTask the segments lie the dictionaries, a file each, named by a hash of what is in them, and `<name>.open`, the rows of the
 chunks that are still filling: two halves a lane, each with the number of its chunk. A new chunk begins in the half that the
 old one is not in, so that a write that fails, or is killed, before it is counted has overwritten nothing. The index and the
 open rows are in memory too; they are made again from the files when a store is resumed.
@@ -16,18 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
 from fbuf._host.codecs.zstd import Dictionary, checksum
-from fbuf._host.columns.chunk_reader import Plan
-from fbuf._host.columns.chunked import Chunks, Staged
-from fbuf._host.columns.row_checksums import Sums
-from fbuf._host.interfaces import Census, Part
+from fbuf._host.columns.chunk_reader import ChunkFetch
+from fbuf._host.columns.chunked import ChunkedColumn, Staged
+from fbuf._host.columns.raw_file import RowChecksums
+from fbuf._host.interfaces import Batch, ColumnData, ColumnStats, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.recovery import Lost
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 
@@ -46,7 +44,7 @@ class FileStaged:
         return self.inner.incompressible
 
 
-class FileChunks(Part):
+class ChunkedFileColumn(ColumnData):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
 
     def __init__(
@@ -63,14 +61,14 @@ class FileChunks(Part):
         cache: int = 0,
     ) -> None:
         self.arena = FileArena(folder, name)
-        self.chunks = Chunks(codec, shape, dtype, lanes, depth, cache, self.arena)
+        self.chunks = ChunkedColumn(codec, shape, dtype, lanes, depth, cache, self.arena)
         self.lanes = lanes
         self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
         self._folder = folder
         self._name = name
         self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
         self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
-        self._sums = Sums(folder.seed, self.chunks.row)
+        self._sums = RowChecksums(folder.seed, self.chunks.row)
         self._marks = self._labels + 2 * lanes * self.chunks.k * self.chunks.row  # then a sum for each row
         size = self._marks + 2 * lanes * self.chunks.k * 8
         path = folder.file(f"{name}.open")
@@ -89,7 +87,7 @@ class FileChunks(Part):
         """Bytes of memory: index, dictionaries, context, open chunks."""
         return self.chunks.size(count)
 
-    def census(self, count: Array) -> Census:
+    def census(self, count: Array) -> ColumnStats:
         """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
         return self.chunks.census(count)
 
@@ -184,7 +182,7 @@ class FileChunks(Part):
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
         """How to fetch rows, as `Part.fetch` describes it."""
         return self.chunks.fetch(lane, count, there, rows, starts)
 
@@ -208,7 +206,7 @@ class FileChunks(Part):
         self._open.scatter(labels, np.arange(self.lanes))
         self._put_open(self.half, here, number, mine.open[here, number % mine.k])
 
-    def damaged(self, low: Array, count: Array) -> Lost:
+    def damaged(self, low: Array, count: Array) -> InvalidRows:
         """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
         mine, k = self.chunks, self.chunks.k
         found, books = self._found(count), set[int]()

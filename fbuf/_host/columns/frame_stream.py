@@ -1,13 +1,13 @@
 """A host column of stacks as a stream of single frames: each is stored once, a row is the newest of its lane when it came.
 
-Stacks that are handed in row by row hold every frame several times. Here a row whose first frames are the last of the row
+StackedColumn that are handed in row by row hold every frame several times. Here a row whose first frames are the last of the row
 before it adds only the others: one as a rule, none if it repeats that row, all of them at the start of an episode, or if
 rows come in no order. What rows hold is compared byte by byte, so nothing depends on whether they are what they look like.
 Measured on Atari games, per row of four frames: the bytes of the frames handed in singly, and 4 %; reads in the same time;
 writes take two to three times as long, because every byte is looked at once. Rows in no order that come after the column was
 recognised take 0.9 to 1.3 times the bytes of plain rows, and three times as long to write.
 
-The frames are a `Chunks` column of their own, whose rows live as long as a row shows them; a row is a byte in `RowEnds`.
+The frames are a `ChunkedColumn` column of their own, whose rows live as long as a row shows them; a row is a byte in `RowEnds`.
 Episodes begin with frames that repeat each other: they are stored as they come, because next to one another they compress
 to a few bytes. Frames that do not compress stay here all the same: as single frames they are still the smaller ones.
 
@@ -17,24 +17,114 @@ of comparing (as slow, and not exact).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import chunked
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.stack_detect import Stacking
-from fbuf._host.interfaces import Census, Fetch, Job
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
 from fbuf._host.types import Array, StoreCorrupted, flat
+
+_DEEPEST = 16  # frames of a stack
+_CHANNELS = (1, 2, 3, 4)  # of a frame, side by side with those of its neighbours on the axis of the stack
+_SMALLEST = 256  # bytes of a row; below, what is known of a row would weigh more than what is saved
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """A row as a stack: bytes `[outer, frames, inner]`."""
+
+    outer: int
+    frames: int
+    inner: int
+
+    @property
+    def frame(self) -> int:
+        """Bytes of a frame."""
+        return self.outer * self.inner
+
+    @property
+    def at_once(self) -> int:
+        """Stacks to compare together: what a processor's cache holds."""
+        return max((1 << (19 if self.outer > 1 else 21)) // (self.frame * self.frames), 1)
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """What a pixel of a frame is, to move."""
+        return np.dtype(f"u{self.inner}" if self.inner in (1, 2, 4, 8) else f"V{self.inner}")
+
+    def split(self, rows: Array) -> Array:
+        """uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+        return as_bytes(rows).reshape(*rows.shape[:2], self.outer, self.frames, self.inner)
+
+    def follows(self, before: Array, after: Array, shared: int, scratch: Array | None = None) -> Array:
+        """bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
+
+        Args:
+          before: uint8[..., outer, frames, inner], as is `after`.
+          scratch: bool[of a byte a byte of `after`, or more], to work in; new memory costs as much as the comparison.
+        """
+        lead, size = after.shape[:-3], self.frames * self.inner
+        at = (self.frames - shared) * self.inner
+        # Of four bytes numpy compares words fastest; on the last axis shifted frames are a byte or so off.
+        word = next(w for w in (4, 2, 1) if self.inner % w == 0) if self.outer == 1 else 1
+        new, old = (a.reshape(*lead, self.outer * size) for a in (after, before))
+        new, old = new[..., : new.shape[-1] - at].view(f"u{word}"), old[..., at:].view(f"u{word}")
+        shape = (*lead, self.outer * size // word)
+        number = math.prod(shape)
+        differ = (np.empty(number, bool) if scratch is None else scratch[:number]).reshape(shape)
+        skipped = at // word
+        np.not_equal(new, old, out=differ[..., skipped:])
+        if self.outer == 1:
+            return np.asarray(~differ[..., skipped:].any(axis=-1))
+        differ[..., :skipped] = False
+        # What a pixel's neighbour gave is not looked at: the lower bytes of a word, or the first of `size`.
+        if size in (2, 4, 8):
+            return np.asarray(differ.view(f"<u{size}").max(axis=-1) < 1 << 8 * at)
+        return np.asarray(~differ.reshape(*lead, self.outer, size)[..., at:].any(axis=(-2, -1)))
+
+    def fresh(self, before: Array, after: Array) -> Array:
+        """uint8[M], frames that each stack of `after` has and the one of `before` does not end with; 0 if they are alike."""
+        added = np.full(len(after), self.frames, np.uint8)
+        for shared in range(self.frames, 0, -1):
+            first = (after[:, :, 0] == before[:, :, self.frames - shared]).all(axis=(1, 2))
+            maybe = np.flatnonzero(first & (added == self.frames))
+            if len(maybe):
+                found = maybe[self.follows(before[maybe], after[maybe], shared)]
+                added[found] = self.frames - shared
+        return added
+
+
+def as_bytes(rows: Array) -> Array:
+    """uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+    size = math.prod(rows.shape[2:]) * rows.dtype.itemsize
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(*rows.shape[:2], size)
+
+
+def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
+    """All that rows of this shape could be."""
+    total = math.prod(shape) * itemsize
+    found = []
+    if len(shape) < 2 or total < _SMALLEST:
+        return ()
+    axes = (1, shape[0]), (total // (shape[-1] * itemsize), shape[-1])
+    for channels in _CHANNELS:
+        for outer, length in axes:
+            frames, rest = divmod(length, channels)
+            if not rest and 2 <= frames <= _DEEPEST:
+                found.append(Stacking(outer, frames, total // outer // frames))
+    return tuple(dict.fromkeys(found))
+
 
 _AT_ONCE = 16  # rows that are copied to be compared
 
 
-class Picked:
+class PickedFrames:
     """Frames of stacks as an array `[F, E, frame]` that is put together piece by piece: as a whole it would be a copy."""
 
     def __init__(self, stacking: Stacking, stacks: Array, source: Array) -> None:
@@ -63,7 +153,7 @@ class Staged:
     stacks: Array  # uint8[N, E, outer, frames, inner], the rows
     added: Array  # uint8[N, E], frames of each row that are new; 0 where it is not kept
     end: Array  # int64[N, E], frames of the lane up to each row
-    frames: Array  # uint8[F, E, frame], the new ones (`Picked`)
+    frames: Array  # uint8[F, E, frame], the new ones (`PickedFrames`)
     batch: Batch  # of frames
     inner: chunked.Staged
     incompressible: bool = False
@@ -77,7 +167,7 @@ class FrameStream:
         self.depth = depth
         self.lanes = lanes
         # Room for a frame a row, and more as it is needed.
-        self.plane = Chunks(codec, (stacking.frame,), np.dtype(np.uint8), lanes, depth + stacking.frames, cache)
+        self.plane = ChunkedColumn(codec, (stacking.frame,), np.dtype(np.uint8), lanes, depth + stacking.frames, cache)
         self.plane.probed = True
         self.ends = RowEnds(lanes, depth)
         self.count: Array = np.zeros(lanes, np.int64)  # frames of each lane
@@ -91,7 +181,7 @@ class FrameStream:
         """Bytes of the frames, of where rows end, and of the last row of each lane."""
         return self.plane.size(self.count) + self.ends.size(count) + self.last.nbytes
 
-    def census(self, count: Array) -> Census:
+    def census(self, count: Array) -> ColumnStats:
         """Chunks of frames."""
         return self.plane.census(self.count, self.low)
 
@@ -138,12 +228,12 @@ class FrameStream:
             added[s, e] = np.where(earlier & ~self.known[e], self.stacking.frames, new)
         return added
 
-    def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[Picked, Array | None]:
+    def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[PickedFrames, Array | None]:
         """The new frames `[F, E, frame]`; and which of them there are, None: all."""
         n, lanes = added.shape
         depth, total = self.stacking.frames, end[-1]
         if (added == 1).all():
-            return Picked(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
+            return PickedFrames(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
         step, lane = np.nonzero(added)
         number = added[step, lane].astype(np.int64)
         which = np.repeat(np.arange(len(step)), number)
@@ -153,7 +243,7 @@ class FrameStream:
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
         source = np.zeros((size, lanes), np.int64)
         source[end[step, lane] - ago, lane] = (step * lanes + lane) * depth + depth - ago
-        return Picked(self.stacking, stacks, source), keep
+        return PickedFrames(self.stacking, stacks, source), keep
 
     def _low(self, batch: Batch, end: Array) -> Array:
         """int64[E], the oldest frame that rows show once the batch is in."""
@@ -225,7 +315,7 @@ class Interleaved:
     frames: Fetch
     stacking: Stacking
 
-    volatile = False
+    may_be_overwritten = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
         """Fills the requests' outputs."""

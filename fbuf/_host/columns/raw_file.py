@@ -1,4 +1,4 @@
-"""A host column as it is, in a file: the ring of `Ring` with spare places, so that no write touches a row that can be read.
+"""A host column as it is, in a file: the ring of `RawColumn` with spare places, so that no write touches a row that can be read.
 
 Row `count` of a lane lies at place `count % places`, where `places` is `depth` and some to spare. A batch of no more rows than
 are spare therefore falls on places of rows that have expired, and one that fails half-way, or is killed, leaves every other row
@@ -15,16 +15,56 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch
-from fbuf._host.columns.dirty_blocks import Tracked
-from fbuf._host.columns.raw import Unstaged
-from fbuf._host.columns.row_checksums import Sums
-from fbuf._host.interfaces import Part
+from fbuf._host.columns.raw import DirtyBlocks, NothingStaged
+from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.recovery import Lost
-from fbuf._host.types import Array, StoreCorrupted, flat, intact
+from fbuf._host.types import Array, StoreCorrupted, flat, raise_if_corrupted
+
+_FEW = 6
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _numbers(seed: int, count: int) -> Array:
+    """uint64[count], odd, well mixed (splitmix64), the same everywhere."""
+    x = np.uint64(seed) + _STEP * np.arange(1, count + 1, dtype=np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
+
+
+class RowChecksums:
+    """Checksums of rows of `row` bytes in the store named `seed` (64 bits)."""
+
+    def __init__(self, seed: int, row: int) -> None:
+        self._words, rest = divmod(row, 4)
+        numbers = _numbers(seed, 2 + self._words + rest)
+        self._lane, self._count = numbers[0], numbers[1]
+        self._weights, self._rest = numbers[2 : 2 + self._words], numbers[2 + self._words :]
+
+    def names(self, lane: Array, count: Array) -> Array:
+        """uint64[...] that say which row it is, of lanes and counts int64[...]; the same for all columns of a store."""
+        return lane.astype(np.uint64) * self._lane + (count.astype(np.uint64) + np.uint64(1)) * self._count
+
+    def of(self, rows: Array, names: Array) -> Array:
+        """uint64[M] of rows uint8[M, row] with `names` uint64[M]."""
+        total = names.copy()
+        if self._words:
+            words = np.ascontiguousarray(rows[:, : 4 * self._words]) if len(self._rest) else rows
+            _add(total, words.view("<u4"), self._weights)
+        if len(self._rest):
+            _add(total, rows[:, 4 * self._words :], self._rest)
+        return total
+
+
+def _add(total: Array, words: Array, weights: Array) -> None:
+    if len(weights) > _FEW:
+        total += np.einsum("ij,j->i", words, weights, dtype=np.uint64, casting="unsafe")
+    else:  # a sum for each row would cost more than the sums
+        for at, weight in enumerate(weights):
+            total += np.multiply(words[:, at], weight, dtype=np.uint64)
+
 
 SUM = 8
 """Bytes of a row's checksum."""
@@ -39,7 +79,7 @@ def spare(depth: int) -> int:
     return max(16, min(depth // 16, _SPARE))
 
 
-class FileRing(Part):
+class RawFileColumn(ColumnData):
     """The newest `depth` rows of each lane, as they are, in a file, and their checksums in another.
 
     Args:
@@ -67,7 +107,7 @@ class FileRing(Part):
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._sums = Sums(folder.seed, self.row)
+        self._sums = RowChecksums(folder.seed, self.row)
         self.unchecked: Array | None = None  # bool[places * E], rows that lay there and that nobody has looked at yet
         rows, sums = folder.file(f"{name}.rows"), folder.file(f"{name}.sums")
         if fresh:
@@ -89,7 +129,7 @@ class FileRing(Part):
                         f"another store: start a new store at another path."
                     )
         self.table: Array = np.frombuffer(self.file.map(), np.uint8)
-        self._tracked = Tracked(self.places, lanes * self.row)
+        self._tracked = DirtyBlocks(self.places, lanes * self.row)
 
     def _read_header(self, folder: Folder) -> int:
         text = self._marks.read(0, _HEADER.size + 4)
@@ -110,7 +150,7 @@ class FileRing(Part):
         """Nothing lies in memory but what the system keeps in its page cache."""
         return 0
 
-    def stage(self, batch: Batch, rows: Array) -> Unstaged:
+    def stage(self, batch: Batch, rows: Array) -> NothingStaged:
         """Writes the rows where only expired ones lay."""
         if batch.uniform:
             stop = int(batch.after[0])
@@ -132,7 +172,7 @@ class FileRing(Part):
             step, lane, count = batch.places()
             kept = count >= batch.after[lane] - self.depth
             self.put(lane[kept], count[kept], rows[step[kept], lane[kept]])
-        return Unstaged()
+        return NothingStaged()
 
     @staticmethod
     def _write(file: File, data: memoryview, first: int, head: int, size: int, start: int) -> None:
@@ -153,7 +193,7 @@ class FileRing(Part):
 
     # ---------------------------------------------------------------- resuming
 
-    def damaged(self, low: Array, count: Array) -> Lost:
+    def damaged(self, low: Array, count: Array) -> InvalidRows:
         """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
         lanes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         stride = self.lanes * self.row
@@ -217,7 +257,7 @@ class FileRing(Part):
             self.unchecked[at[~wrong[new]]] = False
         return wrong
 
-    def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
+    def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
         """Do nothing: `stage` wrote the rows where no row was, and the store's count makes them readable."""
 
     def saved(self, count: Array) -> Lazy:
@@ -232,28 +272,28 @@ class FileRing(Part):
                 place, lane = np.divmod(np.arange(start * lanes, stop * lanes), lanes)
                 newest = _newest(count[lane], place, self.places)
                 bad = self.check(rows.reshape(-1, row), place * lanes + lane, lane, newest)
-                intact(bad, np.ones(len(bad), bool))
+                raise_if_corrupted(bad, np.ones(len(bad), bool))
             return rows
 
         return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFileFetch:
         """How to fetch rows, as `Part.fetch` describes it."""
-        return FileGather(self, count % self.places * self.lanes + lane, lane, count, there, starts)
+        return RawFileFetch(self, count % self.places * self.lanes + lane, lane, count, there, starts)
 
 
 @dataclass
-class FileGather:
+class RawFileFetch:
     """Rows to copy."""
 
-    ring: FileRing
+    ring: RawFileColumn
     at: Array  # int64[M], place of each row
     lane: Array  # int64[M]
     count: Array  # int64[M]
     there: Array
     starts: Array
 
-    volatile = True  # the ring goes on
+    may_be_overwritten = True  # the ring goes on
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
         """Fills the requests' outputs; bool[M] of rows that are damaged, if some were looked at for the first time."""

@@ -2,7 +2,7 @@
 
 A live chunk is compressed with a short search against rows of the past. Once a *lot* of chunks is closed it is compressed
 again with a long search (4x the time of a write) against rows drawn from the lot itself, of which nobody could know when it
-was written: 10-30 % fewer bytes on Atari frames, and read faster, because matches are longer. Chunks that would not shrink
+was written: 10-30 % fewer bytes on Atari frames, and read faster, because matches are longer. ChunkedColumn that would not shrink
 stay as they are, and a new dictionary must save more in its lot than it takes.
 
 The thread lives for as long as there is a lot to do and takes the store's locks only to look and to swap some chunks at a
@@ -44,10 +44,10 @@ _BUSY = 0.5  # share of its time that the thread works, so that a learner on few
 
 
 @dataclass
-class Lot:
+class RecompressJob:
     """Chunks to compress again, oldest first, as they were when the lot was taken; one may have expired since."""
 
-    part: Any  # the `Chunks` they are in
+    part: Any  # the `ChunkedColumn` they are in
     lane: Array
     chunk: Array
     address: Array
@@ -77,7 +77,7 @@ class Sample(NamedTuple):
         return sorted({*self.trial, *(chunk for rows in self.rows for chunk, _ in rows)})
 
 
-class Piece(NamedTuple):
+class RecompressedChunks(NamedTuple):
     """Some chunks of a lot as they are to be kept."""
 
     at: list[int]
@@ -101,14 +101,14 @@ class Packer:
         self._random = np.random.default_rng(1)
         self.latest: Dictionary | None = None  # of the lot before: free if it serves this one too
 
-    def wanted(self, lot: Lot) -> list[int]:
+    def wanted(self, lot: RecompressJob) -> list[int]:
         """Which chunks of a lot `pack` looks at next."""
         if not lot.chosen:
             lot.sample = lot.sample or self._sample(len(lot.books))
             return lot.sample.chunks
         return list(range(lot.done, min(lot.done + _PIECE, len(lot.books))))
 
-    def pack(self, lot: Lot, found: dict[int, memoryview]) -> Piece:
+    def pack(self, lot: RecompressJob, found: dict[int, memoryview]) -> RecompressedChunks:
         """Some chunks of a lot compressed again; first none, while their dictionary is chosen.
 
         Those that a lot without a new dictionary cannot make smaller come back as they were, and so do damaged ones: all
@@ -117,7 +117,7 @@ class Packer:
         Args:
           found: What is there of the chunks that were `wanted`.
         """
-        packed = Piece([], [], [], [])
+        packed = RecompressedChunks([], [], [], [])
         if not lot.chosen:
             assert lot.sample is not None
             self._choose(lot, lot.sample, found)
@@ -141,7 +141,7 @@ class Packer:
             packed.checksums.append(crc)
         return packed
 
-    def _compressor(self, lot: Lot, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
+    def _compressor(self, lot: RecompressJob, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
         made = lot.compressors.get(id(dictionary))
         if made is None:
             made = lot.compressors[id(dictionary)] = compressor(9, self._size, dictionary, **_SEARCH)
@@ -159,7 +159,7 @@ class Packer:
                 rows.append([(int(others[pick // k]), pick % k) for pick in picks])
         return Sample(trial.tolist(), rows)
 
-    def _choose(self, lot: Lot, sample: Sample, found: dict[int, memoryview]) -> None:
+    def _choose(self, lot: RecompressJob, sample: Sample, found: dict[int, memoryview]) -> None:
         """One dictionary for the lot: the last lot's, a new one of either size, or each chunk's own."""
         total = len(lot.books)
         decode = self._coder.decoder()
@@ -188,7 +188,7 @@ class Packer:
         lot.compressors = {k: c for k, c in lot.compressors.items() if lot.new is None or k == id(lot.new)}
 
     @staticmethod
-    def _freed(lot: Lot) -> float:
+    def _freed(lot: RecompressJob) -> float:
         """Bytes of the dictionaries that nobody needs once the lot has another."""
         uses: dict[int, list[Any]] = {}
         for book in lot.books:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Raw, Zstd
-from fbuf._host.codecs.bitpack import BitPack
+from fbuf._host.codecs.base import BitPack, Codec, Raw, Zstd
 from fbuf._host.types import Array
 
 

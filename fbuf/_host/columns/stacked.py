@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.frame_stream import FrameStream, predecessors, remember
-from fbuf._host.columns.stack_detect import Stacking, as_bytes, stackings
-from fbuf._host.interfaces import Census, Fetch, Job
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
@@ -42,7 +40,7 @@ class Seen:
 class Staged:
     """A batch staged for what the column is from then on."""
 
-    inner: Chunks | FrameStream
+    inner: ChunkedColumn | FrameStream
     staged: Any
     seen: Seen
     watching: bool
@@ -53,7 +51,7 @@ class Staged:
         return bool(self.staged.incompressible)
 
 
-class Stacks:
+class StackedColumn:
     """The newest `depth` rows of each lane, as plain chunks or as a stream of frames."""
 
     def __init__(
@@ -64,16 +62,16 @@ class Stacks:
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self.inner: Chunks | FrameStream = Chunks(codec, shape, dtype, lanes, depth, cache)
+        self.inner: ChunkedColumn | FrameStream = ChunkedColumn(codec, shape, dtype, lanes, depth, cache)
         self.watching = True
         self._codec = codec
         self._seen = Seen(0, (0,) * len(self.candidates))
         self._last = np.zeros((lanes, self.row), np.uint8)
         self._known = np.zeros(lanes, bool)
 
-    def plain(self) -> Chunks:
+    def plain(self) -> ChunkedColumn:
         """The column as chunks of rows."""
-        assert isinstance(self.inner, Chunks)
+        assert isinstance(self.inner, ChunkedColumn)
         return self.inner
 
     def stream(self, stacking: Stacking) -> FrameStream:
@@ -84,7 +82,7 @@ class Stacks:
         """Bytes of the rows, and of the last of each lane."""
         return self.inner.size(count) + self._last.nbytes
 
-    def census(self, count: Array) -> Census:
+    def census(self, count: Array) -> ColumnStats:
         """Of the rows, or of the frames."""
         return self.inner.census(count)
 
@@ -100,7 +98,7 @@ class Stacks:
             best = int(np.argmax(seen.shifted))
             if not undecided and 2 * seen.shifted[best] >= seen.telling:
                 inner = self._converted(batch.before, self.candidates[best])
-            if isinstance(inner, Chunks):
+            if isinstance(inner, ChunkedColumn):
                 inner.probed = watching  # rows that wait do not become a ring
         return Staged(inner, inner.stage(batch, rows), seen, watching)
 
@@ -119,7 +117,7 @@ class Stacks:
             shifted[i] += int(s.follows(a, b, s.frames - 1).sum())
         return Seen(self._seen.telling + len(new), tuple(shifted))
 
-    def _converted(self, count: Array, stacking: Stacking) -> Chunks | FrameStream:
+    def _converted(self, count: Array, stacking: Stacking) -> ChunkedColumn | FrameStream:
         """The rows there are as a stream of frames; unchanged if they are damaged."""
         stream, low = self.stream(stacking), np.maximum(count - self.depth, 0)
         start = int(low.min())

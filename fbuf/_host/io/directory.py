@@ -8,7 +8,7 @@ store is open, by the system, so that no process that is gone can keep it.
 
 Each store has a random number of its own, which goes into every checksum of every file, so that files of two stores never pass
 for one. What was written outlives the process; a failure of power only if `flush` was called since, which waits for the
-disk. What a failure of power did not spare has other checksums than it should (`fbuf._host.columns.row_checksums`): whoever
+disk. What a failure of power did not spare has other checksums than it should (`fbuf._host.columns.raw_file`): whoever
 opens the store finds out (`fbuf._host.recovery`).
 """
 
@@ -31,8 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.io import lock
-from fbuf._host.io.file import File, telling, unlink
+from fbuf._host.io.file import File, annotate_os_error, lock_file, sign_lock, unlink, unlock_file
 from fbuf._host.types import Array, StoreCorrupted
 
 VERSION = 2
@@ -87,7 +86,7 @@ class Folder:
         self.first: Array = np.zeros(lanes, np.int64)  # rows of each lane before this one are not there
         self.kinds = b"".join(_kind(column) for column in columns)
         if path is None:
-            with telling("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
+            with annotate_os_error("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
                 path = tempfile.mkdtemp(prefix="fbuf-")
         self.path = os.path.abspath(path)
         if resume and not os.path.exists(self.file("manifest.json")):
@@ -97,7 +96,7 @@ class Folder:
                 f"the path it was made with.",
             )
         try:
-            with telling("make", self.file("lock")):
+            with annotate_os_error("make", self.file("lock")):
                 os.makedirs(self.path, exist_ok=True)
             fd = _lock(call, self.file("lock"))
         except BaseException:
@@ -128,7 +127,7 @@ class Folder:
 
     def files(self, prefix: str) -> list[str]:
         """Names of the files that begin so, in order."""
-        with telling("list", self.file(prefix)):
+        with annotate_os_error("list", self.file(prefix)):
             return sorted(name for name in os.listdir(self.path) if name.startswith(prefix))
 
     def delete_chunks(self, name: str) -> None:
@@ -185,7 +184,7 @@ class Folder:
 
     @staticmethod
     def _flush(path: str) -> None:
-        with telling("flush", path):
+        with annotate_os_error("flush", path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # given up in the meantime
@@ -215,7 +214,7 @@ class Folder:
     def _check(self) -> None:
         """Refuses a store that is not the one expected."""
         path = self.file("manifest.json")
-        with telling("read", path):
+        with annotate_os_error("read", path):
             text = Path(path).read_bytes()
         try:
             there = json.loads(text)
@@ -278,7 +277,7 @@ class Folder:
 
 
 @contextlib.contextmanager
-def undone(path: str | None) -> Iterator[None]:
+def rollback(path: str | None) -> Iterator[None]:
     """Removes the store that is made at `path` meanwhile, if what is to fill it fails: half of its rows look like all."""
     here = None if path is None else os.path.abspath(os.path.expanduser(path))
     if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # what was there is nobody's to remove
@@ -303,7 +302,7 @@ def replace(path: str, write: Callable[[File], None], size: int) -> None:
     file = File(new, size)
     try:
         write(file)
-        with telling("rename", new):
+        with annotate_os_error("rename", new):
             os.replace(new, path)
     except BaseException:
         unlink(new)
@@ -319,15 +318,15 @@ def _kind(column: Mapping[str, Any]) -> bytes:
 
 
 def _lock(call: str, path: str) -> int:
-    with telling("open", path):
+    with annotate_os_error("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        lock.hold(
+        lock_file(
             f"{call}: the store at {os.path.dirname(path)}",
             fd,
             "Drop every state of it (or close it: fbuf.stores()), or give another path.",
         )
-        lock.sign(fd)
+        sign_lock(fd)
     except BaseException:
         os.close(fd)
         raise
@@ -341,5 +340,5 @@ def _release(fd: int, path: str | None, process: int) -> None:
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-        lock.release(fd)
+        unlock_file(fd)
         os.close(fd)

@@ -9,6 +9,7 @@ mapping, because on some file systems (tmpfs) the first look at a hole allocates
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 
@@ -35,14 +36,14 @@ class File:
     def __init__(self, path: str, size: int | None = None) -> None:
         self.fd = -1
         self.path = path
-        with telling("open", path):
+        with annotate_os_error("open", path):
             flags = os.O_RDWR | os.O_CLOEXEC | (0 if size is None else os.O_CREAT | os.O_TRUNC)
             self.fd = os.open(path, flags, 0o644)
         if size is None:
             size = os.fstat(self.fd).st_size
         else:
             try:
-                with telling(f"give {size} bytes to", path):
+                with annotate_os_error(f"give {size} bytes to", path):
                     os.ftruncate(self.fd, size)
             except OSError:
                 self.close()
@@ -54,7 +55,7 @@ class File:
         """All of `data`, from byte `at` on. Raises OSError; part of it may then be written."""
         left = memoryview(data).cast("B")
         while left.nbytes:
-            with telling(f"write {left.nbytes} bytes to", self.path):
+            with annotate_os_error(f"write {left.nbytes} bytes to", self.path):
                 done = os.pwrite(self.fd, left, at)
                 if done <= 0:
                     raise OSError(errno.EIO, "nothing was written")
@@ -77,7 +78,7 @@ class File:
 
     def empty(self, at: int) -> None:
         """Forgets the bytes from `at` on, which nobody may be reading. Raises OSError."""
-        with telling("empty the end of", self.path):
+        with annotate_os_error("empty the end of", self.path):
             os.ftruncate(self.fd, at)
             os.ftruncate(self.fd, self.size)
 
@@ -85,7 +86,7 @@ class File:
         """At most `size` bytes from `at` on; allocates nothing, not even for holes."""
         parts = []
         while size > 0:
-            with telling("read", self.path):
+            with annotate_os_error("read", self.path):
                 part = os.pread(self.fd, min(size, _READ), at)
             if not part:
                 break
@@ -95,19 +96,19 @@ class File:
 
     def sync(self) -> None:
         """Waits until what was written is on the disk. Raises OSError."""
-        with telling("flush", self.path):
+        with annotate_os_error("flush", self.path):
             os.fsync(self.fd)
 
     def map(self) -> memoryview:
         """The whole file, read-only; it lives as long as something refers to it, even when the file is gone."""
-        with telling("map", self.path):
+        with annotate_os_error("map", self.path):
             return memoryview(mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def fill(self, out: Array, at: int) -> None:
         """Reads into a C-contiguous array, from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
         left = flat(out)
         while left.nbytes:
-            with telling("read", self.path):
+            with annotate_os_error("read", self.path):
                 done = os.preadv(self.fd, [left], at)
             if not done:
                 left[:] = bytes(left.nbytes)
@@ -134,7 +135,7 @@ def existing(path: str) -> File:
     return File(path)
 
 
-class telling:
+class annotate_os_error:
     """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do.
 
     Args:
@@ -191,3 +192,34 @@ def unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def lock_file(what: str, fd: int, fix: str) -> None:
+    """Takes the lock of the open file `fd`, or fails at once.
+
+    Args:
+      what: Who asks for what, for the message: `"Memmap: the store at /path"`.
+      fix: What to do if it is held.
+    Raises:
+      BlockingIOError: this or another process holds it.
+      OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace")
+        who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
+        raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected nobody. {fix}") from None
+
+
+def sign_lock(fd: int) -> None:
+    """Writes down who holds it. Raises OSError: the disk may be full."""
+    mine = str(os.getpid()).encode()
+    if os.pread(fd, 32, 0) != mine:  # to cut a file takes as long as to wait for it
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, mine, 0)
+
+
+def unlock_file(fd: int) -> None:
+    """Gives it back, also where a forked child has the file open too."""
+    fcntl.flock(fd, fcntl.LOCK_UN)

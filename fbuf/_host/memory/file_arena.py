@@ -251,7 +251,7 @@ class FileArena:
     # ---------------------------------------------------------------- resuming
 
     def scan(self) -> Iterator[Entry]:
-        """What the headers say, in the order they were written. Chunks themselves are not looked at."""
+        """What the headers say, in the order they were written. ChunkedColumn themselves are not looked at."""
         for number in sorted(self.segments):
             file = File(self.segments[number].file.path)
             at, block, base = 0, b"", 0

@@ -50,7 +50,7 @@ class Staged:
     lengths: Array | None  # int32[M, rank], -1 where there is nothing
 
 
-class Shelf:
+class RaggedColumn:
     """The newest `depth` rows of each lane of one leaf. Not thread-safe."""
 
     def __init__(self, leaf: Leaf, lanes: int, depth: int) -> None:
@@ -110,9 +110,9 @@ class Shelf:
         self.address[where] = arena.append(arena.views(old, size.astype(np.int64)))
         arena.release(old, size)
 
-    def deeper(self, depth: int, lane: Array, count: Array) -> Shelf:
+    def deeper(self, depth: int, lane: Array, count: Array) -> RaggedColumn:
         """The same rows, those given, in a ring of another depth."""
-        other = Shelf(self.leaf, self.lanes, depth)
+        other = RaggedColumn(self.leaf, self.lanes, depth)
         old, new = (count % self.depth, lane), (count % depth, lane)
         for name in ("kind", "address", "size", "checksum", "lengths"):
             array = getattr(self, name)

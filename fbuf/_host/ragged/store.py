@@ -16,23 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec
-from fbuf._host.interfaces import Served
-from fbuf._host.memory.arena import Arena
+from fbuf._host.interfaces import Batch, RowStore, ranges
+from fbuf._host.memory.arena import Arena, Spans
 from fbuf._host.memory.lazy_array import Source, expect, lazily
-from fbuf._host.memory.segments import Spans
 from fbuf._host.ragged import values
-from fbuf._host.ragged.column import INDEX, OBJECT, STRING, Leaf, Shelf, Staged, stage
+from fbuf._host.ragged.column import INDEX, OBJECT, STRING, Leaf, RaggedColumn, Staged, stage
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, bare, flat
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted, flat, without_traceback
 
 FORMAT = 1
 _PLAIN, _PACKED = b"\0", b"\1"
 _MEASURED = 1 << 14  # values measured together when a store is loaded
 
 
-class Records(Served):
+class Records(RowStore):
     """Ragged rows of E lanes, readable by ticket from any thread.
 
     Args:
@@ -66,7 +64,7 @@ class Records(Served):
         self.last_error: Exception | None = None
         self._encode, self._decode, self._codec = encode, decode, codec
         self._count: Array = np.zeros(lanes, np.int64)
-        self._shelves = [Shelf(leaf, lanes, self.depth) for leaf in leaves]
+        self._shelves = [RaggedColumn(leaf, lanes, self.depth) for leaf in leaves]
         self._padded = [i for i, leaf in enumerate(leaves) if leaf.maximum is not None]
         self._arena = Arena()
         self._writing = threading.Lock()  # taken before _lock
@@ -144,7 +142,7 @@ class Records(Served):
                 given[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
             return self.put(given, number, keep)
         except Exception as error:
-            self.last_error = bare(error)
+            self.last_error = without_traceback(error)
             raise
 
     def _cut(self, leaf: Leaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
@@ -241,7 +239,7 @@ class Records(Served):
         return found, ok
 
     def _strings(
-        self, shelf: Shelf, lane: Array, count: Array, ok: Array
+        self, shelf: RaggedColumn, lane: Array, count: Array, ok: Array
     ) -> tuple[list[int], list[memoryview], list[int], Array]:
         """Which rows have a string, the strings, their checksums, and what every row has; call with `_lock`."""
         ring = count % self.depth
@@ -277,7 +275,7 @@ class Records(Served):
         try:
             return self._read(requests)
         except Exception as error:
-            self.last_error = bare(error)
+            self.last_error = without_traceback(error)
             raise
 
     def _read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
@@ -298,7 +296,7 @@ class Records(Served):
             job()
         return np.concatenate(oks) if oks else np.ones(0, bool)
 
-    def _padder(self, shelf: Shelf, strings: Any, number: int, out: Array) -> Callable[[], None]:
+    def _padder(self, shelf: RaggedColumn, strings: Any, number: int, out: Array) -> Callable[[], None]:
         """What fills `out` once the lock is let go."""
 
         def fill() -> None:
@@ -442,7 +440,7 @@ class Records(Served):
                 store._measure(shelf)
         return store
 
-    def _measure(self, shelf: Shelf) -> None:
+    def _measure(self, shelf: RaggedColumn) -> None:
         """Finds the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
         lane, count = self._live()
         assert shelf.lengths is not None

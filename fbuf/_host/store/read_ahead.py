@@ -26,13 +26,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._host.columns.spec import Column, check, check_request, column_at
 from fbuf._host.interfaces import Fetch
-from fbuf._host.store.row_updates import Patches
 from fbuf._host.types import Array
 
 
-class Still(NamedTuple):
+class PendingRows(NamedTuple):
     """The rows of a fetch: what tells whether they are there still."""
 
     column: int
@@ -46,17 +44,18 @@ class Reading(NamedTuple):
 
     wanted: list[Array]  # uint64[M], tickets of each request
     present: list[Array]  # bool[M], which of these rows are there
-    fetches: list[tuple[Fetch, list[int], list[slice], Still]]  # its requests, their rows, what they are
-    patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
-    patches: Patches
+    fetches: list[tuple[Fetch, list[int], list[slice], PendingRows]]  # with its requests, their rows, and what they are
+    updated: list[
+        tuple[int, int, int, Callable[[memoryview], None]]
+    ]  # request, place in it, bytes of a row, what writes it
 
-    def endangered(self, low: Array, at: Array | None) -> bool:
+    def at_risk(self, low: Array, at: Array | None) -> bool:
         """Whether it reads from places that are used again once each lane's rows before int64[E] `low` have expired.
 
         Or, where rows lie in no order, once the places `at` have.
         """
         for fetch, group, _, still in self.fetches:
-            if fetch.volatile:
+            if fetch.may_be_overwritten:
                 there = np.concatenate([self.present[i] for i in group])
                 gone = still.row < low[still.lane] if at is None else np.isin(still.row, at)
                 if (there & gone).any():
@@ -142,7 +141,7 @@ class ReadAhead:
     """The requests of one store. Any thread may call.
 
     Args:
-      finish: Does a reading, see `Store._finish`; weakly, so that no request keeps its store alive.
+      finish: Does a reading, see `TicketReads._run`; weakly, so that no request keeps its store alive.
     """
 
     def __init__(self, finish: weakref.WeakMethod[Finish]) -> None:
@@ -153,34 +152,6 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._closed = False
-
-    def request(
-        self,
-        columns: Sequence[Column],
-        requests: Sequence[tuple[int, Array]],
-        look_up: Callable[[Sequence[tuple[int, Array]]], Reading],
-    ) -> int:
-        """Begins what `look_up` finds for requests of (column, tickets), checked, and copied: they outlive the call."""
-        copies = [(column, tickets.copy()) for column, tickets in requests]
-        room = []
-        for index, tickets in copies:
-            column = column_at("Store.request", columns, index)
-            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
-            room.append(((*tickets.shape, *column.shape), column.dtype))
-        return self.begin(look_up(copies), copies, room)
-
-    def collect(
-        self,
-        columns: Sequence[Column],
-        number: int,
-        requests: Sequence[tuple[int, Array, Array]],
-        read: Callable[[Sequence[tuple[int, Array, Array]]], Array],
-    ) -> Array:
-        """What request `number` read, if it is there and asked for just that; else what `read` does now."""
-        for index, tickets, out in requests:
-            check_request(columns, index, tickets, out)
-        ok = self.take(number, requests)
-        return read(requests) if ok is None else ok
 
     def begin(self, reading: Reading, asked: Sequence[tuple[int, Array]], room: Room) -> int:
         """Puts a read into the thread's hands; its number, from 1."""
@@ -238,13 +209,13 @@ class ReadAhead:
                 request.takers -= 1
                 request.collected = True
 
-    def settle(self, low: Array, at: Array | None = None) -> None:
-        """Finishes what reads from places the caller is about to overwrite, as `Reading.endangered` has them."""
+    def finish_before_overwrite(self, low: Array, at: Array | None = None) -> None:
+        """Finishes what reads from places the caller is about to overwrite, as `Reading.at_risk` has them."""
         with self._lock:
             requests = list(self._requests.values())
         for request in requests:
             reading = request.reading
-            if reading is not None and reading.endangered(low, at):
+            if reading is not None and reading.at_risk(low, at):
                 request.work()
                 request.wait()
 

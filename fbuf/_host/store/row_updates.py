@@ -7,25 +7,29 @@ with its chunks, so a patch is encoded without.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import struct
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.io.directory import Folder, replace
+from fbuf._host.io.file import File, existing
 from fbuf._host.types import Array, StoreCorrupted, flat
 
-PATCH = 1 << 63
+UPDATE_BIT = 1 << 63
 _OVERHEAD = 600  # bytes of Python objects a patch takes, about
 _RAW, _ZSTD = b"\0", b"\1"
 _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of the rest
 
 
 @dataclass
-class Patch:
+class RowUpdate:
     """A changed row: the row of the stream it comes from, and the columns that differ from it."""
 
     lane: int
@@ -34,11 +38,11 @@ class Patch:
     superseded: int = -1  # patches made when another patch replaced this one
 
 
-class Patches:
+class RowUpdates:
     """All changed rows of a store. Not thread-safe; exceptions leave it as it was."""
 
     def __init__(self, codecs: Sequence[Codec | None], slack: int) -> None:
-        self.held: dict[int, Patch] = {}  # by ticket
+        self.held: dict[int, RowUpdate] = {}  # by ticket
         self.made = 0
         self.nbytes = 0
         self._codecs = codecs
@@ -47,19 +51,19 @@ class Patches:
         self._heaps: dict[int, list[int]] = {}  # counts of those rows by lane, oldest first
         self._superseded: deque[int] = deque()
 
-    def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> Patch:
+    def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> RowUpdate:
         """The row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
         before = self.held.get(old)
         values = dict(before.values) if before is not None else {}
-        return Patch(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
+        return RowUpdate(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
 
-    def add(self, patches: Sequence[tuple[int, Patch]]) -> list[int]:
+    def add(self, patches: Sequence[tuple[int, RowUpdate]]) -> list[int]:
         """Stores prepared patches, each with the ticket it replaces; returns their tickets."""
         tickets = []
         for old, patch in patches:
             self.made += 1
-            self.insert(PATCH | self.made, patch)
-            tickets.append(PATCH | self.made)
+            self.insert(UPDATE_BIT | self.made, patch)
+            tickets.append(UPDATE_BIT | self.made)
             replaced = self.held.get(old)
             if replaced is not None and replaced.superseded < 0:
                 replaced.superseded = self.made
@@ -68,7 +72,7 @@ class Patches:
             self._superseded.popleft()
         return tickets
 
-    def insert(self, ticket: int, patch: Patch) -> None:
+    def insert(self, ticket: int, patch: RowUpdate) -> None:
         """Stores a patch under this ticket."""
         self.held[ticket] = patch
         self.nbytes += _size(patch)
@@ -140,5 +144,115 @@ class Patches:
             )
 
 
-def _size(patch: Patch) -> int:
+def _size(patch: RowUpdate) -> int:
     return _OVERHEAD + sum(map(len, patch.values.values()))
+
+
+_RECORD = struct.Struct("<4sII")  # magic, bytes of the body, its crc
+_MADE = struct.Struct("<Q")  # what the body begins with: changes made ever, up to this record
+_MAGIC = b"fbp1"
+_PATCH = struct.Struct("<QIQI")  # number, lane, count, values
+_VALUE = struct.Struct("<II")  # column, bytes
+_LEAST = 1 << 20
+
+
+class UpdateLog:
+    """The log of a store, in the file `changes` of its folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._path = folder.file("changes")
+        self._folder = folder
+        self._file = File(self._path, 0) if folder.fresh else existing(self._path)
+        self._end = 0
+
+    @contextlib.contextmanager
+    def appended(self, first: int, made: Iterable[RowUpdate]) -> Iterator[None]:
+        """Writes patches that are to be numbered from `first` on. If this or what follows fails, it is as if nothing was."""
+        numbered = dict(enumerate(made, first))
+        record = self._record(numbered, max(numbered, default=first - 1))
+        try:
+            self._file.write(record, self._end)
+            yield
+        except BaseException:
+            self._file.size = self._end
+            try:
+                self._file.empty(self._end)
+            except OSError:
+                pass  # the next record overwrites it, and a part of one is none
+            raise
+        self._end += len(record)
+
+    def tidy(self, patches: RowUpdates) -> None:
+        """Writes the log anew if most of it is of no use, and that can be done."""
+        if self._end < max(_LEAST, 4 * patches.nbytes):
+            return
+        with contextlib.suppress(OSError):
+            self.write(patches)
+
+    def write(self, patches: RowUpdates) -> None:
+        """Writes the log anew. Raises OSError: it is as it was."""
+        record = self._record({ticket & ~UPDATE_BIT: patch for ticket, patch in patches.held.items()}, patches.made)
+        replace(self._path, lambda file: file.write(record, 0), len(record))
+        self._file = File(self._path)
+        self._end = len(record)
+
+    def load(self, patches: RowUpdates, low: Array, high: Array, columns: int) -> int:
+        """The changed rows of lanes that hold rows `low[e]` to `high[e] - 1`: the last change of each.
+
+        Returns:
+          How many changes are lost.
+        Raises:
+          StoreCorrupted: some are, and the folder is not to go on with what is whole.
+        """
+        text, at = self._file.read(0, self._file.size), 0
+        newest: dict[tuple[int, int], tuple[int, RowUpdate]] = {}
+        made, later = 0, False
+        while at + _RECORD.size <= len(text):
+            magic, size, crc = _RECORD.unpack_from(text, at)
+            body = text[at + _RECORD.size : at + _RECORD.size + size]
+            if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
+                break  # the process ended there, or it was damaged
+            made = max(made, *_MADE.unpack_from(body))
+            for number, patch in _read(body[_MADE.size :]).items():
+                if patch.lane < len(low) and low[patch.lane] <= patch.count < high[patch.lane]:
+                    newest[patch.lane, patch.count] = number, patch
+                later |= patch.lane < len(high) and patch.count >= high[patch.lane]
+            at += _RECORD.size + size
+        lost = max(self._folder.changes - made, 0)
+        if lost and not self._folder.verify:
+            raise StoreCorrupted(
+                f"Buffer.resume: {self._path} holds something else at byte {at}; expected the last {lost} changed rows. Its "
+                f'bytes were damaged: go on without these changes, buffer.resume(example, verify="full").'
+            )
+        self._end = at
+        for number, patch in newest.values():
+            if all(0 <= column < columns for column in patch.values):
+                patches.insert(UPDATE_BIT | number, patch)
+        patches.resume(max(made, self._folder.changes))
+        if later or lost:  # no row to come is to be taken for one that was changed
+            self.write(patches)
+            self._file.sync()
+        return lost
+
+    def _record(self, made: Mapping[int, RowUpdate], ever: int) -> bytes:
+        body = _MADE.pack(ever) + b"".join(
+            _PATCH.pack(number, patch.lane, patch.count, len(patch.values))
+            + b"".join(_VALUE.pack(column, len(value)) + value for column, value in patch.values.items())
+            for number, patch in sorted(made.items())
+        )
+        return _RECORD.pack(_MAGIC, len(body), self._folder.crc(body)) + body
+
+
+def _read(body: bytes) -> dict[int, RowUpdate]:
+    made: dict[int, RowUpdate] = {}
+    at = 0
+    while at < len(body):
+        number, lane, count, values = _PATCH.unpack_from(body, at)
+        at += _PATCH.size
+        own = {}
+        for _ in range(values):
+            column, size = _VALUE.unpack_from(body, at)
+            own[column] = body[at + _VALUE.size : at + _VALUE.size + size]
+            at += _VALUE.size + size
+        made[number] = RowUpdate(lane, count, own)
+    return made

@@ -11,23 +11,25 @@ once; arrays that do not fit together are refused. Rejected: decoding on the way
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.chunked_file import FileChunks
-from fbuf._host.columns.chunked_serialize import load_chunks, save_chunks
-from fbuf._host.columns.frame_stream import FrameStream
-from fbuf._host.columns.raw import Ring
-from fbuf._host.columns.raw_file import FileRing
-from fbuf._host.columns.stack_detect import Stacking
-from fbuf._host.columns.stacked import Stacks
-from fbuf._host.interfaces import Part
-from fbuf._host.memory.lazy_array import Source, expect, lazily, steps, within
-from fbuf._host.store.row_updates import PATCH, Patch, Patches
+from fbuf._host.codecs.zstd import Dictionary, compressor, damaged, unpacker
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.chunked_file import ChunkedFileColumn
+from fbuf._host.columns.frame_stream import FrameStream, Stacking
+from fbuf._host.columns.raw import RawColumn
+from fbuf._host.columns.raw_file import RawFileColumn
+from fbuf._host.columns.stacked import StackedColumn
+from fbuf._host.interfaces import ColumnData
+from fbuf._host.memory.arena import Spans, strings
+from fbuf._host.memory.file_arena import NOWHERE, FileArena
+from fbuf._host.memory.lazy_array import Source, expect, lazily, pieces, steps, within
+from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 FORMAT = 1
@@ -55,35 +57,35 @@ def check_geometry(arrays: Mapping[str, Source], lanes: int, length: int, slack:
     return int(expect(arrays, "first", np.uint64, (1,))[0])
 
 
-def save(part: Part, count: Array) -> dict[str, Any]:
+def save(part: ColumnData, count: Array) -> dict[str, Any]:
     """A column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
-    if isinstance(part, Ring | FileRing):
+    if isinstance(part, RawColumn | RawFileColumn):
         return _save_ring(part, count)
-    if isinstance(part, Chunks | FileChunks):
-        return save_chunks(part if isinstance(part, Chunks) else part.chunks, count)
-    assert isinstance(part, Stacks)
+    if isinstance(part, ChunkedColumn | ChunkedFileColumn):
+        return save_chunks(part if isinstance(part, ChunkedColumn) else part.chunks, count)
+    assert isinstance(part, StackedColumn)
     return _save_stacks(part, count)
 
 
-def load(part: Part, arrays: Mapping[str, Source], count: Array) -> None:
+def load(part: ColumnData, arrays: Mapping[str, Source], count: Array) -> None:
     """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for what many rows need."""
-    if isinstance(part, Ring | FileRing):
+    if isinstance(part, RawColumn | RawFileColumn):
         _load_ring(part, arrays, count)
-    elif isinstance(part, Chunks):
+    elif isinstance(part, ChunkedColumn):
         load_chunks(part, arrays, count)
-    elif isinstance(part, FileChunks):
+    elif isinstance(part, ChunkedFileColumn):
         load_chunks(part.chunks, arrays, count, record=part.records)
         part.loaded(count)
     else:
-        assert isinstance(part, Stacks)
+        assert isinstance(part, StackedColumn)
         _load_stacks(part, arrays, count)
 
 
-def _save_ring(ring: Ring | FileRing, count: Array) -> dict[str, Any]:
+def _save_ring(ring: RawColumn | RawFileColumn, count: Array) -> dict[str, Any]:
     return {"rows": ring.saved(count), "places": np.array([ring.places], np.int64)}
 
 
-def _load_ring(ring: Ring | FileRing, arrays: Mapping[str, Source], count: Array) -> None:
+def _load_ring(ring: RawColumn | RawFileColumn, arrays: Mapping[str, Source], count: Array) -> None:
     """Either kind is loaded as the other, and from a ring of another size."""
     (places,) = expect(arrays, "places", np.int64, (1,)).tolist()
     low = np.maximum(count - ring.depth, 0)
@@ -93,13 +95,13 @@ def _load_ring(ring: Ring | FileRing, arrays: Mapping[str, Source], count: Array
         )
     rows = lazily(arrays, "rows", np.uint8, (min(int(count.max()), places), ring.lanes, ring.row))
     for start, block in steps(rows):
-        if isinstance(ring, Ring) and places == ring.places:
+        if isinstance(ring, RawColumn) and places == ring.places:
             ring.restore(start, block)
             continue
         number = low + (np.arange(start, start + len(block))[:, None] - low) % places
         step, lane = np.nonzero(number < count)
         ring.put(lane, number[step, lane], block[step, lane])
-    if isinstance(ring, Ring):
+    if isinstance(ring, RawColumn):
         ring.touched = min(int(count.max()), ring.depth)
 
 
@@ -110,7 +112,7 @@ def _checksum(*arrays: Array) -> int:
     return crc
 
 
-def _save_stacks(part: Stacks, count: Array) -> dict[str, Any]:
+def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
     """Rows as they are while it is not known what they are, and if they are no stacks; else frames, and where rows end."""
     stream = part.inner
     if not isinstance(stream, FrameStream):
@@ -126,7 +128,7 @@ def _save_stacks(part: Stacks, count: Array) -> dict[str, Any]:
     return own | {f"frame:{n}": a for n, a in save_chunks(stream.plane, stream.count, stream.low).items()}
 
 
-def _load_stacks(part: Stacks, arrays: Mapping[str, Source], count: Array) -> None:
+def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array) -> None:
     if "stacking" not in arrays:  # saved when stacks were not looked for
         load_chunks(part.plain(), arrays, count)
         part.resume(count, False)
@@ -168,10 +170,10 @@ def _load_stacks(part: Stacks, arrays: Mapping[str, Source], count: Array) -> No
     part.resume(count, False)
 
 
-def save_patches(patches: Patches) -> dict[str, Array]:
+def save_updates(patches: RowUpdates) -> dict[str, Array]:
     """Changed rows as arrays."""
     held = list(patches.held.items())
-    rows = [(t & ~PATCH, p.lane, p.count, p.superseded) for t, p in held]
+    rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in held]
     values = [(row, column, v) for row, (_, p) in enumerate(held) for column, v in p.values.items()]
     return {
         "patch:made": np.array([patches.made], np.int64),
@@ -181,8 +183,8 @@ def save_patches(patches: Patches) -> dict[str, Array]:
     }
 
 
-def load_patches(patches: Patches, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
-    """The inverse of `save_patches`, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
+def load_updates(patches: RowUpdates, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
+    """The inverse of `save_updates`, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
     (made,) = expect(arrays, "patch:made", np.int64, (1,)).tolist()
     rows = expect(arrays, "patch:row", np.int64, (None, 4)).tolist()
     values = expect(arrays, "patch:value", np.int64, (None, 3))
@@ -205,5 +207,208 @@ def load_patches(patches: Patches, arrays: Mapping[str, Source], low: Array, hig
         own[row][column] = data[end : end + size]
         end += size
     for (number, lane, count, superseded), value in zip(rows, own, strict=True):
-        patches.insert(PATCH | number, Patch(lane, count, value, superseded))
+        patches.insert(UPDATE_BIT | number, RowUpdate(lane, count, value, superseded))
     patches.resume(made)
+
+
+_OPEN_BYTES = 1 << 20
+"""Of rows of chunks that are not full yet, compressed together: part of the format."""
+_INDEX = ("address", "length", "checksum", "dictionary")
+
+Record = Callable[[int, int, int, bytes, int], bytes]
+"""What a chunk is stored as: (lane, chunk, slot, encoded rows, checksum) -> bytes."""
+
+
+def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> dict[str, Any]:
+    """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
+    tail, head = part.span(count, low)
+    rows = _rows(part, count, part.ring)
+    live = _live(rows, part.ring, tail, head)
+    index = {name: array[:rows].copy() for name, array in zip(_INDEX, _index(part), strict=True)}
+    if not live.all():
+        for array in index.values():
+            array[~live] = 0
+    span, payload = part.arena.saved(index["address"], index["length"])
+    books = dict(sorted(part.table.items()))
+    current = part.coder.current
+    held = [*books.items()]
+    if current is not None and current not in books.values():
+        held.append((0, current))
+    number = next((i for i, (_, book) in enumerate(held, 1) if book is current), 0)
+    state = [part.k, part.closed, part.encoded, part.probed, number, part.ring, part.arena.bits]
+    return {
+        "state": np.array(state, np.int64),
+        "packed": part.packed.copy(),
+        **_save_open(part, count),
+        **index,  # zeros for chunks that have expired
+        "span": span,
+        "payload": payload,
+        "dictionaries": pieces(
+            [(str(slot), str(d.identity), len(d.data), functools.partial(_content, d)) for slot, d in held]
+        ),
+        "dictionary_slot": np.array([slot for slot, _ in held], np.uint16),
+        "dictionary_length": np.array([len(d.data) for _, d in held], np.int64),
+        "dictionary_checksum": np.array([d.crc for _, d in held], np.uint32),
+    }
+
+
+def _index(part: ChunkedColumn) -> tuple[Array, ...]:
+    return part.address, part.length, part.checksum, part.slot
+
+
+def _live(rows: int, ring: int, tail: Array, head: Array) -> Array:
+    """bool[rows, E], where in an index chunks `tail` to `head` of each lane lie."""
+    first = tail % ring
+    row: Array = np.arange(rows)[:, None]
+    return np.asarray((row >= first) & (row < first + head - tail) | (row < first + head - tail - ring))
+
+
+def _rows(part: ChunkedColumn, count: Array, ring: int) -> int:
+    """Rows of the index that were ever written."""
+    return min(int((count // part.k).max(initial=0)), ring)
+
+
+def _content(dictionary: Dictionary) -> Array:
+    return np.frombuffer(dictionary.data.as_bytes(), np.uint8)
+
+
+def _save_open(part: ChunkedColumn, count: Array) -> dict[str, Array]:
+    """Rows of the chunks that are still filling, lane by lane, compressed some lanes at a time: of many lanes they are many."""
+    frames, crcs = list[bytes](), list[int]()
+    step = _open_step(part)
+    packer = compressor(1, step * part.k * part.row, None)
+    left = count % part.k
+    for start in range(0, part.lanes, step):
+        there = np.arange(part.k) < left[start : start + step, None]
+        rows = part.open[start : start + step][there]
+        frames.append(packer.compress(flat(rows)) if rows.nbytes else b"")
+        crcs.append(zlib.crc32(frames[-1]))
+    return {
+        "open": np.frombuffer(b"".join(frames), np.uint8),
+        "open_length": np.array([len(frame) for frame in frames], np.int64),
+        "open_checksum": np.array(crcs, np.uint32),
+    }
+
+
+def _open_step(part: ChunkedColumn) -> int:
+    """Lanes compressed together: always the same, so that it can be known from the column."""
+    return max(_OPEN_BYTES // max(part.k * part.row, 1), 1)
+
+
+def _load_open(part: ChunkedColumn, arrays: Mapping[str, Source], count: Array) -> None:
+    step, left = _open_step(part), count % part.k
+    length = expect(arrays, "open_length", np.int64, (-(-part.lanes // step),))
+    crcs = expect(arrays, "open_checksum", np.uint32, length.shape)
+    if (length < 0).any():
+        raise ValueError("Store.from_arrays: open_length is negative; expected 0 or more. Load another checkpoint.")
+    data = flat(np.ascontiguousarray(expect(arrays, "open", np.uint8, (int(length.sum()),))))
+    stops = np.cumsum(length).tolist()
+    for i, (stop, size, crc) in enumerate(zip(stops, length.tolist(), crcs.tolist(), strict=True)):
+        frame, lanes = data[stop - size : stop], slice(i * step, (i + 1) * step)
+        if zlib.crc32(frame) != crc:
+            raise damaged("rows of chunks that were not full", zlib.crc32(frame), crc)
+        there = np.arange(part.k) < left[lanes, None]
+        number = int(np.count_nonzero(there)) * part.row
+        rows = np.frombuffer(unpacker(number)(frame) if number else b"", np.uint8)
+        part.open[lanes][there] = rows.view(part.open.dtype).reshape(-1, *part.open.shape[2:]) if number else 0
+
+
+def load_chunks(
+    part: ChunkedColumn,
+    arrays: Mapping[str, Source],
+    count: Array,
+    low: Array | None = None,
+    record: Callable[[], Record] | None = None,
+) -> None:
+    """The inverse, into a new column.
+
+    Args:
+      record: Called once dictionaries are known, for what a chunk is stored as; None: as it is.
+    Raises:
+      ValueError: the arrays do not fit together.
+      StoreCorrupted: a dictionary is damaged.
+    """
+    k, closed, encoded, probed, current, ring, bits = expect(arrays, "state", np.int64, (7,)).tolist()
+    if k != part.k:
+        raise ValueError(
+            f"Store.from_arrays: chunks hold {k} rows; expected {part.k}. Load with the codec that was saved."
+        )
+    tail, head = part.span(count, low)
+    if ring < max(int((head - tail).max(initial=0)), 1):
+        raise ValueError(
+            f"Store.from_arrays: the index has {ring} rows; expected {int((head - tail).max())}. Load another checkpoint."
+        )
+    _load_open(part, arrays, count)
+    rows = _rows(part, count, ring)
+    live = _live(rows, ring, tail, head)
+    row, lane = np.nonzero(live)
+    first = tail % ring
+    chunk = row + (tail - first)[lane]
+    chunk += np.where(row < first[lane], ring, 0)
+    here = ring == part.ring and bool(live.all())  # all of it lies as it lay
+    new: Any = slice(rows) if here else (row if ring == part.ring else chunk % part.ring, lane)
+    for name, mine in zip(_INDEX, _index(part), strict=True):
+        saved = expect(arrays, name, mine.dtype, (rows, part.lanes))
+        mine[new] = saved if here else saved[live]
+    _load_dictionaries(part, arrays, part.slot[new].reshape(-1), current, closed)
+    part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
+    part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
+
+    span = Spans(expect(arrays, "span", np.int64, (None, 3)), bits)
+    payload = lazily(arrays, "payload", np.uint8, (span.total,))
+    address, length = part.address[new].reshape(-1), part.length[new].reshape(-1).astype(np.int64)
+    full = length > 0
+    place = span.find(address[full], length[full])
+    make = None if record is None else record()
+    if make is None and bits == part.arena.bits:
+        part.arena.adopt(span, payload, address[full], length[full])
+    else:
+        which = np.flatnonzero(full)
+        for some, blobs in strings(payload, place, length[full]):
+            _append(part, lane[which[some]], chunk[which[some]], blobs, make)
+    lost = address == NOWHERE
+    empty = np.flatnonzero(~full & ~lost if isinstance(part.arena, FileArena) else ~full)
+    if len(empty):
+        _append(part, lane[empty], chunk[empty], [memoryview(b"")] * len(empty), make)
+
+
+def _append(part: ChunkedColumn, lane: Array, chunk: Array, blobs: list[memoryview], make: Record | None) -> None:
+    """Stores chunks that the index knows but for where they are."""
+    at = chunk % part.ring, lane
+    if make is None:
+        part.address[at] = part.arena.append(blobs)
+        return
+    entries = zip(lane.tolist(), chunk.tolist(), part.slot[at].tolist(), blobs, part.checksum[at].tolist(), strict=True)
+    part.address[at] = part.arena.append([make(e, c, s, bytes(blob), crc) for e, c, s, blob, crc in entries])
+    part.arena.settle()
+
+
+def _load_dictionaries(
+    part: ChunkedColumn, arrays: Mapping[str, Source], used: Array, current: int, closed: int
+) -> None:
+    sizes = expect(arrays, "dictionary_length", np.int64, (None,))
+    slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
+    crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)
+    counts = np.bincount(used)
+    known = np.flatnonzero(counts)
+    counts = counts[known]
+    named = slots[slots > 0]
+    strange = np.setdiff1d(known, np.append(named, 0))
+    if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):
+        raise ValueError(
+            f"Store.from_arrays: chunks name dictionaries {known.tolist()}, of which {current} is the newest; expected some of "
+            f"{slots.tolist()}. Load another checkpoint."
+        )
+    contents = lazily(arrays, "dictionaries", np.uint8, (int(sizes.sum()),))
+    uses = dict(zip(known.tolist(), counts.tolist(), strict=True))
+    stops = np.cumsum(sizes)
+    newest: Dictionary | None = None
+    for i, (slot, stop, size, crc) in enumerate(
+        zip(slots.tolist(), stops.tolist(), sizes.tolist(), crcs.tolist(), strict=True), 1
+    ):
+        book = Dictionary(bytes(np.ascontiguousarray(contents[stop - size : stop])), crc)
+        if slot in uses:  # one that no chunk needs is nobody's
+            book.slot, book.count = slot, uses[slot]
+            part.table[slot] = book
+        newest = book if i == current else newest
+    part.coder.adopt(newest, closed * part.k)

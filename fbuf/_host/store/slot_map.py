@@ -15,17 +15,56 @@ fill the store, while those it replaced would be lost to the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Source, expect
 from fbuf._host.types import Array
 
+
+class Tickets:
+    """Tickets of `lanes` lanes, of which the newest `depth` rows can be read.
+
+    Args:
+      first: What row 0 of each lane counts as.
+    """
+
+    def __init__(self, lanes: int, depth: int, first: int) -> None:
+        self.lanes = lanes
+        self.depth = depth
+        self.first = first
+        self._base = first * lanes + 1  # of row 0 of lane 0
+
+    def of(self, lane: Array, count: Array) -> Array:
+        """Tickets uint64[...] of rows `count` of lanes, int64[...]."""
+        number = count.astype(np.uint64) * np.uint64(self.lanes)
+        return cast(Array, number + lane.astype(np.uint64) + np.uint64(self._base))
+
+    def of_batch(self, keep: Array | None, n: int, before: Array) -> Array:
+        """Tickets uint64[n, E] of rows that follow those of their lane, int64[E] `before`; 0 where not bool[n, E] `keep`."""
+        step = np.arange(n)[:, None] if keep is None else np.cumsum(keep, axis=0) - 1
+        tickets = self.of(np.arange(self.lanes), before + step)
+        return tickets if keep is None else np.where(keep, tickets, np.uint64(0))
+
+    def find(self, tickets: Array, rows: Array) -> tuple[Array, Array, Array]:
+        """Lane and count, int64[...], and whether that row can be read when the lanes have int64[E] `rows`; else 0, 0."""
+        number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
+        if self.lanes == 1:
+            count, lane = number, np.zeros(number.shape, np.int64)
+        else:
+            count, rest = np.divmod(number, np.uint64(self.lanes))
+            lane = rest.astype(np.int64)
+        high = rows.astype(np.uint64)
+        low = np.maximum(rows - self.depth, 0).astype(np.uint64)
+        there = (count < high[lane]) & (count >= low[lane])
+        return np.where(there, lane, 0), np.where(there, count, 0).astype(np.int64), there
+
+
 _LOT = 1 << 16  # tickets looked at together
 
 
-class Move(NamedTuple):
+class Placement(NamedTuple):
     """Where `n` rows go."""
 
     slot: Array  # int64[n]
@@ -35,7 +74,7 @@ class Move(NamedTuple):
     ticket: Array  # uint64[n]
 
 
-class Places:
+class SlotMap:
     """Places of the rows of `capacity` slots.
 
     Args:
@@ -82,7 +121,7 @@ class Places:
         """int64[r], places of retired rows, the first retired first."""
         return self._queue[(self._head + np.arange(self._waiting)) % self.size].astype(np.int64)
 
-    def plan(self, slot: Array) -> Move:
+    def plan(self, slot: Array) -> Placement:
         """Places for rows at int64[n] slots, none twice. Changes nothing.
 
         Raises:
@@ -108,9 +147,9 @@ class Places:
         )
         ticket = self.ticket[at] + np.uint64(self.size)
         ticket[:fresh] = (at[:fresh] + 1).astype(np.uint64) + np.uint64(self._first * self.size)
-        return Move(slot, at, at[fresh:], retired, ticket)
+        return Placement(slot, at, at[fresh:], retired, ticket)
 
-    def commit(self, move: Move) -> None:
+    def commit(self, move: Placement) -> None:
         """Makes a plan come true. Cannot fail."""
         end = self._head + self._waiting
         self._queue[(end + np.arange(len(move.retired))) % self.size] = move.retired
@@ -141,7 +180,7 @@ class Places:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> Places:
+    def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> SlotMap:
         """The inverse. Raises ValueError if the arrays do not fit together."""
         first, accepted, newest = expect(arrays, "places:first", np.uint64, (3,)).tolist()
         places = cls(capacity, slack, first)

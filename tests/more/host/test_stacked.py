@@ -15,9 +15,9 @@ import pytest
 
 import fbuf
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.stacks import (
@@ -49,7 +49,7 @@ def test_a_still_picture_is_not_looked_at_for_ever() -> None:
     store = make((4, 20, 20), length=3000)
     rows = np.ones((1500, 1, 4, 20, 20), np.uint8)
     got, ok = fetch(store, write(store, rows, at_once=100))
-    assert ok.all() and same(got, rows) and isinstance(part(store), Chunks) and not store._parts[0].watching
+    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn) and not store._parts[0].watching
 
 
 def test_noise_in_stacks_takes_a_frame_a_row() -> None:
@@ -227,7 +227,7 @@ def test_a_buffer_gives_the_same_batches_as_on_the_device() -> None:
         if storage != storages[0]:
             (handle,) = fbuf.stores()
             (held,) = fbuf._bridge.lifetime.find(handle.id)._parts
-            assert (isinstance(held, Stacks) and isinstance(held.inner, FrameStream)) == storage.stacks
+            assert (isinstance(held, StackedColumn) and isinstance(held.inner, FrameStream)) == storage.stacks
         del state
     for other in batches[1:]:
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, batches[0], other)))
