@@ -62,7 +62,7 @@ class Prefetch:
         self._raised = False
         self._heard = False  # it was raised, or will be by who waits for the thread
         self._process = os.getpid()
-        weakref.finalize(owner, self.stop.ask).atexit = False
+        weakref.finalize(owner, self.stop.request_stop).atexit = False
         self._thread = threading.Thread(target=_serve, args=(self, make), name=name, daemon=True)
         _at_exit()
         _threads[self._thread] = self.stop
@@ -93,12 +93,12 @@ class Prefetch:
                     return None
                 self._filled.wait(left)
             made = self._ready.popleft()
-        self.stop.gate.open()
+        self.stop.wake_up.set()
         return made
 
     def end(self) -> list[Any]:
         """Ends the thread, after what it is making now; gives what was made and not taken."""
-        self.stop.ask()
+        self.stop.request_stop()
         with self._filled:
             self._filled.notify_all()  # those who wait for something
         if self._thread is not threading.current_thread() and os.getpid() == self._process:
@@ -112,7 +112,7 @@ class Prefetch:
     def hear(self) -> None:
         """Whatever goes wrong, the thread need not print it: `take` or `check` is called for it."""
         self._heard = True
-        self.stop.gate.open()
+        self.stop.wake_up.set()
 
     def check(self) -> None:
         """Raises what went wrong, if `take` has not."""
@@ -131,7 +131,7 @@ class Prefetch:
         while not self.stop.asked and self._left != 0:
             if len(self._ready) < self.room:
                 return True
-            self.stop.gate.wait()
+            self.stop.wake_up.wait()
         return False
 
     def put(self, made: Any) -> None:
@@ -151,7 +151,7 @@ class Prefetch:
     def wait_for_hearer(self) -> None:
         """Returns once somebody has, or gets, the error, if there is one. If nobody does it is the thread's own."""
         while self._error is not None and not (self._heard or self.stop.asked):
-            self.stop.gate.wait()
+            self.stop.wake_up.wait()
         if self._error is not None and not self._heard:
             raise self._error
 
@@ -182,6 +182,6 @@ def _at_exit() -> None:
 def _end() -> None:
     threads = list(_threads.items())
     for _, stop in threads:
-        stop.ask()
+        stop.request_stop()
     for thread, _ in threads:
         thread.join(_PATIENCE)

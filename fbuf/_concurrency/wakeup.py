@@ -28,7 +28,7 @@ class WakeUp:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def open(self) -> None:
+    def set(self) -> None:
         """Wakes it, now or when it is about to sleep next; takes no lock."""
         try:
             self._lock.release()
@@ -43,16 +43,16 @@ class WakeUp:
 class StopToken:
     """Tells one thread to end, wherever it sleeps."""
 
-    __slots__ = ("asked", "gate")
+    __slots__ = ("asked", "wake_up")
 
     def __init__(self) -> None:
         self.asked = False
-        self.gate = WakeUp()
+        self.wake_up = WakeUp()
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Takes no lock: a finalizer may call it."""
         self.asked = True
-        self.gate.open()
+        self.wake_up.set()
 
 
 class ReplayClosed(RuntimeError):

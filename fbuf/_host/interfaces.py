@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Batch:
     # Where rows lie in no order: int64[N], their places, which stand for counts of a single lane (then E is 1, all are kept,
     # and `before` and `after` only say how many there are), and those of them that hold a row until now.
     at: Array | None = None
-    gone: Array | None = None
+    evicted: Array | None = None
     names: Array | None = (
         None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.raw_file`)
     )
@@ -59,6 +59,44 @@ class Batch:
         if picks is None:
             picks = self._picks[lane] = np.flatnonzero(self.keep[:, lane])
         return np.ascontiguousarray(rows[picks[start:stop], lane])
+
+
+class Tickets:
+    """Tickets of `lanes` lanes, of which the newest `depth` rows can be read.
+
+    Args:
+      first: What row 0 of each lane counts as.
+    """
+
+    def __init__(self, lanes: int, depth: int, first: int) -> None:
+        self.lanes = lanes
+        self.depth = depth
+        self.first = first
+        self._base = first * lanes + 1  # of row 0 of lane 0
+
+    def of(self, lane: Array, count: Array) -> Array:
+        """Tickets uint64[...] of rows `count` of lanes, int64[...]."""
+        number = count.astype(np.uint64) * np.uint64(self.lanes)
+        return cast(Array, number + lane.astype(np.uint64) + np.uint64(self._base))
+
+    def of_batch(self, keep: Array | None, n: int, before: Array) -> Array:
+        """Tickets uint64[n, E] of rows that follow those of their lane, int64[E] `before`; 0 where not bool[n, E] `keep`."""
+        step = np.arange(n)[:, None] if keep is None else np.cumsum(keep, axis=0) - 1
+        tickets = self.of(np.arange(self.lanes), before + step)
+        return tickets if keep is None else np.where(keep, tickets, np.uint64(0))
+
+    def find(self, tickets: Array, rows: Array) -> tuple[Array, Array, Array]:
+        """Lane and count, int64[...], and whether that row can be read when the lanes have int64[E] `rows`; else 0, 0."""
+        number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
+        if self.lanes == 1:
+            count, lane = number, np.zeros(number.shape, np.int64)
+        else:
+            count, rest = np.divmod(number, np.uint64(self.lanes))
+            lane = rest.astype(np.int64)
+        high = rows.astype(np.uint64)
+        low = np.maximum(rows - self.depth, 0).astype(np.uint64)
+        there = (count < high[lane]) & (count >= low[lane])
+        return np.where(there, lane, 0), np.where(there, count, 0).astype(np.int64), there
 
 
 def ranges(start: Array, stop: Array) -> tuple[Array, Array]:
@@ -128,8 +166,8 @@ class ColumnData(Protocol):
         """Give memory back, where that pays."""
         return None
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
-        """Return chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
+    def next_job(self, count: Array, least: int | None) -> Job | None:
+        """Return chunks to compress again, if there are `least` (None: a whole job); the store's lock is held."""
         return None
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
@@ -146,7 +184,7 @@ class ColumnData(Protocol):
     def size(self, count: Array) -> int:
         """Bytes held when the lanes have int64[E] `count` rows."""
 
-    def census(self, count: Array) -> ColumnStats:
+    def column_stats(self, count: Array) -> ColumnStats:
         """Return counts for `Store.stats`."""
         return ColumnStats()
 

@@ -22,15 +22,13 @@ Source: Baker 1978, "Shallow binding in Lisp 1.5" (rerooting).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from fbuf._host.interfaces import HostObject
-from fbuf._host.types import Array, StoreClosed, without_traceback
+from fbuf._host.types import Array, StoreClosed, records_errors
 
 _FAN_OUT = 8
 _LOT = 8192  # queries; measured: 4,096 to 16,384 are alike, all of 65,536 at once take 1.1 to 1.9 times as long
@@ -177,7 +175,7 @@ def _aligned(number: int) -> Array:
 
 
 def _sums(children: Array) -> Array:
-    """RowChecksums of float32[A, 8] in the one order that `_choose` relies on."""
+    """Return the sums of float32[A, 8] in the one order that `_choose` relies on."""
     pairs = children[:, ::2] + children[:, 1::2]
     halves = pairs[:, ::2] + pairs[:, 1::2]
     return halves[:, 0] + halves[:, 1]
@@ -228,8 +226,6 @@ def _halve(sides: Array, query: Array) -> Array:
     return go
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _MOST_VERSIONS, _LEAST_VERSIONS = 256, 4
 _A_VERSION = 500  # bytes of one beside its leaves: objects, and the heads of arrays
 
@@ -266,20 +262,6 @@ class _Step:
         return _A_VERSION + (len(self.index) * _A_LEAF if self.tree is None else self.tree.nbytes)
 
 
-def _remembered(method: F) -> F:
-    """Keeps what a call raises as `last_error`: JAX turns exceptions of callbacks into text."""
-
-    @functools.wraps(method)
-    def call(self: Priorities, *args: Any) -> Any:
-        try:
-            return method(self, *args)
-        except Exception as error:
-            self.last_error = without_traceback(error)
-            raise
-
-    return cast(F, call)
-
-
 class Priorities(HostObject):
     """Leaves float32[C] by version, with their sum and the least of them. For any number of threads.
 
@@ -303,7 +285,7 @@ class Priorities(HostObject):
 
     # ---------------------------------------------------------------- verbs
 
-    @_remembered
+    @records_errors
     def write(self, version: int, index: Array, leaf: Array) -> int:
         """Writes leaves; a new version, or the same where nothing is written.
 
@@ -324,7 +306,7 @@ class Priorities(HostObject):
             self._exchange(step)
             return self._advance(step)
 
-    @_remembered
+    @records_errors
     def draw(self, version: int, top: Array, bottom: Array) -> tuple[Array, Array, np.float32, np.float32]:
         """Draws from a version; see `Tree.draw`.
 
@@ -338,7 +320,7 @@ class Priorities(HostObject):
             index = self._tree.draw(top, bottom)
             return index, self._tree.leaves.take(index), *self._tree.roots()
 
-    @_remembered
+    @records_errors
     def clear(self, version: int) -> int:
         """All leaves 0: a new version. Cost: O(C), memory of which is touched as leaves come."""
         with self._lock:
@@ -348,7 +330,7 @@ class Priorities(HostObject):
             self._exchange(step)
             return self._advance(step)
 
-    @_remembered
+    @records_errors
     def leaves(self, version: int) -> Array:
         """float32[C], a copy."""
         with self._lock:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StoreClosed(RuntimeError):
@@ -38,3 +41,17 @@ def without_traceback(error: Exception) -> Exception:
 def flat(array: Array) -> memoryview:
     """The bytes of a C-contiguous array of any dtype (bfloat16 and float8 have no buffer protocol of their own)."""
     return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
+
+
+def records_errors(method: F) -> F:
+    """Keep what a method raises as `last_error`: JAX turns exceptions of callbacks into text."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.last_error = without_traceback(error)
+            raise
+
+    return cast(F, call)

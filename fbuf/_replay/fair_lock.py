@@ -33,10 +33,10 @@ from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 class _Place:
     """One call that waits."""
 
-    __slots__ = ("asleep", "gate", "number", "thread")
+    __slots__ = ("asleep", "wake_up", "number", "thread")
 
     def __init__(self, number: int, thread: int, gate: WakeUp, asleep: bool):
-        self.number, self.thread, self.gate, self.asleep = number, thread, gate, asleep
+        self.number, self.thread, self.wake_up, self.asleep = number, thread, gate, asleep
 
 
 class Turns:
@@ -71,7 +71,7 @@ class Turns:
         Raises:
           Stopped: by `stop`, while waiting; the turn is gone then.
         """
-        place = _Place(self._number, threading.get_ident(), WakeUp() if stop is None else stop.gate, asleep=True)
+        place = _Place(self._number, threading.get_ident(), WakeUp() if stop is None else stop.wake_up, asleep=True)
         self._get(place, self._depth, stop, until=until)
 
     def changed(self) -> None:
@@ -90,7 +90,7 @@ class Turns:
                 self._depth += 1
                 return
             number = next(self._numbers)
-        place = _Place(number, thread, WakeUp() if stop is None else stop.gate, asleep=False)
+        place = _Place(number, thread, WakeUp() if stop is None else stop.wake_up, asleep=False)
         self._get(place, 1, stop, latest=until)
 
     def depth(self) -> int:
@@ -135,7 +135,7 @@ class Turns:
                         raise Stopped
                     place.asleep = False
                 else:
-                    place.gate.wait(left)
+                    place.wake_up.wait(left)
         except BaseException:
             self._leave(place)
             raise
@@ -165,7 +165,7 @@ class Turns:
         first = None if self._owner else self._first()
         for place in self._places if first is not None else ():
             if first is not None and place.thread == first.thread:  # a signal handler in it may be who sleeps
-                place.gate.open()
+                place.wake_up.set()
 
 
 class Turn:

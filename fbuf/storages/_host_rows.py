@@ -30,7 +30,7 @@ from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
 from fbuf._host.interfaces import RowStore
 from fbuf._host.io.directory import Folder
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
 from fbuf._interfaces.storage import Held
 from fbuf.storages import _array_rows
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
     streams: bool = True  # the store's: whether writes name no slots
-    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
+    leaves: tuple[RaggedLeaf, ...] = ()  # of `Ragged`, what rows hold beside arrays
     rows: int = 0  # of `DataSet`, where there are no tickets to tell
 
     @property
@@ -134,7 +134,7 @@ def adopt(
     spec: Spec,
     structure: Any,
     columns: tuple[str, ...],
-    leaves: tuple[Leaf, ...] = (),
+    leaves: tuple[RaggedLeaf, ...] = (),
 ) -> SideRows:
     """Empty rows over a store."""
     owned = lifetime.open_store(store)

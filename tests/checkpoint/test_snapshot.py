@@ -26,7 +26,7 @@ from fbuf._host.columns.raw import DirtyBlocks
 from fbuf._host.memory import arena, file_arena, lazy_array
 from fbuf._host.memory import arena as segments
 from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows, pieces, steps
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._host.ragged.values import MISSING
 from fbuf._host.store.store import UPDATE_BIT, Store
@@ -39,7 +39,7 @@ from tests.support.threads import Thread
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make everything take many blocks, segments and lots."""
+    """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
         (arena, "_SMALL", 2048),
@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (file_arena, "_LEAST_PIECE", 4096),
         (segments, "_AT_ONCE", 4096),
         (frame_stream, "_AT_ONCE", 1),
-        (recompress, "LOT_BYTES", 1 << 16),
+        (recompress, "JOB_BYTES", 1 << 16),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())  # when it is asked for
@@ -361,7 +361,7 @@ def test_blocks_are_neither_small_nor_many(rows: int, nbytes: int) -> None:
 # --------------------------------------------------------------------------------------------------------- records
 
 
-LEAVES = (Leaf("a", "array", "<f4", (9,)), Leaf("b", "text"))
+LEAVES = (RaggedLeaf("a", "array", "<f4", (9,)), RaggedLeaf("b", "text"))
 
 
 def records(count: int) -> tuple[Records, Callable[[int], None], list[int]]:

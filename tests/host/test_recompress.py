@@ -46,7 +46,7 @@ def part_of(store: Store) -> ChunkedColumn:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no thread: the test compresses lots."""
+    """Start no thread: the test compresses jobs."""
     monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())
 
 
@@ -71,7 +71,7 @@ def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> No
     lanes = data.draw(st.integers(1, 3))
     codec = {"chunk": data.draw(st.integers(1, 5)), "dictionary": data.draw(st.sampled_from([0, 2]))}
     store = make(lanes, length=60, slack=data.draw(st.integers(0, 20)), **codec)
-    part_of(store).lot_size = data.draw(st.integers(1, 8))
+    part_of(store).job_size = data.draw(st.integers(1, 8))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     source = frames(4000, SIZE)
     known: list[dict[int, np.ndarray]] = [{} for _ in range(lanes)]
@@ -107,7 +107,7 @@ def test_chunks_that_expire_meanwhile_are_not_stored_again() -> None:
     store.repack()
     check(store, tickets[-512:], rows[2000 - 512 : 2000])
     part = part_of(store)
-    assert part.census(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
+    assert part.column_stats(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -163,9 +163,9 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thread_compresses_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompress, "_BUSY", 1.0)
+    monkeypatch.setattr(recompress, "_DUTY_CYCLE", 1.0)
     store, rows = make(lanes=2, length=3000), frames(6000, SIZE)
-    part_of(store).lot_size = 64
+    part_of(store).job_size = 64
     tickets: list[np.ndarray] = []
     for at in range(0, 6000, 50):
         tickets.append(store.write([np.stack([rows[at : at + 50], rows[at : at + 50]], 1)], None))
@@ -193,7 +193,7 @@ def test_the_thread_ends_with_its_store(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Store, "repack_some", slow)
     store = make()
-    part_of(store).lot_size = 8
+    part_of(store).job_size = 8
     write(store, frames(512, SIZE))
     thread, gone = store._thread, weakref.ref(store)
     assert thread is not None and thread.daemon and reached.wait(60)
@@ -234,7 +234,7 @@ def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without
 def test_other_codecs_are_not_compressed_again() -> None:
     for settings in ({"repack": False}, {"level": 9}):
         store = make(**settings)
-        part_of(store).lot_size = 1
+        part_of(store).job_size = 1
         write(store, frames(512, SIZE))
         before = store.stats()
         store.repack()
@@ -264,16 +264,16 @@ def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ah
     store, rows = make(length=160), frames(2000, SIZE)
     part = part_of(store)
     tickets = [write(store, rows[:160])]
-    lot = part.lot(store._count, 1)
-    assert lot is not None and part.packer is not None
+    job = part.next_job(store._count, 1)
+    assert job is not None and part.packer is not None
     for _ in range(2):  # its dictionary first
-        piece = part.packer.pack(lot, part.look(lot, part.packer.wanted(lot)))
+        piece = part.packer.pack(job, part.read_job(job, part.packer.wanted(job)))
     assert piece.at
     at = 160
     for _ in range(ahead):
         tickets.append(write(store, rows[at : at + 8]))
         at += 8
-    part.swap(lot, piece)
+    part.replace_chunks(job, piece)
     lane, chunk = part.live(store._count)
     assert part.arena.live == part.length[chunk % part.ring, lane].sum()
     assert len(lane) == sum(s.chunks for s in part.arena.segments.values())

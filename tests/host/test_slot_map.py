@@ -123,5 +123,5 @@ def test_tickets_differ_and_every_place_has_one_owner() -> None:
             number += len(move.ticket)
             waiting = places._queue[(places._head + np.arange(places._waiting)) % places.size].tolist()
             held = [int(p) - 1 for p in places._of_slot if p]
-            assert sorted(waiting + held) == list(range(places.touched))
+            assert sorted(waiting + held) == list(range(places.used))
         assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < UPDATE_BIT

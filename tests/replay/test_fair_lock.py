@@ -174,13 +174,13 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
         thread = Thread(work)
         soon(lambda: turns._places)
         if not asleep:
-            stop.ask()
+            stop.request_stop()
             with pytest.raises(Stopped):
                 thread.ends()
             assert not inside.is_set()
     if asleep:
         soon(lambda: turns._places and turns._places[0].asleep)
-        stop.ask()
+        stop.request_stop()
         with pytest.raises(Stopped):
             thread.ends()
         assert inside.is_set()
@@ -191,8 +191,8 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
 
 def test_a_gate_opens_once_and_takes_no_lock() -> None:
     gate = WakeUp()
-    gate.open()
-    gate.open()
+    gate.set()
+    gate.set()
     gate.wait()  # at once
     gate.wait(0.0)  # shut again
     assert gate._lock.locked()

@@ -70,7 +70,7 @@ def check_frames(store: Store) -> None:
         if isinstance(own, FrameStream):
             plane = own.plane
             held = int((own.count // plane.k - own.low // plane.k).sum())
-            assert plane.census(own.count, own.low).chunks == held
+            assert plane.column_stats(own.count, own.low).chunks == held
             assert sum(s.chunks for s in plane.arena.segments.values()) == held
             assert (own.low <= own.count).all() and (own.low >= 0).all()
 

@@ -78,7 +78,7 @@ class ChunkedColumn:
         self.packer: Packer | None = None
         if isinstance(self.coder, ZstdCoder) and recompress.applies(codec) and arena is None:
             self.packer = Packer(self.coder, self.k * self.row)
-        self.lot_size = max(recompress.LOT_BYTES // max(self.k * self.row, 1), 256)
+        self.job_size = max(recompress.JOB_BYTES // max(self.k * self.row, 1), 256)
 
     # ---------------------------------------------------------------- size
 
@@ -103,7 +103,7 @@ class ChunkedColumn:
                 held[id(book)] = book.nbytes
         return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
-    def census(self, count: Array, low: Array | None = None) -> ColumnStats:
+    def column_stats(self, count: Array, low: Array | None = None) -> ColumnStats:
         """Closed chunks, their bytes, and dictionaries with live chunks."""
         start, stop = self.span(count, low)
         return ColumnStats(int((stop - start).sum()), self.arena.live, len(self.table))
@@ -219,8 +219,8 @@ class ChunkedColumn:
         tail, head = self.span(batch.before, low)
         new_tail, new_head = self.span(batch.after, new_low)
         gone = np.minimum(new_tail, head)
-        if batch.gone is not None:
-            self._evict(np.zeros(len(batch.gone), np.int64), batch.gone)
+        if batch.evicted is not None:
+            self._evict(np.zeros(len(batch.evicted), np.int64), batch.evicted)
         elif (gone > tail).any():
             self._evict(*ranges(tail, gone))
         if staged.blobs:
@@ -281,53 +281,53 @@ class ChunkedColumn:
         tail, head = self.span(count, low)
         return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())
 
-    def lot(self, count: Array, least: int | None, low: Array | None = None) -> RecompressJob | None:
-        """The oldest of those, if there are `least` (None: a whole lot); the store's lock is held."""
-        if self.packer is None or self._waiting(count, low) < (self.lot_size if least is None else least):
+    def next_job(self, count: Array, least: int | None, low: Array | None = None) -> RecompressJob | None:
+        """The oldest of those, if there are `least` (None: a whole job); the store's lock is held."""
+        if self.packer is None or self._waiting(count, low) < (self.job_size if least is None else least):
             return None
         tail, head = self.span(count, low)
         lane, chunk = ranges(np.maximum(tail, self.packed), head)
-        order = np.argsort(chunk, kind="stable")[: self.lot_size]
+        order = np.argsort(chunk, kind="stable")[: self.job_size]
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
         books = [self.table.get(slot) for slot in self.slot[at].tolist()]
         return RecompressJob(self, lane, chunk, self.address[at], self.checksum[at], books)
 
-    def _still(self, lot: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
-        """Which of some chunks of a lot are there still, int64[M], and their places in the index."""
-        at = lot.chunk[picks] % self.ring, lot.lane[picks]
-        there = np.flatnonzero((self.address[at] == lot.address[picks]) & (self.length[at] > 0))  # never used twice
+    def _still(self, job: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
+        """Which of some chunks of a job are there still, int64[M], and their places in the index."""
+        at = job.chunk[picks] % self.ring, job.lane[picks]
+        there = np.flatnonzero((self.address[at] == job.address[picks]) & (self.length[at] > 0))  # never used twice
         return there, at[0][there], at[1][there]
 
-    def look(self, lot: RecompressJob, picks: list[int]) -> dict[int, memoryview]:
-        """Chunks of a lot, those that are there still; the store's lock is held."""
-        there, *where = self._still(lot, picks)
+    def read_job(self, job: RecompressJob, picks: list[int]) -> dict[int, memoryview]:
+        """Chunks of a job, those that are there still; the store's lock is held."""
+        there, *where = self._still(job, picks)
         at = where[0], where[1]
         return dict(
             zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
         )
 
-    def swap(self, lot: RecompressJob, piece: RecompressedChunks) -> None:
+    def replace_chunks(self, job: RecompressJob, piece: RecompressedChunks) -> None:
         """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
-        there, *where = self._still(lot, piece.at)
+        there, *where = self._still(job, piece.at)
         picks, at = there.tolist(), (where[0], where[1])
         blobs = [piece.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
         except MemoryError:  # it would only have saved memory
-            self.leave(lot)
+            self.abandon(job)
             return
         old = self.address[at], self.length[at], self.slot[at]
         self.address[at] = addresses
         self.length[at] = [len(blob) for blob in blobs]
         self.checksum[at] = [piece.checksums[i] for i in picks]
-        self.slot[at] = [self.enter(piece.books[i]) for i in picks]
+        self.slot[at] = [self.enter(piece.dictionaries[i]) for i in picks]
         self._release(*old)
-        np.maximum.at(self.packed, lot.lane[: lot.done], lot.chunk[: lot.done] + 1)
+        np.maximum.at(self.packed, job.lane[: job.done], job.chunk[: job.done] + 1)
 
-    def leave(self, lot: RecompressJob) -> None:
-        """Lets a lot be as it is."""
-        np.maximum.at(self.packed, lot.lane, lot.chunk + 1)
+    def abandon(self, job: RecompressJob) -> None:
+        """Lets a job be as it is."""
+        np.maximum.at(self.packed, job.lane, job.chunk + 1)
 
     # ---------------------------------------------------------------- reading
 

@@ -87,9 +87,9 @@ class ChunkedFileColumn(ColumnData):
         """Bytes of memory: index, dictionaries, context, open chunks."""
         return self.chunks.size(count)
 
-    def census(self, count: Array) -> ColumnStats:
+    def column_stats(self, count: Array) -> ColumnStats:
         """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
-        return self.chunks.census(count)
+        return self.chunks.column_stats(count)
 
     # ---------------------------------------------------------------- writing
 

@@ -181,9 +181,9 @@ class FrameStream:
         """Bytes of the frames, of where rows end, and of the last row of each lane."""
         return self.plane.size(self.count) + self.ends.size(count) + self.last.nbytes
 
-    def census(self, count: Array) -> ColumnStats:
+    def column_stats(self, count: Array) -> ColumnStats:
         """Chunks of frames."""
-        return self.plane.census(self.count, self.low)
+        return self.plane.column_stats(self.count, self.low)
 
     # ---------------------------------------------------------------- writing
 
@@ -292,9 +292,9 @@ class FrameStream:
         """The frames' business."""
         self.plane.compact(self.count, self.low)
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
+    def next_job(self, count: Array, least: int | None) -> Job | None:
         """Frames to compress again."""
-        return self.plane.lot(self.count, least, self.low)
+        return self.plane.next_job(self.count, least, self.low)
 
     # ---------------------------------------------------------------- reading
 

@@ -82,9 +82,9 @@ class StackedColumn:
         """Bytes of the rows, and of the last of each lane."""
         return self.inner.size(count) + self._last.nbytes
 
-    def census(self, count: Array) -> ColumnStats:
+    def column_stats(self, count: Array) -> ColumnStats:
         """Of the rows, or of the frames."""
-        return self.inner.census(count)
+        return self.inner.column_stats(count)
 
     # ---------------------------------------------------------------- writing
 
@@ -176,9 +176,9 @@ class StackedColumn:
         """Gives memory back, where that pays."""
         self.inner.compact(count)
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
+    def next_job(self, count: Array, least: int | None) -> Job | None:
         """Chunks to compress again."""
-        return self.inner.lot(count, least)
+        return self.inner.next_job(count, least)
 
     # ---------------------------------------------------------------- reading
 

@@ -24,7 +24,7 @@ _OBJECT_BYTES = 120  # of the index, for an object; what the object itself takes
 
 
 @dataclass(frozen=True)
-class Leaf:
+class RaggedLeaf:
     """What rows hold under one name.
 
     Attributes:
@@ -53,7 +53,7 @@ class Staged:
 class RaggedColumn:
     """The newest `depth` rows of each lane of one leaf. Not thread-safe."""
 
-    def __init__(self, leaf: Leaf, lanes: int, depth: int) -> None:
+    def __init__(self, leaf: RaggedLeaf, lanes: int, depth: int) -> None:
         shape = (depth, lanes)
         self.leaf = leaf
         self.lanes = lanes
@@ -137,7 +137,7 @@ class RaggedColumn:
         return index["address"][strings], index["size"][strings].astype(np.int64)
 
 
-def stage(leaf: Leaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:
+def stage(leaf: RaggedLeaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:
     """Values of one leaf as bytes, or as they are.
 
     Args:

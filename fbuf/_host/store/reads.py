@@ -5,36 +5,19 @@ A read finds its rows under the lock of the store (`_look_up`) and copies or dec
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fbuf._host.columns.spec import Column, check, check_request, column_at
 from fbuf._host.interfaces import Fetch
 from fbuf._host.store.read_ahead import PendingRows, ReadAhead, Reading
-from fbuf._host.types import Array, flat, raise_if_corrupted, without_traceback
+from fbuf._host.types import Array, flat, raise_if_corrupted, records_errors
 
-F = TypeVar("F", bound=Callable[..., Any])
 Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], PendingRows]
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
-
-
-def records_errors(method: F) -> F:
-    """Keep what a method raises as `last_error`: JAX turns exceptions of callbacks into text."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.last_error = without_traceback(error)
-            raise
-
-    return cast(F, call)
 
 
 class TicketReads:

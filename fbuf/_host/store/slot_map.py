@@ -15,51 +15,12 @@ fill the store, while those it replaced would be lost to the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Source, expect
 from fbuf._host.types import Array
-
-
-class Tickets:
-    """Tickets of `lanes` lanes, of which the newest `depth` rows can be read.
-
-    Args:
-      first: What row 0 of each lane counts as.
-    """
-
-    def __init__(self, lanes: int, depth: int, first: int) -> None:
-        self.lanes = lanes
-        self.depth = depth
-        self.first = first
-        self._base = first * lanes + 1  # of row 0 of lane 0
-
-    def of(self, lane: Array, count: Array) -> Array:
-        """Tickets uint64[...] of rows `count` of lanes, int64[...]."""
-        number = count.astype(np.uint64) * np.uint64(self.lanes)
-        return cast(Array, number + lane.astype(np.uint64) + np.uint64(self._base))
-
-    def of_batch(self, keep: Array | None, n: int, before: Array) -> Array:
-        """Tickets uint64[n, E] of rows that follow those of their lane, int64[E] `before`; 0 where not bool[n, E] `keep`."""
-        step = np.arange(n)[:, None] if keep is None else np.cumsum(keep, axis=0) - 1
-        tickets = self.of(np.arange(self.lanes), before + step)
-        return tickets if keep is None else np.where(keep, tickets, np.uint64(0))
-
-    def find(self, tickets: Array, rows: Array) -> tuple[Array, Array, Array]:
-        """Lane and count, int64[...], and whether that row can be read when the lanes have int64[E] `rows`; else 0, 0."""
-        number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
-        if self.lanes == 1:
-            count, lane = number, np.zeros(number.shape, np.int64)
-        else:
-            count, rest = np.divmod(number, np.uint64(self.lanes))
-            lane = rest.astype(np.int64)
-        high = rows.astype(np.uint64)
-        low = np.maximum(rows - self.depth, 0).astype(np.uint64)
-        there = (count < high[lane]) & (count >= low[lane])
-        return np.where(there, lane, 0), np.where(there, count, 0).astype(np.int64), there
-
 
 _LOT = 1 << 16  # tickets looked at together
 
@@ -69,7 +30,7 @@ class Placement(NamedTuple):
 
     slot: Array  # int64[n]
     at: Array  # int64[n], their places
-    gone: Array  # int64[g], those of them that hold a row until now
+    evicted: Array  # int64[g], those of them that hold a row until now
     retired: Array  # int64[r], places of the rows replaced
     ticket: Array  # uint64[n]
 
@@ -84,7 +45,7 @@ class SlotMap:
 
     def __init__(self, capacity: int, slack: int, first: int = 0) -> None:
         self.size = capacity + slack
-        self.touched = 0  # places that hold a row: the first ones
+        self.used = 0  # places that hold a row: the first ones
         self.accepted = 0
         self.newest = 0  # ticket of the first row of the last write: which state is the newest
         self.ticket: Array = np.zeros(self.size, np.uint64)  # of the row in each place; 0: none yet
@@ -99,15 +60,15 @@ class SlotMap:
     @property
     def nbytes(self) -> int:
         """Bytes written to so far; the rest of the arrays is address space only."""
-        slots = min(len(self._of_slot), self.touched)
+        slots = min(len(self._of_slot), self.used)
         small = self._queue.itemsize
-        return self.touched * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
+        return self.used * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
 
     def resume(self, place: Array, there: Array) -> None:
         """Goes on from a state whose rows lie at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
         slot = np.flatnonzero(there)
         slot = slot[np.unique(place[slot], return_index=True)[1]]
-        stays = np.zeros(self.touched, bool)
+        stays = np.zeros(self.used, bool)
         stays[place[slot]] = True
         newest = self._of_slot[self._of_slot > 0].astype(np.int64) - 1
         retired = np.concatenate([self._waits(), newest])
@@ -136,11 +97,11 @@ class SlotMap:
             )
         old = self._of_slot[slot].astype(np.int64) - 1
         retired = old[old >= 0]
-        fresh = min(n, self.size - self.touched)
+        fresh = min(n, self.size - self.used)
         waited = min(n - fresh, self._waiting)
         at = np.concatenate(
             [
-                np.arange(self.touched, self.touched + fresh),
+                np.arange(self.used, self.used + fresh),
                 self._queue[(self._head + np.arange(waited)) % self.size].astype(np.int64),
                 retired[: n - fresh - waited],
             ]
@@ -154,11 +115,11 @@ class SlotMap:
         end = self._head + self._waiting
         self._queue[(end + np.arange(len(move.retired))) % self.size] = move.retired
         self._queued += len(move.retired)
-        self._waiting += len(move.retired) - len(move.gone)
-        self._head = (self._head + len(move.gone)) % self.size
+        self._waiting += len(move.retired) - len(move.evicted)
+        self._head = (self._head + len(move.evicted)) % self.size
         self._of_slot[move.slot] = move.at + 1
         self.ticket[move.at] = move.ticket
-        self.touched += len(move.at) - len(move.gone)
+        self.used += len(move.at) - len(move.evicted)
         self.accepted += len(move.at)
         self.newest = int(move.ticket[0]) if len(move.ticket) else self.newest
 
@@ -174,7 +135,7 @@ class SlotMap:
         """Everything, copied: some 20 bytes a row."""
         return {
             "places:first": np.array([self._first, self.accepted, self.newest], np.uint64),
-            "places:ticket": self.ticket[: self.touched].copy(),
+            "places:ticket": self.ticket[: self.used].copy(),
             "places:slot": self._of_slot.copy(),
             "places:retired": self._waits().astype(self._queue.dtype),
         }
@@ -187,26 +148,26 @@ class SlotMap:
         ticket = expect(arrays, "places:ticket", np.uint64, (None,))
         slot = expect(arrays, "places:slot", places._of_slot.dtype, (capacity,))
         retired = expect(arrays, "places:retired", places._queue.dtype, (None,))
-        touched = len(ticket)
+        used = len(ticket)
         owned = slot[slot > 0] - slot.dtype.type(1)
         named = len(owned) + len(retired)
-        whole = named == touched <= places.size and max(owned.max(initial=0), retired.max(initial=0)) < max(touched, 1)
+        whole = named == used <= places.size and max(owned.max(initial=0), retired.max(initial=0)) < max(used, 1)
         if whole:
-            seen = np.zeros(touched, bool)
+            seen = np.zeros(used, bool)
             seen[owned] = seen[retired] = True
             whole = bool(seen.all()) and all(
                 np.array_equal((part - np.uint64(1)) % np.uint64(places.size), np.arange(at, at + len(part)))
-                for at in range(0, touched, _LOT)
+                for at in range(0, used, _LOT)
                 for part in (ticket[at : at + _LOT],)
             )
         if not whole:
             raise ValueError(
-                f"Store.from_arrays: places:slot and places:retired name {named} places; expected each of the {touched} "
+                f"Store.from_arrays: places:slot and places:retired name {named} places; expected each of the {used} "
                 f"of places:ticket once. Load another checkpoint."
             )
-        places.ticket[:touched] = ticket
+        places.ticket[:used] = ticket
         places._of_slot[:] = slot
         places._queue[: len(retired)] = retired
         places._waiting = places._queued = len(retired)
-        places.touched, places.accepted, places.newest = touched, accepted, newest
+        places.used, places.accepted, places.newest = used, accepted, newest
         return places

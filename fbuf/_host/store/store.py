@@ -24,17 +24,17 @@ import numpy as np
 from fbuf._host.columns import recompress
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.spec import Column, check_patch, check_rows, check_slots, one_by_one
-from fbuf._host.interfaces import Batch, ColumnData, Job, ranges
+from fbuf._host.interfaces import Batch, ColumnData, Job, Tickets, ranges
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import Source, expect, within
 from fbuf._host.store import serialize
 from fbuf._host.store.factory import ColumnFactory, kind_bytes
 from fbuf._host.store.read_ahead import PendingRows
-from fbuf._host.store.reads import Found, TicketReads, records_errors
+from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.recovery import reopen
 from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
-from fbuf._host.store.slot_map import Placement, SlotMap, Tickets
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, without_traceback
+from fbuf._host.store.slot_map import Placement, SlotMap
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, without_traceback
 
 __all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
 
@@ -109,7 +109,7 @@ class Store(TicketReads):
         self._closed = False
         self._broken = False  # a write ended half-way
         self._repacking = threading.Lock()  # taken before _writing
-        self._lots: list[Job] = []  # under way
+        self._jobs: list[Job] = []  # under way
         self._thread: threading.Thread | None = None
         if folder is not None:
             self._log = UpdateLog(folder)
@@ -189,7 +189,7 @@ class Store(TicketReads):
         n, places = len(rows[0]), self._slots
         if n == 0 or (keep is not None and not keep.any()):
             return np.zeros((n, self.lanes), np.uint64)
-        move: Placement | None = None
+        placement: Placement | None = None
         if places is None:
             batch, tickets = self._stream(rows, keep)
             after = batch.after
@@ -198,8 +198,8 @@ class Store(TicketReads):
             if state is not None and state[0] != places.newest:
                 places.resume(*self._resolve(0, state[1])[1:3])
                 places.newest = state[0]  # also if this write fails
-            move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
-            batch, tickets = self._scatter(rows, keep, move)
+            placement = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
+            batch, tickets = self._scatter(rows, keep, placement)
             after = np.minimum(batch.after, self.depth)
         parts, staged = list(self._parts), list[Any]()
         with self._undone(parts, staged):
@@ -223,11 +223,11 @@ class Store(TicketReads):
                 part.commit(batch, array, stage)
             replaced = [i for i, part in enumerate(parts) if part is not self._parts[i]]
             self._parts = parts
-            if places is None or move is None:
+            if places is None or placement is None:
                 self._updates.expire(after - self.depth)
             else:
-                places.commit(move)
-                self._updates.forget(move.gone.tolist())
+                places.commit(placement)
+                self._updates.forget(placement.evicted.tolist())
             self._broken = False
             for part in parts:
                 part.compact(after)
@@ -260,14 +260,18 @@ class Store(TicketReads):
         level = keep is None and bool((before == before[0]).all())
         return Batch(rows, keep, before, before + kept, level), self._tickets.of_batch(keep, n, before)
 
-    def _scatter(self, rows: Sequence[Array], keep: Array | None, move: Placement) -> tuple[Batch, Array]:
+    def _scatter(self, rows: Sequence[Array], keep: Array | None, placement: Placement) -> tuple[Batch, Array]:
         """Rows that go to places, and their tickets."""
         tickets = np.zeros(rows[0].shape[:2], np.uint64)
-        tickets[... if keep is None else keep] = move.ticket if keep is not None else move.ticket.reshape(tickets.shape)
+        tickets[... if keep is None else keep] = (
+            placement.ticket if keep is not None else placement.ticket.reshape(tickets.shape)
+        )
         chosen = [r if keep is None else r[keep] for r in rows]
-        number = len(move.at)
+        number = len(placement.at)
         single = [c.reshape(number, 1, *column.shape) for c, column in zip(chosen, self.columns, strict=True)]
-        batch = Batch(single, None, self._count, self._count + number, False, at=move.at, gone=move.gone)
+        batch = Batch(
+            single, None, self._count, self._count + number, False, at=placement.at, evicted=placement.evicted
+        )
         return batch, tickets
 
     @staticmethod
@@ -341,10 +345,10 @@ class Store(TicketReads):
     # ---------------------------------------------------------------- compressing again
 
     def _repack_if_due(self) -> None:
-        """Starts the thread that compresses closed chunks again, if there is a lot and no thread; `_lock` is held."""
+        """Starts the thread that compresses closed chunks again, if there is a job and no thread; `_lock` is held."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if any(part.lot(self._count, None) for part in self._parts):
+        if any(part.next_job(self._count, None) for part in self._parts):
             try:
                 self._thread = recompress.start(weakref.WeakMethod(self.repack_some))
             except RuntimeError as error:  # no more threads: it only saves memory
@@ -364,31 +368,31 @@ class Store(TicketReads):
     def repack_some(self, least: int | None = None) -> bool:
         """Compresses some closed chunks again; False if there is no lot of them, or of at least so many."""
         with self._repacking:
-            if not self._lots:
+            if not self._jobs:
                 with self._lock:
                     self._check_open()
-                    lots = [part.lot(self._count, least) for part in self._parts]
-                self._lots = [lot for lot in lots if lot is not None and not lot.finished]
-                if not self._lots:
+                    jobs = [part.next_job(self._count, least) for part in self._parts]
+                self._jobs = [job for job in jobs if job is not None and not job.finished]
+                if not self._jobs:
                     return False
-            lot = self._lots[-1]
-            part = lot.part
+            job = self._jobs[-1]
+            part = job.part
             assert part.packer is not None
             try:
                 with self._lock:
                     self._check_open()
-                    found = part.look(lot, part.packer.wanted(lot))
-                piece = part.packer.pack(lot, found)
+                    found = part.read_job(job, part.packer.wanted(job))
+                piece = part.packer.pack(job, found)
                 del found  # lets go of their segments
                 with self._writing, self._lock:
                     self._check_open()
-                    part.swap(lot, piece)
+                    part.replace_chunks(job, piece)
             except BaseException:
-                part.leave(lot)
-                self._lots.pop()
+                part.abandon(job)
+                self._jobs.pop()
                 raise
-            if lot.finished:
-                self._lots.pop()
+            if job.finished:
+                self._jobs.pop()
             return True
 
     def _ticket_of(self, patch: RowUpdate) -> int:
@@ -494,9 +498,9 @@ class Store(TicketReads):
             raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
         if not streams:
             store._slots = SlotMap.from_arrays(arrays, lanes * length, lanes * slack)
-            if store._count.tolist() != [store._slots.touched]:
+            if store._count.tolist() != [store._slots.used]:
                 raise ValueError(
-                    f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._slots.touched]}, as many as "
+                    f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._slots.used]}, as many as "
                     f"there are tickets. Load another checkpoint."
                 )
         for i in range(len(store.columns)):
@@ -550,7 +554,9 @@ class Store(TicketReads):
         with self._lock:
             self._check_open()
             live = int(np.minimum(self._count, self.depth).sum())
-            chunks, payload, dictionaries = map(sum, zip(*(p.census(self._count) for p in self._parts), strict=True))
+            chunks, payload, dictionaries = map(
+                sum, zip(*(p.column_stats(self._count) for p in self._parts), strict=True)
+            )
             return {
                 "rows_accepted": int(self._count.sum()) if self._slots is None else self._slots.accepted,
                 "rows_live": live,
@@ -568,7 +574,7 @@ class Store(TicketReads):
         with self._repacking, self._writing, self._lock:
             self._closed = True
             self._parts = []
-            self._lots = []
+            self._jobs = []
             self._updates = RowUpdates([c.codec for c in self.columns], self.slack)
             self._log = None
             if self._folder is not None:

@@ -15,7 +15,7 @@ from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec
 from fbuf._core.sample import TICKET
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
 from fbuf.storages._ragged.parse_traced import Parsed, traced
 from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
@@ -23,7 +23,7 @@ from fbuf.storages._ragged.schema import flatten
 
 
 def eager(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
+    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
     """Rows outside jit, in any form."""
     ragged = {leaf.name: leaf for leaf in leaves}
@@ -95,7 +95,7 @@ def _of_rows(
     rows: Sequence[Mapping[str, Any]],
     shape: tuple[int, ...],
     dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, Leaf],
+    ragged: Mapping[str, RaggedLeaf],
 ) -> Parsed:
     out: dict[str, Any] = {}
     for name, want in dense.items():
@@ -119,7 +119,7 @@ def _of_columns(
     lead: tuple[int | None, ...],
     axes: str,
     dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, Leaf],
+    ragged: Mapping[str, RaggedLeaf],
 ) -> Parsed:
     own: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
     for name, column in own.items():

@@ -16,7 +16,7 @@ from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, leaf_spec
 from fbuf._core.sample import TICKET
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf.storages._ragged.schema import flatten
 
 
@@ -28,7 +28,7 @@ class Parsed(NamedTuple):
 
 
 def traced(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
+    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
     """Rows inside jit: columns of dense leaves, and of those with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
@@ -79,7 +79,14 @@ def traced(
 
 
 def _pad(
-    call: str, leaf: Leaf, value: Any, lengths: Any, spec: Spec, head: Any, lead: tuple[int | None, ...], axes: str
+    call: str,
+    leaf: RaggedLeaf,
+    value: Any,
+    lengths: Any,
+    spec: Spec,
+    head: Any,
+    lead: tuple[int | None, ...],
+    axes: str,
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     want, got, cut = spec[leaf.name], leaf_spec(value), len(lead)
     assert leaf.maximum is not None

@@ -25,7 +25,7 @@ def resident() -> int:
 def test_a_million_operations_leave_memory_flat() -> None:
     store = make(Zstd(chunk=4, dictionary=4), None, shape=(16, 16), lanes=2, length=600)
     for part in store._parts:
-        part.lot_size = 64  # type: ignore[attr-defined]
+        part.job_size = 64  # type: ignore[attr-defined]
     source, rng = frames(4000, 16), np.random.default_rng(0)
     known = np.zeros((0, 2), np.uint64)
     done, before = 0, 0
