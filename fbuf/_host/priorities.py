@@ -1,20 +1,11 @@
 """Priorities on the host: one tree that changes, and immutable states that name versions of it.
 
-A state holds a version, a number never given twice. Of all versions one is *here*: its leaves are in the arrays. Every other
-knows by which leaves it differs from a neighbour on the way there (what a write found before it or, after a walk, what it had
-put). Whoever asks for a version walks there, exchanging leaves step by step, and what was here becomes a neighbour. So
+The leaves of one version are in the arrays. Every other version stores the leaves by which it differs from a neighbour on
+the way there, so reading it walks there, exchanging leaves step by step. A state therefore reads its own priorities, and a
+draw is a pure function of version and random numbers, whenever it runs. A program that carries its state on never walks.
 
-* a state reads its own priorities, however many futures it or its past has: two of them lie on two ways from where they parted;
-* a draw of a version does not depend on when it runs, before or after a write that follows it: it is a pure function of version
-  and numbers, to be dropped or repeated at will, and nothing is ordered but by the versions themselves;
-* a program that carries its state on never walks: each write is one step ahead of where it is, each draw asks for what is here.
-
-What differs is kept for the newest versions only: those that changed an eighth of the leaves in all, at most 256, at least 4.
-The one that nobody has asked for longest goes first. A state that old is told that it has expired; it never sees other
-priorities.
-
-Rejected: a copy for each state (O(C) a write), copies of the nodes on the way to the root (Python objects, and garbage, by the
-node), undoing without the way back (a walk to an old state would lose the new one).
+Differences are kept for the newest versions only: up to an eighth of the leaves in all, 4 to 256 versions. The version used
+least recently is dropped first; a state of a dropped version gets an error, never other priorities.
 
 Source: Baker 1978, "Shallow binding in Lisp 1.5" (rerooting).
 """
@@ -36,7 +27,7 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 class Layout(NamedTuple):
-    """Where the levels of a tree lie; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree_draw.middle`."""
+    """Where the levels of a tree are; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree_draw.middle`."""
 
     counts: tuple[int, ...]  # nodes of each level, leaves first
     offsets: tuple[int, ...]  # of each level, then the total
@@ -44,7 +35,7 @@ class Layout(NamedTuple):
 
 
 class Tree:
-    """Leaves float32[C] >= 0 with their sums. Not for several threads at once."""
+    """Leaves float32[C] >= 0 with their sums. Not thread-safe."""
 
     def __init__(self, layout: Layout, least: bool):
         counts, offsets, _ = layout
@@ -58,22 +49,22 @@ class Tree:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Return the bytes of the arrays."""
         return self._nodes.nbytes + self._least.nbytes
 
     @property
     def leaves(self) -> Array:
-        """float32[C], a view."""
+        """Return float32[C], a view."""
         return self._nodes[: self.layout.counts[0]]
 
     def roots(self) -> tuple[np.float32, np.float32]:
-        """The sum of all leaves, and the least of those above 0: infinite if there is none, 0 if nobody asked."""
+        """Return the sum of all leaves and the least above 0: infinite if there is none, 0 if it is not tracked."""
         self._mend()
         least = self._least[-_FAN_OUT] if self._least.size else np.float32(0)
         return self._level[-1][0], least
 
     def exchange(self, index: Array, leaf: Array) -> Array:
-        """Writes leaves; of equal indices the last wins. Gives the old ones, with which the same call undoes it.
+        """Write leaves and return the old ones; of equal indices the last wins. The same call with the old leaves undoes it.
 
         Args:
           index: intp[B], in [0, C).
@@ -93,13 +84,13 @@ class Tree:
         return old
 
     def fill(self, leaves: Array) -> None:
-        """Writes the first leaves, float32[A]. Cost: O(C)."""
+        """Write the first leaves, float32[A]. Cost: O(C)."""
         self._whole = False
         self.leaves[: len(leaves)] = leaves
         self._mend()
 
     def draw(self, top: Array, bottom: Array) -> Array:
-        """intp[B], the leaves that float32[B] in [0, 1) fall on, `top` down to the middle level and `bottom` from there.
+        """Return intp[B], the leaves that float32[B] in [0, 1) select: `top` down to the middle level, `bottom` below it.
 
         Cost: O(B log C).
         """
@@ -118,7 +109,7 @@ class Tree:
             self._whole = True
 
     def _raise(self, index: Array) -> None:
-        """Recomputes what lies above leaves: node by node, then whole levels where they hold no more nodes than that."""
+        """Recompute the ancestors of leaves: node by node, then whole levels where these have no more nodes."""
         node, counts = index, self.layout.counts
         dense = next(i for i in range(1, len(counts)) if counts[i] <= len(index))
         for i in range(1, dense):
@@ -129,19 +120,19 @@ class Tree:
         self._sweep(dense)
 
     def _sweep(self, first: int) -> None:
-        """Recomputes all levels from `first` on."""
+        """Recompute all levels from `first` on."""
         for i in range(first, len(self.layout.counts)):
             self._level[i - 1][:] = _sums(self._children[i - 1])
             if self._least.size:
                 self._low(i)[:] = _lows(self._lower(i), i)
 
     def _low(self, level: int) -> Array:
-        """The least below each node of a level."""
+        """Return the least below each node of a level."""
         start = self.layout.offsets[level] - self.layout.offsets[1]
         return self._least[start : start + self.layout.counts[level]]
 
     def _lower(self, level: int) -> Array:
-        """Of the children of each: float32[nodes, 8]; of level 1 the leaves themselves."""
+        """Return that of the children of each node, float32[nodes, 8]; for level 1 the leaves themselves."""
         if level == 1:
             return self._children[0]
         start, stop = (self.layout.offsets[i] - self.layout.offsets[1] for i in (level - 1, level))
@@ -163,12 +154,12 @@ class Tree:
 
 
 def normal(leaf: Array) -> Array:
-    """float32[B] with 0 for what is below 2^-126, or is no number."""
+    """Return float32[B] with 0 for values below 2^-126 and NaN."""
     return np.where(leaf >= _SMALLEST, leaf, np.float32(0))
 
 
 def _aligned(number: int) -> Array:
-    """float32 zeros, eight siblings in one cache line."""
+    """Return float32 zeros, eight siblings in one cache line."""
     raw = np.zeros(number + 16, np.float32)
     start = -(raw.ctypes.data // 4) % 16
     return raw[start : start + number]
@@ -182,7 +173,7 @@ def _sums(children: Array) -> Array:
 
 
 def _lows(children: Array, level: int) -> Array:
-    """The least of float32[A, 8]; of leaves those above 0."""
+    """Return the least of float32[A, 8]; of leaves the least above 0."""
     if level == 1:
         children = np.where(children > 0, children, np.float32(np.inf))
     pairs = np.minimum(children[:, :4], children[:, 4:])
@@ -191,7 +182,7 @@ def _lows(children: Array, level: int) -> Array:
 
 
 def _scaled(uniform: Array, total: Array | np.float32) -> Array:
-    """`uniform * total` without its last bit, as `fbuf._algorithms.sum_tree_draw` has it."""
+    """Return `uniform * total` without its last bit, as `fbuf._algorithms.sum_tree_draw` does."""
     product: Array = uniform * total
     bits = product.view(np.int32)
     bits &= np.int32(-2)
@@ -199,7 +190,7 @@ def _scaled(uniform: Array, total: Array | np.float32) -> Array:
 
 
 def _choose(children: Array, node: Array, query: Array, first: Array) -> Array:
-    """Goes from nodes intp[B] to one of the children float32[B, 8] of each, by three halvings.
+    """Descend from nodes intp[B] to one of their children float32[B, 8] each, by three halvings.
 
     `query` float32[B] is then less by what lies to the left. `first` is [0, 2, 4, ...].
     """
@@ -218,7 +209,7 @@ def _choose(children: Array, node: Array, query: Array, first: Array) -> Array:
 
 
 def _halve(sides: Array, query: Array) -> Array:
-    """bool[B], to the right: not below the left of float32[B, 2], and there is something on the right."""
+    """Return bool[B]: go right, where the query is not below the left of float32[B, 2] and the right is above 0."""
     left = sides[:, 0]
     go: Array = query >= left
     go &= sides[:, 1] > 0
@@ -231,7 +222,7 @@ _A_VERSION = 500  # bytes of one beside its leaves: objects, and the heads of ar
 
 
 def most_bytes(layout: Layout, least: bool) -> int:
-    """What `Priorities.nbytes` can come to, as long as no write, and no `clear`, is larger than what is kept of all of them."""
+    """Return an upper bound of `Priorities.nbytes`, if no single write or `clear` exceeds what is kept of all versions."""
     nodes = layout.offsets[-1] + least * (layout.offsets[-1] - layout.offsets[1])
     return 4 * nodes + _slack(layout) * _A_LEAF + _MOST_VERSIONS * _A_VERSION
 
@@ -240,13 +231,13 @@ _A_LEAF = np.dtype(np.intp).itemsize + 4
 
 
 def _slack(layout: Layout) -> int:
-    """Leaves that differ, of all versions."""
+    """Return how many differing leaves are kept of all versions."""
     return max(layout.counts[0] // 8, 4096)
 
 
 @dataclasses.dataclass(slots=True)
 class _Step:
-    """How a version differs from the neighbour `toward` the one that is here: by some leaves, or altogether."""
+    """How a version differs from its neighbour `toward` the current one: by some leaves, or by the whole tree."""
 
     toward: int
     index: Array  # intp[B]
@@ -263,7 +254,7 @@ class _Step:
 
 
 class Priorities(HostObject):
-    """Leaves float32[C] by version, with their sum and the least of them. For any number of threads.
+    """Leaves float32[C] by version, with their sum and least. Thread-safe.
 
     Attributes:
       first: The version that there is at first.
@@ -287,7 +278,7 @@ class Priorities(HostObject):
 
     @records_errors
     def write(self, version: int, index: Array, leaf: Array) -> int:
-        """Writes leaves; a new version, or the same where nothing is written.
+        """Write leaves; return a new version, or the same if nothing is written.
 
         Args:
           index: int32[B]; one outside [0, C) is skipped, of equal ones the last wins.
@@ -308,7 +299,7 @@ class Priorities(HostObject):
 
     @records_errors
     def draw(self, version: int, top: Array, bottom: Array) -> tuple[Array, Array, np.float32, np.float32]:
-        """Draws from a version; see `Tree.draw`.
+        """Draw from a version; see `Tree.draw`.
 
         Returns:
           intp[B], the leaves float32[B], the sum of all and the least above 0.
@@ -322,7 +313,7 @@ class Priorities(HostObject):
 
     @records_errors
     def clear(self, version: int) -> int:
-        """All leaves 0: a new version. Cost: O(C), memory of which is touched as leaves come."""
+        """Set all leaves to 0 in a new version. Cost: O(C)."""
         with self._lock:
             self._walk(version)
             nothing = np.zeros(0, np.intp)
@@ -332,20 +323,20 @@ class Priorities(HostObject):
 
     @records_errors
     def leaves(self, version: int) -> Array:
-        """float32[C], a copy."""
+        """Return float32[C], a copy."""
         with self._lock:
             self._walk(version)
             return self._tree.leaves.copy()
 
     def fill(self, leaves: Array) -> None:
-        """The first leaves, float32[A], of the one version there is."""
+        """Write the first leaves, float32[A], of the only version."""
         with self._lock:
             self._tree.fill(normal(leaves))
 
     # ---------------------------------------------------------------- versions
 
     def _walk(self, version: int) -> None:
-        """Goes to a version."""
+        """Make a version the current one."""
         if version == self._here:
             return
         if self._closed:
@@ -371,14 +362,14 @@ class Priorities(HostObject):
             self._here = there
 
     def _exchange(self, step: _Step) -> None:
-        """Puts the leaves of a step in place, and what was there into the step."""
+        """Put the leaves of a step in place, and those that were there into the step."""
         if step.tree is None:
             step.leaf = self._tree.exchange(step.index, step.leaf)
         else:
             self._tree, step.tree = step.tree, self._tree
 
     def _advance(self, step: _Step) -> int:
-        """A new version, from which `step` leads back to the one that was here."""
+        """Return a new version, from which `step` leads back to the current one."""
         self._newest += 1
         step.toward = self._newest
         self._steps[self._here] = step
@@ -394,17 +385,17 @@ class Priorities(HostObject):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: the tree, and what older versions differ by."""
+        """Return the bytes of the tree and of the differences of older versions."""
         steps = list(self._steps.values())
         return self._tree.nbytes + sum(_A_VERSION if step is None else step.nbytes for step in steps)
 
     def stats(self) -> dict[str, int]:
-        """Leaves above 0, versions, and leaves kept for the older ones."""
+        """Count leaves above 0, versions, and leaves kept for older versions."""
         live = int(np.count_nonzero(self._tree.leaves))
         return {"rows_live": live, "versions": len(self._steps), "kept": self._kept, "nbytes": self.nbytes}
 
     def close(self) -> None:
-        """Frees the tree; later calls raise StoreClosed."""
+        """Free the tree; later calls raise StoreClosed."""
         with self._lock:
             self._closed, self._here = True, 0
             self._steps = {}

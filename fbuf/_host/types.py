@@ -22,7 +22,7 @@ class StoreCorrupted(RuntimeError):
 
 
 def raise_if_corrupted(damaged: Array | None, there: Array) -> None:
-    """Raises StoreCorrupted if a row that is there is damaged."""
+    """Raise StoreCorrupted if a row that is there is damaged."""
     if damaged is not None and (damaged & there).any():
         raise StoreCorrupted(
             f"Store.read: {int((damaged & there).sum())} rows have other checksums than they were stored "
@@ -31,7 +31,7 @@ def raise_if_corrupted(damaged: Array | None, there: Array) -> None:
 
 
 def without_traceback(error: Exception) -> Exception:
-    """A copy without traceback: its frames would keep alive the states that they hold, and with them the store."""
+    """Return a copy of an error without its traceback, whose frames would keep states and their store alive."""
     try:
         return copy.copy(error).with_traceback(None)
     except Exception:  # made of what it does not say
@@ -39,7 +39,7 @@ def without_traceback(error: Exception) -> Exception:
 
 
 def flat(array: Array) -> memoryview:
-    """The bytes of a C-contiguous array of any dtype (bfloat16 and float8 have no buffer protocol of their own)."""
+    """Return the bytes of a C-contiguous array of any dtype (bfloat16 and float8 have no buffer protocol)."""
     return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
 
 

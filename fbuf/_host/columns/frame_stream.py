@@ -1,18 +1,9 @@
-"""A host column of stacks as a stream of single frames: each is stored once, a row is the newest of its lane when it came.
+"""Keep a column of frame stacks as a stream of single frames: each frame is stored once.
 
-StackedColumn that are handed in row by row hold every frame several times. Here a row whose first frames are the last of the row
-before it adds only the others: one as a rule, none if it repeats that row, all of them at the start of an episode, or if
-rows come in no order. What rows hold is compared byte by byte, so nothing depends on whether they are what they look like.
-Measured on Atari games, per row of four frames: the bytes of the frames handed in singly, and 4 %; reads in the same time;
-writes take two to three times as long, because every byte is looked at once. Rows in no order that come after the column was
-recognised take 0.9 to 1.3 times the bytes of plain rows, and three times as long to write.
-
-The frames are a `ChunkedColumn` column of their own, whose rows live as long as a row shows them; a row is a byte in `RowEnds`.
-Episodes begin with frames that repeat each other: they are stored as they come, because next to one another they compress
-to a few bytes. Frames that do not compress stay here all the same: as single frames they are still the smaller ones.
-
-Rejected: an id for every frame of every row (16 bytes a row for frames that already lie side by side); fingerprints in place
-of comparing (as slow, and not exact).
+A row whose first frames are the last of the row before it adds only the others: one as a rule, none if it repeats that row,
+all of them at the start of an episode or where rows come in any order. Rows are compared byte by byte. The frames are a
+`ChunkedColumn` whose rows live as long as a stack shows them; each row is one byte in `RowEnds`. `Stacking` says how the
+bytes `[outer, frames, inner]` of a row are a stack, on its first or its last axis, with the newest frame last.
 """
 
 from __future__ import annotations
@@ -37,7 +28,7 @@ _SMALLEST = 256  # bytes of a row; below, what is known of a row would weigh mor
 
 @dataclass(frozen=True)
 class Stacking:
-    """A row as a stack: bytes `[outer, frames, inner]`."""
+    """How a row is a stack: bytes `[outer, frames, inner]`."""
 
     outer: int
     frames: int
@@ -45,25 +36,25 @@ class Stacking:
 
     @property
     def frame(self) -> int:
-        """Bytes of a frame."""
+        """Return the bytes of a frame."""
         return self.outer * self.inner
 
     @property
     def at_once(self) -> int:
-        """Stacks to compare together: what a processor's cache holds."""
+        """Return how many stacks to compare together: those that fit a processor's cache."""
         return max((1 << (19 if self.outer > 1 else 21)) // (self.frame * self.frames), 1)
 
     @property
     def word(self) -> np.dtype[Any]:
-        """What a pixel of a frame is, to move."""
+        """Return the dtype in which pixels are moved."""
         return np.dtype(f"u{self.inner}" if self.inner in (1, 2, 4, 8) else f"V{self.inner}")
 
     def split(self, rows: Array) -> Array:
-        """uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+        """Return uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
         return as_bytes(rows).reshape(*rows.shape[:2], self.outer, self.frames, self.inner)
 
     def follows(self, before: Array, after: Array, shared: int, scratch: Array | None = None) -> Array:
-        """bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
+        """Return bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
 
         Args:
           before: uint8[..., outer, frames, inner], as is `after`.
@@ -89,7 +80,7 @@ class Stacking:
         return np.asarray(~differ.reshape(*lead, self.outer, size)[..., at:].any(axis=(-2, -1)))
 
     def fresh(self, before: Array, after: Array) -> Array:
-        """uint8[M], frames that each stack of `after` has and the one of `before` does not end with; 0 if they are alike."""
+        """Return uint8[M], frames of each stack of `after` with which the one of `before` does not end; 0 if they are equal."""
         added = np.full(len(after), self.frames, np.uint8)
         for shared in range(self.frames, 0, -1):
             first = (after[:, :, 0] == before[:, :, self.frames - shared]).all(axis=(1, 2))
@@ -101,13 +92,13 @@ class Stacking:
 
 
 def as_bytes(rows: Array) -> Array:
-    """uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+    """Return uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
     size = math.prod(rows.shape[2:]) * rows.dtype.itemsize
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(*rows.shape[:2], size)
 
 
 def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
-    """All that rows of this shape could be."""
+    """Return every way in which rows of this shape can be stacks."""
     total = math.prod(shape) * itemsize
     found = []
     if len(shape) < 2 or total < _SMALLEST:
@@ -125,7 +116,7 @@ _AT_ONCE = 16  # rows that are copied to be compared
 
 
 class PickedFrames:
-    """Frames of stacks as an array `[F, E, frame]` that is put together piece by piece: as a whole it would be a copy."""
+    """Frames of stacks as an array `[F, E, frame]`, assembled slice by slice to avoid a copy of the whole."""
 
     def __init__(self, stacking: Stacking, stacks: Array, source: Array) -> None:
         self.shape = (*source.shape, stacking.frame)
@@ -148,7 +139,7 @@ class PickedFrames:
 
 @dataclass
 class Staged:
-    """A batch whose frames are encoded, not yet visible."""
+    """Hold a batch whose frames are encoded, not yet visible."""
 
     stacks: Array  # uint8[N, E, outer, frames, inner], the rows
     added: Array  # uint8[N, E], frames of each row that are new; 0 where it is not kept
@@ -178,17 +169,17 @@ class FrameStream:
     # ---------------------------------------------------------------- size
 
     def size(self, count: Array) -> int:
-        """Bytes of the frames, of where rows end, and of the last row of each lane."""
+        """Return the bytes of the frames, of the row ends, and of the last row of each lane."""
         return self.plane.size(self.count) + self.ends.size(count) + self.last.nbytes
 
     def column_stats(self, count: Array) -> ColumnStats:
-        """Chunks of frames."""
+        """Count the chunks of frames."""
         return self.plane.column_stats(self.count, self.low)
 
     # ---------------------------------------------------------------- writing
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
-        """Encodes the frames that a batch adds. Readers see no change, whatever happens here."""
+        """Encode the frames that a batch adds. Readers see no change."""
         stacks = self.stacking.split(rows)
         added = self._added(batch, stacks)
         end = np.cumsum(added, axis=0, dtype=np.int64)
@@ -201,7 +192,7 @@ class FrameStream:
         return Staged(stacks, added, end, frames, own, self.plane.stage(own, frames))
 
     def _added(self, batch: Batch, stacks: Array) -> Array:
-        """uint8[N, E], frames that each row adds."""
+        """Return uint8[N, E], the number of frames that each row adds."""
         n, lanes = stacks.shape[:2]
         added = np.zeros((n, lanes), np.uint8)
         if batch.keep is None:
@@ -229,7 +220,7 @@ class FrameStream:
         return added
 
     def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[PickedFrames, Array | None]:
-        """The new frames `[F, E, frame]`; and which of them there are, None: all."""
+        """Return the new frames `[F, E, frame]`, and which of them exist (None: all)."""
         n, lanes = added.shape
         depth, total = self.stacking.frames, end[-1]
         if (added == 1).all():
@@ -246,7 +237,7 @@ class FrameStream:
         return PickedFrames(self.stacking, stacks, source), keep
 
     def _low(self, batch: Batch, end: Array) -> Array:
-        """int64[E], the oldest frame that rows show once the batch is in."""
+        """Return int64[E], the oldest frame that rows show once the batch is stored."""
         oldest = batch.after - self.depth
         if (oldest <= 0).all():
             return self.low
@@ -266,18 +257,18 @@ class FrameStream:
         return np.clip(low, self.low, np.maximum(after, self.low))
 
     def reserve(self, staged: Staged) -> None:
-        """Stores the bytes. The last step that can fail."""
+        """Store the encoded bytes. The last step that can fail."""
         assert staged.batch.low is not None
         k, low = self.plane.k, staged.batch.low[1]
         self.plane.widen(int((staged.batch.after // k - low // k).max()) + 2, self.count, self.low)
         self.plane.reserve(staged.inner)
 
     def cancel(self, staged: Staged) -> None:
-        """Undoes `reserve`."""
+        """Undo `reserve`."""
         self.plane.cancel(staged.inner)
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
         assert staged.batch.low is not None
         step, lane, count = batch.places()
         if len(step) > self.depth:  # lanes may have rows that expire at once
@@ -289,17 +280,17 @@ class FrameStream:
         remember(self.last, self.known, batch, staged.stacks)
 
     def compact(self, count: Array) -> None:
-        """The frames' business."""
+        """Compact the chunks of frames."""
         self.plane.compact(self.count, self.low)
 
     def next_job(self, count: Array, least: int | None) -> Job | None:
-        """Frames to compress again."""
+        """Return frames to recompress."""
         return self.plane.next_job(self.count, least, self.low)
 
     # ---------------------------------------------------------------- reading
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
-        """How to fetch rows, as `Part.fetch` describes it."""
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         depth = self.stacking.frames
         end = np.full(len(lane), depth, np.int64)
         end[there] = self.ends.of(lane[there], count[there], rows, self.count)
@@ -310,7 +301,7 @@ class FrameStream:
 
 @dataclass
 class Interleaved:
-    """Stacks on the last axis, to put together of frames."""
+    """Fetch stacks on the last axis, which are assembled from frames."""
 
     frames: Fetch
     stacking: Stacking
@@ -318,7 +309,7 @@ class Interleaved:
     may_be_overwritten = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs."""
+        """Fill the outputs of the requests."""
         outer, depth, word = self.stacking.outer, self.stacking.frames, self.stacking.word
         apart = [np.empty(len(out), np.uint8) for out in outs]
         self.frames.run([flat(a) for a in apart])
@@ -332,7 +323,9 @@ class Interleaved:
 
 
 def predecessors(batch: Batch) -> tuple[Array, Array, Array]:
-    """Of every kept row: its place on axis 0, its lane, and the place of the lane's row before it, -1: an earlier batch's."""
+    """Return for every kept row its place on axis 0, its lane, and the place of the row before it in the lane; -1 if that is
+    in an earlier batch.
+    """
     step, lane, _ = batch.places()
     order = np.argsort(lane, kind="stable")
     step, lane = step[order], lane[order]
@@ -343,7 +336,7 @@ def predecessors(batch: Batch) -> tuple[Array, Array, Array]:
 
 
 def remember(last: Array, known: Array, batch: Batch, rows: Array) -> None:
-    """Keeps the last row of each lane of a batch in `last`, and that it is known."""
+    """Store the last row of each lane of a batch in `last`, and mark it as known."""
     if batch.keep is None:
         last[:] = rows[-1]
         known[:] = True
@@ -361,7 +354,7 @@ _BLOCKS_AT_ONCE = 1024  # blocks
 
 
 class RowEnds:
-    """The newest `depth` rows of each lane and a few more: how many frames each added, and their sum."""
+    """The newest `depth` rows of each lane and a few more: the frames each added, and their sum."""
 
     def __init__(self, lanes: int, depth: int) -> None:
         self.blocks = depth // _BLOCK + 2
@@ -369,11 +362,13 @@ class RowEnds:
         self.base = np.zeros((self.blocks, lanes), np.int64)  # frames before a block
 
     def size(self, count: Array) -> int:
-        """Bytes written to when the lanes have `count` rows."""
+        """Return the bytes written to when the lanes have `count` rows."""
         return self.used(count) * (self.added.nbytes + self.base.nbytes) // self.blocks
 
     def saved(self, first: Array, count: Array, depth: int) -> Array:
-        """uint8[blocks, E, 64], frames added by rows `first` to `count` of each lane, copied; by the first of them `depth`."""
+        """Return uint8[blocks, E, 64], a copy of the frames added by rows `first` to `count` of each lane; the first of them
+        added `depth`.
+        """
         used = self.used(count)
         out = self.added[:used].copy()
         end = first + self.blocks * _BLOCK
@@ -386,11 +381,12 @@ class RowEnds:
         return out
 
     def used(self, count: Array) -> int:
-        """Blocks written to when the lanes have `count` rows."""
+        """Return the blocks written to when the lanes have `count` rows."""
         return min(int(count.max(initial=0)) // _BLOCK + 1, self.blocks)
 
     def restore(self, saved: Array, first: Array, count: Array, low: Array, depth: int) -> Array:
-        """Enters what `saved` gave of rows `first` to `count` of each lane; int64[E], frames up to the last of them.
+        """Enter what `saved` returned for rows `first` to `count` of each lane; return int64[E], the frames up to the last of
+        them.
 
         Args:
           low: int64[E], the first frame that the oldest row shows.
@@ -417,7 +413,7 @@ class RowEnds:
         return end
 
     def write(self, lane: Array, count: Array, added: Array, end: Array) -> None:
-        """Enters rows, each lane's in order: frames added, and their number up to the row. Cannot fail."""
+        """Enter rows, each lane's in order: frames added, and their number up to the row. Cannot fail."""
         block, at = np.divmod(count, _BLOCK)
         block %= self.blocks
         self.added[block, lane, at] = added
@@ -425,7 +421,7 @@ class RowEnds:
         self.base[block[first], lane[first]] = (end - added)[first]
 
     def of(self, lane: Array, count: Array, rows: Array, frames: Array, checked: bool = True) -> Array:
-        """int64[M], frames up to each row.
+        """Return int64[M], the number of frames up to each row.
 
         Args:
           rows: int64[E], rows of each lane now.

@@ -1,6 +1,8 @@
-"""A host column as it is: a ring of rows, for leaves that are not compressed or do not compress.
+"""Keep a column as it is, in a ring of rows; snapshots of an array that is overwritten in place.
 
-Source: the pages of a new array are committed by the system as they are first written, so a ring costs what it holds.
+A snapshot costs nothing when it is taken. A writer calls `touch` first, which copies the blocks that snapshots still need:
+never more than the array. A block is named by how often it was written, so an unchanged block is not read again. Pages of a
+new array are committed as they are first written, so a ring costs what it holds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fbuf._host.types import Array, without_traceback
 
 
 class _Snapshot:
-    """Rows as they were. For one writer and any number of readers."""
+    """Rows as they were, for one writer and any number of readers."""
 
     def __init__(self, read: Callable[[int, int], Array], rows: int, block: int) -> None:
         self._read, self._rows, self._block = read, rows, block
@@ -28,7 +30,7 @@ class _Snapshot:
         self._failed: Exception | None = None
 
     def keep(self, blocks: Sequence[int]) -> None:
-        """Copies blocks that are about to be written."""
+        """Copy blocks that are about to be written."""
         with self._lock:
             for at in blocks:
                 first = at * self._block
@@ -40,7 +42,7 @@ class _Snapshot:
                         self._kept.clear()
 
     def read(self, start: int, stop: int) -> Array:
-        """Rows. Raises MemoryError, or what reading raises: some were written over, and could not be kept."""
+        """Return rows. Raises MemoryError, or what reading raised, if overwritten rows could not be kept."""
         found: list[Array] = []
         while start < stop or not found:
             at = start // self._block
@@ -59,7 +61,7 @@ class _Snapshot:
 
 
 class DirtyBlocks:
-    """The blocks of an array of `rows` rows of so many bytes: which were written when, and what snapshots have of them."""
+    """Count the writes to each block of an array of `rows` rows, and keep what snapshots need of them."""
 
     def __init__(self, rows: int, nbytes: int) -> None:
         self.block = block_rows(rows, nbytes)
@@ -71,7 +73,7 @@ class DirtyBlocks:
         self._identity = Identity()
 
     def touch(self, start: int, stop: int) -> None:
-        """Rows start..stop are about to be written."""
+        """Announce a write to rows `start` to `stop`."""
         if stop > start:
             blocks = slice(start // self.block, (stop - 1) // self.block + 1)
             if self._snapshots:
@@ -80,7 +82,7 @@ class DirtyBlocks:
             self._written[blocks] = self._writes
 
     def touch_at(self, rows: Array) -> None:
-        """Rows int64[M] are about to be written."""
+        """Announce a write to rows int64[M]."""
         if len(rows):
             blocks = rows // self.block
             if self._snapshots:
@@ -95,7 +97,7 @@ class DirtyBlocks:
             snapshot.keep(blocks)
 
     def snapshot(self, shape: tuple[int, ...], dtype: Any, read: Callable[[int, int], Array]) -> Lazy:
-        """The first `shape[0]` rows as they are now.
+        """Return the first `shape[0]` rows as they are now.
 
         Args:
           read: (start, stop) -> rows of an array as they are when it is called; never more than a block of them.
@@ -110,13 +112,13 @@ class DirtyBlocks:
 
 
 class NothingStaged:
-    """What a ring knows of a batch beforehand: nothing, it takes rows as they come."""
+    """Stand for a batch that needs no staging."""
 
     incompressible = False
 
 
 class RawColumn(ColumnData):
-    """The newest `depth` rows of each lane, as they are. Pages are committed as they are first written."""
+    """The newest `depth` rows of each lane, as they are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
         self.array: Array = np.empty((depth, lanes, *shape), dtype)
@@ -128,19 +130,19 @@ class RawColumn(ColumnData):
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to so far; the rest of the array is address space only."""
+        """Return the bytes written to so far; the rest of the array is address space only."""
         return self.array.nbytes // max(self.depth, 1) * self.touched
 
     def size(self, count: Array) -> int:
-        """`nbytes`, whatever is live."""
+        """Return `nbytes`, whatever is live."""
         return self.nbytes
 
     def stage(self, batch: Batch, rows: Array) -> NothingStaged:
-        """Nothing to prepare."""
+        """Do nothing: rows are copied by `commit`."""
         return NothingStaged()
 
     def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
-        """Takes the newest rows of a batch."""
+        """Copy the newest rows of a batch."""
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)
         if batch.at is not None:
@@ -164,11 +166,11 @@ class RawColumn(ColumnData):
         array[count[new] % depth, lane[new]] = rows[step[new], lane[new]]
 
     def resume(self, count: Array) -> None:
-        """Rows of no bytes lie in no file: as many as the lanes have are there again."""
+        """Count rows of no bytes, which have no file."""
         self.touched = min(int(count.max()), self.depth)
 
     def put(self, lane: Array, count: Array, values: Array) -> None:
-        """Takes rows `[M, *shape]`, or their bytes uint8[M, row], of lanes and counts int64[M]."""
+        """Write rows `[M, *shape]`, or their bytes uint8[M, row], at lanes and counts int64[M]."""
         self._tracked.touch_at(count % self.depth)
         data = np.ascontiguousarray(values).reshape(-1).view(self.array.dtype)
         self.array[count % self.depth, lane] = data.reshape(-1, *self.array.shape[2:])
@@ -176,11 +178,11 @@ class RawColumn(ColumnData):
 
     @property
     def places(self) -> int:
-        """Rows of a lane there is room for."""
+        """Return the number of rows a lane has room for."""
         return self.depth
 
     def saved(self, count: Array) -> Lazy:
-        """uint8[rows, E, bytes]: row `count` of a lane at `count % places`."""
+        """Return uint8[rows, E, bytes]: row `count` of a lane is at `count % places`."""
         array, row, lanes = self.array, self.row, self.lanes
 
         def read(start: int, stop: int) -> Array:
@@ -189,19 +191,19 @@ class RawColumn(ColumnData):
         return self._tracked.snapshot((self.touched, lanes, row), np.uint8, read)
 
     def restore(self, start: int, rows: Array) -> None:
-        """Fills places from `start` on with uint8[rows, E, bytes]."""
+        """Fill places from `start` on with uint8[rows, E, bytes]."""
         self._tracked.touch(start, start + len(rows))
         if rows.size:
             self.array[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFetch:
-        """How to fetch rows, as `Part.fetch` describes it."""
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         return RawFetch(self.array, count % self.depth * self.lanes + lane, starts)
 
 
 @dataclass
 class RawFetch:
-    """Rows to copy, all of them: those that are not there are somebody else's."""
+    """Copy rows, including those that are not there: the store zeroes them."""
 
     array: Array
     at: Array  # int64[M], place of each row
@@ -210,7 +212,7 @@ class RawFetch:
     may_be_overwritten = True  # the ring goes on
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs."""
+        """Fill the outputs of the requests."""
         if not self.array.nbytes:
             return
         table = self.array.reshape(-1).view(np.uint8).reshape(self.array.shape[0] * self.array.shape[1], -1)

@@ -1,14 +1,9 @@
-"""Closed chunks compressed again, better, by a thread of their own: writes must be fast, what is kept small.
+"""Recompress closed chunks in a background thread: writes must be fast, stored chunks small.
 
-A live chunk is compressed with a short search against rows of the past. Once a *lot* of chunks is closed it is compressed
-again with a long search (4x the time of a write) against rows drawn from the lot itself, of which nobody could know when it
-was written: 10-30 % fewer bytes on Atari frames, and read faster, because matches are longer. ChunkedColumn that would not shrink
-stay as they are, and a new dictionary must save more in its job than it takes.
-
-The thread lives for as long as there is a lot to do and takes the store's locks only to look and to swap some chunks at a
-time; what it reads is immutable. A damaged chunk is left to the reader, who will be told, and a lot that fails is left as
-it is: it would only have saved memory. Rejected: higher levels of zstd (9 takes 3x the time and 12 10x, for the same bytes
-or 5 % less); always large dictionaries (48 rows pay for themselves in some games only, so they are tried).
+A write compresses with a short search against past rows. Once a job of chunks is closed, it is compressed again with a long
+search against rows drawn from the job: 10-30 % fewer bytes on Atari frames, and faster reads. A new dictionary must save
+more in its job than it takes. The thread lives while there is a job, and takes the store's locks only to read and replace
+some chunks at a time. Damaged chunks and failed jobs stay as they are.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ _DUTY_CYCLE = 0.5  # share of its time that the thread works, so that a learner 
 
 @dataclass
 class RecompressJob:
-    """Chunks to compress again, oldest first, as they were when the job was taken; one may have expired since."""
+    """Chunks to recompress, oldest first, as they were when the job was made; some may have expired since."""
 
     part: Any  # the `ChunkedColumn` they are in
     lane: Array
@@ -61,24 +56,24 @@ class RecompressJob:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether all chunks are done."""
         return self.done == len(self.dictionaries)
 
 
 class Sample(NamedTuple):
-    """What is looked at to choose a dictionary."""
+    """The chunks from which a dictionary is chosen."""
 
     trial: list[int]  # chunks on which dictionaries are compared
     rows: list[list[tuple[int, int]]]  # (chunk, row in it) of each candidate
 
     @property
     def chunks(self) -> list[int]:
-        """All of them."""
+        """Return all chunks of the sample."""
         return sorted({*self.trial, *(chunk for rows in self.rows for chunk, _ in rows)})
 
 
 class RecompressedChunks(NamedTuple):
-    """Some chunks of a job as they are to be kept."""
+    """Some chunks of a job after recompression."""
 
     at: list[int]
     blobs: list[bytes]
@@ -87,12 +82,12 @@ class RecompressedChunks(NamedTuple):
 
 
 def applies(codec: Any) -> bool:
-    """Whether chunks of this codec are worth another search."""
+    """Return whether chunks of this codec are worth a longer search."""
     return isinstance(codec, Zstd) and codec.repack and codec.level < 9
 
 
 class Packer:
-    """The dictionaries of a column's jobs. For one thread at a time."""
+    """Choose dictionaries and recompress the jobs of one column. Not thread-safe."""
 
     def __init__(self, coder: ZstdCoder, size: int) -> None:
         self.codec = coder.codec
@@ -102,14 +97,14 @@ class Packer:
         self.latest: Dictionary | None = None  # of the job before: free if it serves this one too
 
     def wanted(self, job: RecompressJob) -> list[int]:
-        """Which chunks of a job `pack` looks at next."""
+        """Return which chunks of a job `pack` needs next."""
         if not job.chosen:
             job.sample = job.sample or self._sample(len(job.dictionaries))
             return job.sample.chunks
         return list(range(job.done, min(job.done + _PIECE, len(job.dictionaries))))
 
     def pack(self, job: RecompressJob, found: dict[int, memoryview]) -> RecompressedChunks:
-        """Some chunks of a job compressed again; first none, while their dictionary is chosen.
+        """Recompress some chunks of a job; the first call only chooses their dictionary.
 
         Those that a job without a new dictionary cannot make smaller come back as they were, and so do damaged ones: all
         of a job moves, so that the memory it was in is free.
@@ -148,7 +143,7 @@ class Packer:
         return made
 
     def _sample(self, total: int) -> Sample:
-        """Chunks to try dictionaries on, evenly; and rows for one of either size, uniformly from the others."""
+        """Choose trial chunks, evenly, and rows for one dictionary of either size, uniformly from the others."""
         k = self.codec.chunk
         trial = np.unique(np.linspace(0, total - 1, _TRIAL).astype(np.int64))
         others = np.setdiff1d(np.arange(total), trial)
@@ -160,7 +155,7 @@ class Packer:
         return Sample(trial.tolist(), rows)
 
     def _choose(self, job: RecompressJob, sample: Sample, found: dict[int, memoryview]) -> None:
-        """One dictionary for the job: the last lot's, a new one of either size, or each chunk's own."""
+        """Choose the dictionary of a job: the last job's, a new one of either size, or each chunk's own."""
         total = len(job.dictionaries)
         decode = self._coder.decoder()
 
@@ -193,7 +188,7 @@ class Packer:
 
     @staticmethod
     def _freed(job: RecompressJob) -> float:
-        """Bytes of the dictionaries that nobody needs once the job has another."""
+        """Return the bytes of the dictionaries that are unused once the job has another."""
         uses: dict[int, list[Any]] = {}
         for dictionary in job.dictionaries:
             if dictionary is not None:
