@@ -1,15 +1,12 @@
-"""How jitted code reaches a host store: callbacks (write, read, patch, request) and the guard in front of them.
+"""Connect jitted code with host stores: callbacks for rows and priorities, and the guard in front of them.
 
-On CPU they are `jax.experimental.buffer_callback`s: operands and results are the arrays themselves (no copy), 6 to 25
-times less overhead than `io_callback`/`pure_callback`, and no hang with one core and a pending operand. Elsewhere the
-io/pure callbacks serve. Rules kept here: numpy only inside, never JAX; operand views are made read-only (they are the
-memory of immutable arrays); outputs are always filled; functions are at module level.
+On CPU they are `jax.experimental.buffer_callback`s, whose operands and results are the arrays themselves; elsewhere
+io/pure callbacks. Rules: numpy only inside, never JAX; operand views are read-only; outputs are always filled.
 
-Order: a read depends on the tickets it is given; a write on the token of the reads before it, and on one element of the
-ticket table that the write before it made (without it XLA runs two writes of one jit in the order their operands are
-ready, and the store then expires the wrong rows). A write has a side effect (never dropped, merged or repeated); a read
-is a pure function of id and tickets, because a ticket names immutable bytes. That holds of a read which was asked for
-ahead, too: its request has a side effect and gives a number, on which the read depends, but what it reads are tickets.
+A read depends on its tickets. A write depends on the token of the reads before it and on one element of the ticket table
+that the write before it made; otherwise XLA could run two writes of one jit in either order. A write has a side effect; a
+read is a pure function of id and tickets, which name immutable bytes, also when it was started early by `request`.
+Priorities are ordered by versions alone: a write takes and returns one, a draw is a pure function of one.
 """
 
 from __future__ import annotations
@@ -77,7 +74,7 @@ ad.primitive_jvps[_guard_p] = lambda primals, tangents, what: (_guard_p.bind(*pr
 
 
 def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
-    """The identity; refuses vmap at trace time and several devices at compile time, with words of our own.
+    """Return the operands; refuse vmap at trace time and several devices at compile time.
 
     `what` is on the host: "rows" or "priorities".
     """
@@ -88,7 +85,7 @@ def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
 
 
 def view(buffer: Any) -> np.ndarray:
-    """An operand of a callback, read-only: it is the memory of an immutable array."""
+    """Return an operand of a callback, read-only: it is the memory of an immutable array."""
     array = np.asarray(buffer)
     array.flags.writeable = False
     return array
@@ -137,7 +134,7 @@ def _collect_rows(
 
 
 def _fetch(read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]) -> None:
-    """Fills the arrays, and bool of what was there, in `out`."""
+    """Fill the arrays, and bool of what was there, in `out`."""
     arrays, present = out[: len(columns)], out[len(columns) :]
     wanted = [_tickets(view(t)) for t in tickets]
     ok = read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
@@ -172,7 +169,7 @@ def _patch_rows(
 
 
 def _tickets(pairs: np.ndarray) -> np.ndarray:
-    """uint64[...] of uint32[..., 2], low word first as the state carries them."""
+    """Return uint64[...] of uint32[..., 2], low word first."""
     return np.ascontiguousarray(pairs).view(np.uint64)[..., 0]
 
 
@@ -200,7 +197,7 @@ def _patcher(columns: tuple[int, ...]) -> Callable[..., None]:
 
 
 def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Array], effect: bool) -> Any:
-    """Runs `function(context, out, *operands)` on the host; `out` are arrays to fill."""
+    """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
     vmap_method = None if effect else "broadcast_all"
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback
@@ -222,7 +219,7 @@ def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Arra
 def write(
     id: jax.Array, token: jax.Array, after: jax.Array, rows: Sequence[jax.Array], keep: jax.Array | None
 ) -> jax.Array:
-    """Hands rows to the store.
+    """Write rows to the store.
 
     Args:
       id: uint32[2], names the store.
@@ -249,7 +246,7 @@ def write_slots(
     rows: Sequence[jax.Array],
     slots: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Hands rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot comes twice.
+    """Write rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot occurs twice.
 
     Args:
       table: uint32[C, 2], tickets by slot. On CPU the store may look at it, at no cost; elsewhere it would be copied to the
@@ -270,7 +267,7 @@ def write_slots(
 def read(
     id: jax.Array, requests: Sequence[tuple[int, jax.Array, Item]], strict: bool, number: jax.Array | None = None
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Fetches rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
+    """Read rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
 
     Args:
       requests: (column of the store, tickets uint32[..., 2], item).
@@ -289,7 +286,7 @@ def read(
 
 
 def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Array:
-    """Lets the store begin a read of (column, tickets uint32[..., 2]) and returns at once: its number, uint32[].
+    """Start a read of (column, tickets uint32[..., 2]) in the store; return its number, uint32[].
 
     Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
     """
@@ -306,7 +303,7 @@ def patch(
     keep: jax.Array,
     fields: Mapping[int, jax.Array],
 ) -> jax.Array:
-    """Stores rows again with some leaves `[B, item]` replaced; returns tickets uint32[B, 2] (the old where not).
+    """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
 
     `token` and `after` order it as they do `write`.
     """
@@ -329,7 +326,7 @@ def _clear_leaves(context: Any, out: Any, id: Any, version: Any) -> None:
 
 
 def _draw_leaves(context: Any, out: Any, id: Any, version: Any, top: Any, bottom: Any) -> None:
-    """Under `vmap` over keys every operand has a leading axis, along which id and version are the same."""
+    """Draw. Under `vmap` over keys every operand has a leading axis, along which id and version are equal."""
     index, leaf, mass, least = (np.asarray(x) for x in out)
     drawn = _of(id).draw(join_id(view(version)), view(top).reshape(-1), view(bottom).reshape(-1))
     index[...], leaf[...] = drawn[0].reshape(index.shape), drawn[1].reshape(leaf.shape)
@@ -342,15 +339,16 @@ _VERSION = jax.ShapeDtypeStruct((2,), jnp.uint32)
 def write_priorities(
     id: jax.Array, token: jax.Array, version: jax.Array, slot: jax.Array, leaf: jax.Array
 ) -> jax.Array:
-    """Writes leaves float32[B] of a version uint32[2]; the new one. Slots int32[B] out of range are skipped, the last of equal
-    ones wins."""
+    """Write leaves float32[B] in a version uint32[2]; return the new one. Slots int32[B] out of range are skipped, the last
+    of equal ones wins.
+    """
     operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
     made: jax.Array = call(_write_leaves, _VERSION, operands, effect=True)
     return made
 
 
 def clear_priorities(id: jax.Array, version: jax.Array) -> jax.Array:
-    """The version uint32[2] with all leaves 0."""
+    """Return the version uint32[2] with all leaves 0."""
     made: jax.Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
     return made
 
@@ -358,8 +356,9 @@ def clear_priorities(id: jax.Array, version: jax.Array) -> jax.Array:
 def draw_priorities(
     id: jax.Array, version: jax.Array, top: jax.Array, bottom: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """int32[B] and float32[B], leaves drawn from a version by `fbuf._algorithms.sum_tree_draw.uniforms`; the sum float32[] of
-    all, and the least float32[] above 0."""
+    """Draw leaves from a version by `fbuf._algorithms.sum_tree_draw.uniforms`: int32[B] and float32[B], the sum float32[] of
+    all, and the least float32[] above 0.
+    """
     id, version = guard(id, version, what="priorities")
     number = jax.ShapeDtypeStruct((), jnp.float32)
     shapes = [jax.ShapeDtypeStruct(top.shape, jnp.int32), jax.ShapeDtypeStruct(top.shape, jnp.float32), number, number]

@@ -1,4 +1,8 @@
-"""Several long tasks at a time, in threads: the first that fails ends the others."""
+"""Run tasks in threads: several at a time (`run_parallel`), or beside the caller (`BackgroundTask`).
+
+`zlib.crc32`, `pread`, `pwrite` and `fsync` release the GIL, so a file can be synced while others are written. The caller runs
+a task itself when it wants the result of one that no thread has begun.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 
 class Stopped(Exception):
-    """Raised in a task that another's failure, or an interrupt, ends."""
+    """Raised in a task that is ended by the failure of another, or by an interrupt."""
 
 
 def run_parallel(
@@ -21,7 +25,7 @@ def run_parallel(
     advance: Callable[[int], None],
     workers: int,
 ) -> None:
-    """Runs `run(number, step)` for each number, `workers` at a time; 0 and 1: one after another, in this thread.
+    """Run `run(number, step)` for each number, `workers` at a time; with 0 or 1, one after another in this thread.
 
     Args:
       run: Calls `step(amount)` now and then.
@@ -67,7 +71,7 @@ Made = TypeVar("Made")
 
 
 class Task:
-    """Something to be done once, by the first thread that comes."""
+    """A call to be made once, by the first thread that is free."""
 
     __slots__ = ("_call", "_begun", "_ended", "_made", "_error")
 
@@ -79,7 +83,7 @@ class Task:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Does it, unless another thread has begun to."""
+        """Make the call, unless another thread has begun."""
         if self._begun.acquire(blocking=False):
             assert self._call is not None
             try:
@@ -91,7 +95,7 @@ class Task:
                 self._ended.release()
 
     def result(self) -> Any:
-        """Does it or waits for it, and gives or raises what it did."""
+        """Make the call or wait for it; return or raise its result."""
         self.run()
         with self._ended:
             if self._error is not None:
@@ -100,7 +104,7 @@ class Task:
 
 
 class BackgroundTask:
-    """A thread that begins with the first task, and ends with the `with` block; where none can be had, tasks run at once."""
+    """A thread that starts with the first task and ends with the `with` block; without one, tasks run at once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -109,7 +113,7 @@ class BackgroundTask:
         self._alone = cores() < 2
 
     def submit(self, function: Callable[..., Made], *args: Any) -> Callable[[], Made]:
-        """Takes on a task, to be done after those before it; what is returned gives or raises what it did."""
+        """Queue a task; return a function that returns or raises its result."""
         if self._thread is None and not self._alone:
             thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
             try:
@@ -135,7 +139,7 @@ class BackgroundTask:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,6 +1,6 @@
-"""How rows become bytes: the `Codec` Protocol, for a codec of one's own, and the values `Zstd` and `Raw`.
+"""Codecs of host columns: the `Codec` Protocol, for a user's own, and the values `Zstd`, `Raw` and `BitPack`.
 
-In a store `Zstd` works with dictionaries (`coder`, `zstd`); on its own, as here, without.
+In a store `Zstd` works with dictionaries (`encoder`, `zstd`); on its own, as here, without.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fbuf._host.types import Array, StoreCorrupted, flat
 
 @runtime_checkable
 class Codec(Protocol):
-    """What a host column needs of a codec: any hashable value with these. Called from several threads at once.
+    """What a host column needs of a codec: a hashable value with these members. Called from several threads at once.
 
     Example: frames in sixteen shades, half the bytes before zlib has begun. What it loses is the user's affair; the store
     checks that the bytes it stored are the bytes it decodes.
@@ -40,13 +40,13 @@ class Codec(Protocol):
 
     @property
     def chunk(self) -> int:
-        """k, rows of one lane encoded together, >= 1."""
+        """Return k, the rows of one lane encoded together, >= 1."""
 
     def encode(self, rows: Array) -> bytes:
-        """Bytes of rows `[k, *shape]`, C-contiguous; lossless, as far as the user cares."""
+        """Return bytes of rows `[k, *shape]`, C-contiguous."""
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`, `[k, *shape]`. A store has checked `data` against a checksum before."""
+        """Fill `out`, `[k, *shape]`. The store has checked the checksum of `data`."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,18 @@ class Zstd:
             raise ValueError(f"Zstd: repack is {self.repack!r}; expected True or False. The default is True.")
 
     def encode(self, rows: Array) -> bytes:
-        """One frame, with its content size; the checksum is the store's."""
+        """Return one frame, with its content size and without a checksum."""
         return compressor(self.level, rows.nbytes).compress(flat(rows))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
+        """Fill `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
         if out.nbytes:
             flat(out)[:] = unpacker(out.nbytes)(memoryview(data))
 
 
 @dataclass(frozen=True)
 class Raw:
-    """No codec: rows as they are, in a ring, neither encoded nor checked. For leaves that do not compress.
+    """No codec: rows are stored as they are, neither encoded nor checked. For leaves that do not compress.
 
     A leaf for which `Zstd` gains less than 1.3x becomes such a ring by itself; this says it beforehand.
 
@@ -109,15 +109,15 @@ class Raw:
 
     @property
     def chunk(self) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     def encode(self, rows: Array) -> bytes:
-        """The bytes of the rows."""
+        """Return the bytes of the rows."""
         return bytes(flat(np.ascontiguousarray(rows)))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`."""
+        """Fill `out`."""
         flat(out)[:] = memoryview(data)
 
 
@@ -126,20 +126,20 @@ _WHOLE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # by bytes of 
 
 
 def is_packable(rows: Array) -> bool:
-    """Whether every element is exactly 0 or 1."""
+    """Return whether every element is exactly 0 or 1 (a float's -0.0 is neither)."""
     whole, one = _whole(rows)
     return whole is not None and bool(((whole == 0) | (whole == one)).all())
 
 
 def pack_bits(rows: Array) -> bytes:
-    """Rows `[k, *shape]` that are `is_packable`, each in whole bytes, its first element in the highest bit."""
+    """Return packable rows `[k, *shape]` as bits, each row in whole bytes, its first element in the highest bit."""
     whole, _ = _whole(rows)
     assert whole is not None
     return np.packbits(whole.reshape(len(rows), -1) != 0, axis=1).tobytes()
 
 
 def unpack_bits(data: bytes | memoryview, out: Array) -> None:
-    """The inverse, into a C-contiguous array."""
+    """Unpack bits into a C-contiguous array."""
     whole, one = _whole(out)
     assert whole is not None
     each = out.size // len(out)
@@ -148,12 +148,12 @@ def unpack_bits(data: bytes | memoryview, out: Array) -> None:
 
 
 def packed_bytes(rows: Array) -> int:
-    """Bytes that `pack_bits` makes of rows of this shape."""
+    """Return how many bytes `pack_bits` makes of rows of this shape."""
     return len(rows) * -(-(rows.size // len(rows)) // 8)
 
 
 def _whole(rows: Array) -> tuple[Array | None, Any]:
-    """The rows as unsigned integers of their width, and what 1 is as one of those."""
+    """Return the rows as unsigned integers of their width, and 1 as one of those."""
     kind = _WHOLE.get(rows.dtype.itemsize)
     if kind is None or rows.dtype.kind == "c":
         return None, None
@@ -163,7 +163,7 @@ def _whole(rows: Array) -> tuple[Array | None, Any]:
 
 @dataclass(frozen=True)
 class BitPack:
-    """A codec for rows of zeros and ones (masks, one-hot boards): 8 elements a byte, whatever their dtype, and no more.
+    """Encode rows of zeros and ones (masks, one-hot boards) as bits: 8 elements a byte, whatever their dtype.
 
     Written and read at the speed of a copy. `Zstd` does the same before it compresses, where rows are such, and is smaller
     where they repeat.
@@ -190,13 +190,13 @@ class BitPack:
             )
 
     def encode(self, rows: Array) -> bytes:
-        """One byte that says which, then bits, or the rows as they are."""
+        """Return one byte that says which, then bits, or the rows as they are."""
         if is_packable(rows):
             return bytes([_BITS]) + pack_bits(rows)
         return bytes([_RAW]) + bytes(flat(np.ascontiguousarray(rows)))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`. Raises StoreCorrupted unless `data` is of its size."""
+        """Fill `out`. Raises StoreCorrupted unless `data` is of its size."""
         body = memoryview(data)[1:]
         kind = data[0] if len(data) else -1
         if kind == _BITS and len(body) == packed_bytes(out):

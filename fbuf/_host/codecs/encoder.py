@@ -1,7 +1,7 @@
-"""A column's codec at work: what is kept between the chunks of one column, dictionaries above all.
+"""Encode and decode the chunks of one column, with dictionaries for `Zstd`.
 
-A new dictionary is tried early, once there is variety, then regularly, and sooner where chunks have grown since the last one
-(the game changed); it is kept if it saves more than it takes.
+A new dictionary is tried early, then regularly, and sooner when the size of chunks has changed (the game changed). It is kept
+if it saves more bytes than it takes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIAL = 16  # chunks a new dictionary is tried on
 
 
 class Coder:
-    """A column's codec at work. This one serves any user value: no dictionaries, nothing kept."""
+    """Encode and decode with any user's codec: no dictionaries."""
 
     def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.codec = codec
@@ -45,11 +45,11 @@ class Coder:
 
     @property
     def nbytes(self) -> int:
-        """Contexts kept between calls."""
+        """Return the bytes of contexts kept between calls."""
         return 0
 
     def encode(self, rows: Array) -> bytes:
-        """One chunk `[k, *shape]` as bytes, against `current`."""
+        """Return one chunk `[k, *shape]` as bytes, against `current`."""
         data = self.codec.encode(rows)
         if not isinstance(data, bytes):
             raise TypeError(
@@ -131,19 +131,19 @@ class Coder:
         return flat(rows)
 
     def due(self, rows: int) -> bool:
-        """Whether a new dictionary should be tried after `rows` rows."""
+        """Return whether a new dictionary should be tried after `rows` rows."""
         return False
 
     def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
-        """Tries a new dictionary; bytes a chunk with it, None if there is none."""
+        """Try a new dictionary; return bytes a chunk with it, None if the old one stays."""
         return None
 
     def adopt(self, dictionary: Dictionary | None, rows: int) -> None:
-        """Goes on from a checkpoint: this dictionary, after `rows` rows."""
+        """Resume from a checkpoint: this dictionary, after `rows` rows."""
 
 
 class ZstdCoder(Coder):
-    """`Zstd` with the dictionaries of one column. Not thread-safe but for `decoder` and `unpacker`."""
+    """`Zstd` with the dictionaries of one column. Only `decoder` and `decode_chunks` are thread-safe."""
 
     codec: Zstd
 
@@ -163,11 +163,11 @@ class ZstdCoder(Coder):
 
     @property
     def nbytes(self) -> int:
-        """The compression context, with its digest of the dictionary."""
+        """Return the bytes of the compression context, with its digest of the dictionary."""
         return int(self._compressor.memory_size())
 
     def encode(self, rows: Array) -> bytes:
-        """One chunk as one frame."""
+        """Return one chunk as one frame."""
         data = self._compressor.compress(self.packed(rows))
         self._mean += (len(data) - self._mean) / 64 if self._mean else len(data)
         self._least = min(self._least or self._mean, self._mean)
@@ -175,7 +175,7 @@ class ZstdCoder(Coder):
         return data
 
     def packed(self, rows: Array) -> memoryview:
-        """What is compressed: the bytes of rows `[k, *shape]`, or their bits where the column is zeros and ones."""
+        """Return the bytes to compress: those of rows `[k, *shape]`, or their bits where the column is zeros and ones."""
         if self._bits is None:
             self._bits = is_packable(rows)
         if self._bits and is_packable(rows):
@@ -183,7 +183,7 @@ class ZstdCoder(Coder):
         return flat(rows)
 
     def chunk_of(self, data: memoryview) -> Array:
-        """The rows of a decoded chunk."""
+        """Return the rows of a decoded chunk."""
         return np.frombuffer(data, np.uint8).view(self._dtype).reshape(self.codec.chunk, *self._shape)
 
     def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
@@ -197,7 +197,7 @@ class ZstdCoder(Coder):
         return self._mean > DRIFT * self._least or DRIFT * self._mean < self._most
 
     def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
-        """Makes dictionaries of rows drawn from `total` chunks, oldest first, and keeps the best if it pays for itself.
+        """Make dictionaries of rows drawn from `total` chunks, oldest first, and keep the best if it pays for itself.
 
         One is drawn from all of them, one from the latest 4,096 rows, which is better where the game has changed.
 
@@ -239,7 +239,7 @@ class ZstdCoder(Coder):
         return self._mean
 
     def _drawn(self, chunks: range, fetch: Callable[[int], memoryview]) -> Dictionary | None:
-        """A dictionary of rows drawn uniformly from these."""
+        """Return a dictionary of rows drawn uniformly from these chunks."""
         k = self.codec.chunk
         choice = len(chunks) * k
         content = bytearray()
@@ -248,7 +248,7 @@ class ZstdCoder(Coder):
         return Dictionary(bytes(content)) if len(content) >= 8 else None
 
     def row_of(self, data: memoryview, at: int) -> memoryview:
-        """What of a dictionary one row of a decoded chunk makes."""
+        """Return what one row of a decoded chunk adds to a dictionary."""
         packed = self.packed(self.chunk_of(data))
         size = len(packed) // self.codec.chunk
         return packed[at * size : (at + 1) * size]
@@ -267,7 +267,7 @@ def _milestone(rows: int) -> int:
 
 
 def coder_of(codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> Coder:
-    """What a column of `capacity` rows encodes and decodes with."""
+    """Return the coder of a column of `capacity` rows."""
     if isinstance(codec, Zstd):
         return ZstdCoder(codec, shape, dtype, capacity)
     return Coder(codec, shape, dtype)

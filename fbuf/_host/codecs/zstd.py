@@ -1,13 +1,8 @@
-"""Zstandard frames against a shared dictionary: what `Zstd` in a store is made of.
+"""Zstandard frames against a shared dictionary, for `Zstd` in a store.
 
-A chunk is one frame, compressed against a *raw-content dictionary*: a few past rows, untrained. On Atari frames that is
-1.2-4x smaller than no dictionary and faster both ways, because matches are long. Rejected: trained dictionaries (worse than
-8 raw frames), XOR against the previous frame, bit planes, lz4, and `multi_decompress_to_buffer` (slower than a loop: it sizes
-outputs by the compressed total), `stream_reader(..., read_across_frames=True).readinto` of several chunks at once (saves an
-allocation a chunk and costs as much), and zstandard's cffi backend (no faster a chunk; it can decode on two threads, but
-waking the other costs most of what that gains). A decompressor shared by two threads corrupts its output or crashes, so every
-call makes its own (about 8 us a dictionary) and none is kept: there is nothing to share, and nothing held for threads that
-have ended.
+A chunk is one frame, compressed against a raw-content dictionary: a few past rows, untrained. On Atari frames that is 1.2-4x
+smaller than without, and faster both ways. A decompressor shared by two threads corrupts its output, so every call makes its
+own (about 8 us a dictionary).
 
 Source: RFC 8878; measured with python-zstandard 0.25 on six Atari games.
 """
@@ -53,17 +48,17 @@ class Dictionary:
 
     @property
     def nbytes(self) -> int:
-        """Content and what decoding needs beside it."""
+        """Return the bytes of the content and of what decoding needs besides."""
         return len(self.data) + _DDICT_BYTES
 
 
 def checksum(data: bytes | memoryview, dictionary: Dictionary | None) -> int:
-    """crc32 of encoded bytes and of what they were encoded against: any changed byte, of either, changes it."""
+    """Return the crc32 of encoded bytes and of their dictionary."""
     return zlib.crc32(data, dictionary.crc if dictionary is not None else 0)
 
 
 def damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
-    """The error of bytes with another checksum."""
+    """Return the error of bytes with another checksum."""
     return StoreCorrupted(
         f"Store.read: {what} has checksum {crc:#010x}; expected {expected:#010x}. "
         f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
@@ -92,7 +87,7 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
 
 
 def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1) -> Unpack:
-    """Decompresses frames of `size` bytes, or of `packed`; for one thread, for one call."""
+    """Return a function that decompresses frames of `size` bytes, or of `packed`, for one thread and one call."""
     if dictionary is None:
         decompressor = zstandard.ZstdDecompressor()
     else:

@@ -1,8 +1,8 @@
-"""Encoded chunks as byte strings behind addresses, in segments that are freed with their last string.
+"""Store encoded chunks as byte strings behind addresses, in segments that are freed with their last string.
 
-Strings are appended and their bytes never overwritten, so a reader decodes outside the store's lock: it holds
-memoryviews, and a segment freed meanwhile lives until the last of them is gone. Rejected: a list of `bytes` (41 bytes of
-overhead each), one preallocated byte ring (a lane that stalls blocks it).
+Strings are appended and never overwritten, so a reader decodes outside the store's lock: it holds memoryviews, and a freed
+segment lives until the last of them is gone. An arena is saved segment by segment, unused strings included, so what was
+saved stays valid until its segment is freed, and loaded strings keep their addresses (`Spans`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 18
 
 
 class Spans:
-    """Pieces int64[P, 3] of segments, one after another: number, offset, size.
+    """Parts int64[P, 3] of segments, one after another: number, offset, size.
 
     Args:
       bits: Of an address that are its offset.
@@ -55,7 +55,7 @@ class Spans:
         self._size = np.diff(place[np.append(begin, len(table))])
 
     def find(self, address: Array, length: Array) -> Array:
-        """int64[M], places of strings in the whole. Raises ValueError: one lies elsewhere."""
+        """Return int64[M], the places of strings in the whole. Raises ValueError if one is elsewhere."""
         if not len(address):
             return np.zeros(0, np.int64)
         run = np.searchsorted(self._address, address, side="right") - 1
@@ -69,7 +69,7 @@ class Spans:
         )
 
     def segments(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Each segment with its pieces: offset, size, place."""
+        """Yield each segment with its parts: offset, size, place."""
         place = 0
         for number, rows in itertools.groupby(self.table.tolist(), key=lambda row: int(row[0])):
             own = []
@@ -80,7 +80,7 @@ class Spans:
 
 
 def strings(payload: Source, place: Array, length: Array) -> Iterator[tuple[Array, list[memoryview]]]:
-    """Strings of a whole, some at a time, in the order in which they lie: which, and what they are."""
+    """Yield strings of a whole, some at a time, in the order of their places: which, and their bytes."""
     order = np.argsort(place, kind="stable")
     end = (place + length)[order]
     reach = np.maximum.accumulate(end)
@@ -105,14 +105,14 @@ _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is la
 
 @dataclass
 class Slab:
-    """Memory that several segments were loaded into at once: in 4 KB pages, touching it takes as long as reading."""
+    """Memory that several segments were loaded into at once, which saves page faults."""
 
     size: int
     segments: int = 0  # that are there still
 
 
 class Segment:
-    """A stretch of bytes, append-only."""
+    """A range of bytes, append-only."""
 
     __slots__ = ("array", "view", "bytes", "chunks", "used", "slab")
 
@@ -145,7 +145,7 @@ class Arena:
         self._identity = Identity()
 
     def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
-        """Addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
+        """Store strings; return addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
         addresses = np.empty(len(blobs), np.uint64)
         done = 0
         try:
@@ -186,12 +186,12 @@ class Arena:
             self.capacity -= _freed(segment)
 
     def view(self, address: int, length: int) -> memoryview:
-        """A string, in place: it stays as it is for as long as the view lives."""
+        """Return a string, in place: it does not change while the view lives."""
         offset = address & _OFFSET
         return self.segments[address >> _OFFSET_BITS].view[offset : offset + length]
 
     def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
-        """Many strings."""
+        """Return many strings."""
         numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
         low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
         segments = {n: self.segments[n].view for n in set(numbers)}
@@ -200,15 +200,15 @@ class Arena:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Return the bytes of memory."""
         return self.capacity
 
     def move(self, addresses: Array, lengths: Array) -> Array:
-        """Stores strings again; the old ones are still there. Raises MemoryError."""
+        """Store strings again; the old ones are still there. Raises MemoryError."""
         return self.append(self.views(addresses, lengths))
 
     def release(self, addresses: Array, lengths: Array) -> None:
-        """Gives up strings; cost: a few numpy calls and one step per segment touched."""
+        """Free strings. Cost: a few numpy calls and one step per segment touched."""
         if not addresses.size:
             return
         numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
@@ -222,7 +222,7 @@ class Arena:
             self._drop_if_empty(number)
 
     def sparse(self) -> list[int]:
-        """Segments worth emptying: less than half used, when a quarter of all is waste.
+        """Return the segments worth emptying: less than half used, when a quarter of all is waste.
 
         Without this a lane that gets few rows would keep whole segments alive for one chunk each.
         """
@@ -233,13 +233,13 @@ class Arena:
 
     @staticmethod
     def within(addresses: Array, segments: Sequence[int]) -> Array:
-        """Which strings lie in one of these segments."""
+        """Return which strings are in one of these segments."""
         return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
 
     # ---------------------------------------------------------------- checkpoints
 
     def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
-        """The segments, of live strings (or more): `Spans.table`, and their bytes, of which nothing is copied."""
+        """Return the segments that hold live strings: `Spans.table`, and their bytes, without a copy."""
         table, parts, name = [], [], str(self._identity)
         for number, segment in sorted(self.segments.items()):
             for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
@@ -250,7 +250,7 @@ class Arena:
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
     def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
-        """Takes the segments of another arena over, into this one, which is new, with the strings that are live.
+        """Load the segments of another arena into this new one, with the strings that are live.
 
         Raises:
           ValueError: pieces of a segment are missing.
@@ -293,7 +293,7 @@ class Arena:
 
 
 def _freed(segment: Segment) -> int:
-    """Bytes of memory that went with a segment."""
+    """Return the bytes of memory freed with a segment."""
     if segment.slab is None:
         return len(segment.array)
     return 0 if segment.slab.segments else segment.slab.size

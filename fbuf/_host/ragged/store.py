@@ -1,9 +1,8 @@
-"""The store of ragged rows: values of any shape, text, bytes, objects, behind the same tickets as `Store`'s.
+"""Store ragged rows (values of any shape, text, bytes, objects) behind tickets like those of `Store`.
 
-Rows come in eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`write`); they
-are read back as values (`values`) or padded (`read`). Tickets, lanes, expiry and the promise that an exception leaves
-everything as it was are those of `fbuf._host.store.store`; a store of its own, because there every row of a column has one
-size, which its rings, chunks, patches and checkpoints all build on.
+Rows are written eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`write`),
+and read as values (`values`) or padded (`read`). Tickets, lanes, expiry and all-or-nothing writes are those of
+`fbuf._host.store.store`, whose columns need rows of one size.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Records(RowStore):
     # ---------------------------------------------------------------- writing
 
     def put(self, rows: Sequence[Sequence[Any]], number: int, keep: Array | None) -> Array:
-        """Takes rows in; each gets a new ticket.
+        """Store rows; each gets a new ticket.
 
         Args:
           rows: Of each leaf N * E values, lanes side by side; MISSING where a row lacks it.
@@ -129,7 +128,7 @@ class Records(RowStore):
 
     @records_errors
     def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
-        """Takes padded rows in, from jitted code: `[N, E, *maximum]` and int32[N, E, rank] of each padded leaf.
+        """Store padded rows from jitted code: `[N, E, *maximum]` and int32[N, E, rank] of each padded leaf.
 
         Raises:
           ValueError: a length is beyond the maximum. Nothing was stored.
@@ -161,15 +160,15 @@ class Records(RowStore):
         return found
 
     def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """No read begins before it is wanted."""
+        """Return 0: no read is started early."""
         return 0
 
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """`read`."""
+        """Do what `read` does."""
         return self.read(requests)
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Ragged leaves do not change once they are stored."""
+        """Raise TypeError: stored ragged leaves cannot change."""
         raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row anew.")
 
     def _pack(self, data: bytes) -> bytes:
@@ -183,7 +182,7 @@ class Records(RowStore):
     # ---------------------------------------------------------------- reading
 
     def index(self, name: str) -> int:
-        """The number of a leaf. Raises KeyError."""
+        """Return the number of a leaf. Raises KeyError."""
         for i, leaf in enumerate(self.leaves):
             if leaf.name == name:
                 return i
@@ -194,13 +193,13 @@ class Records(RowStore):
         return self._tickets.find(tickets, self._count)
 
     def there(self, tickets: Array) -> Array:
-        """bool of the tickets' shape: the row is there (False for 0)."""
+        """Return bool of the tickets' shape: the row is there (False for 0)."""
         with self._lock:
             self._check_open()
             return self._resolve(tickets.reshape(-1))[2].reshape(tickets.shape)
 
     def has(self, index: int, tickets: Array) -> Array:
-        """bool of the tickets' shape: the row is there and has the leaf."""
+        """Return bool of the tickets' shape: the row is there and has the leaf."""
         with self._lock:
             self._check_open()
             lane, count, ok = self._resolve(tickets.reshape(-1))
@@ -208,7 +207,7 @@ class Records(RowStore):
             return (ok & (column.kind[count % self.depth, lane] > 0)).reshape(tickets.shape)
 
     def values(self, index: int, tickets: Array) -> tuple[list[Any], Array]:
-        """Values of one leaf, MISSING where a row lacks it or is not there; and bool[M], whether it is there.
+        """Return the values of one leaf, MISSING where a row lacks it or is not there; and bool[M], whether it is there.
 
         Raises:
           StoreCorrupted: a value's bytes are damaged.
@@ -231,7 +230,7 @@ class Records(RowStore):
     def _strings(
         self, column: RaggedColumn, lane: Array, count: Array, ok: Array
     ) -> tuple[list[int], list[memoryview], list[int], Array]:
-        """Which rows have a string, the strings, their checksums, and what every row has; call with `_lock`."""
+        """Return which rows have a string, the strings, their checksums, and what every row has; `_lock` is held."""
         ring = count % self.depth
         kind = np.where(ok, column.kind[ring, lane], 0)
         at = np.flatnonzero(kind == STRING)
@@ -255,7 +254,7 @@ class Records(RowStore):
 
     @records_errors
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Fetches padded rows, for jitted code.
+        """Fetch padded rows for jitted code.
 
         Args:
           requests: (column, tickets uint64[...], out `[..., *maximum]` or int32[..., rank]); zeros at ticket 0 and expired
@@ -281,7 +280,7 @@ class Records(RowStore):
         return np.concatenate(oks) if oks else np.ones(0, bool)
 
     def _padder(self, column: RaggedColumn, strings: Any, number: int, out: Array) -> Callable[[], None]:
-        """What fills `out` once the lock is let go."""
+        """Return the function that fills `out` after the lock is released."""
 
         def fill() -> None:
             out[...] = 0
@@ -298,7 +297,7 @@ class Records(RowStore):
     # ---------------------------------------------------------------- size, end
 
     def deepen(self, length: int, slack: int) -> None:
-        """Room for more rows a lane; every ticket stays. Cost: O(rows held)."""
+        """Make room for more rows a lane; every ticket stays valid. Cost: O(rows held)."""
         with self._writing, self._lock:
             self._check_open()
             # Another future of the same rows may have made it deeper still.
@@ -309,12 +308,12 @@ class Records(RowStore):
             self._tickets = Tickets(self.lanes, self.depth, 0)
 
     def _live(self) -> tuple[Array, Array]:
-        """(lane, count) of every row that is there."""
+        """Return (lane, count) of every row that is there."""
         return ranges(np.maximum(self._count - self.depth, 0), self._count)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole) and index; of objects that are not encoded the index only."""
+        """Return the bytes of segments (whole) and index; of objects that are not encoded the index only."""
         with self._lock:
             self._check_open()
             return self._nbytes()
@@ -324,7 +323,7 @@ class Records(RowStore):
         return self._arena.capacity + self._count.nbytes + sum(column.nbytes(touched) for column in self._columns)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Bytes in memory by leaf, index and values, and none on the disk; room in segments is not among them."""
+        """Return bytes in memory by leaf, index and values, and 0 on disk; free room in segments is not counted."""
         with self._lock:
             self._check_open()
             touched = min(int(self._count.max()), self.depth)
@@ -332,7 +331,7 @@ class Records(RowStore):
             return {s.leaf.name: (s.nbytes(touched) + values[s.leaf.name], 0) for s in self._columns}
 
     def stats(self) -> dict[str, int]:
-        """Counts: rows accepted and live, values held as bytes, their bytes, objects held as they are, nbytes."""
+        """Count rows accepted and live, values stored as bytes, their bytes, objects, nbytes."""
         with self._lock:
             self._check_open()
             return {
@@ -345,7 +344,7 @@ class Records(RowStore):
             }
 
     def close(self) -> None:
-        """Frees everything; later calls raise StoreClosed. Closing twice is fine."""
+        """Free everything; later calls raise StoreClosed. Closing twice is fine."""
         with self._writing, self._lock:
             self._closed = True
             gone, self._columns, self._arena = self._columns, [], Arena()
@@ -354,7 +353,7 @@ class Records(RowStore):
     # ---------------------------------------------------------------- checkpoints
 
     def to_arrays(self) -> dict[str, Any]:
-        """Everything as flat arrays of plain dtypes; values' bytes are read when they are asked for, as they are now.
+        """Return everything as flat arrays of plain dtypes; the bytes of values are read on demand, as they are now.
 
         Raises:
           TypeError: a leaf holds objects that have no bytes.
@@ -390,7 +389,7 @@ class Records(RowStore):
     def from_arrays(
         cls, arrays: Mapping[str, Source], *, lanes: int, length: int, slack: int, **functions: Any
     ) -> Records:
-        """The store `to_arrays` was called on: the same tickets readable, writes go on.
+        """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
         Raises:
           ValueError: the arrays are of another format or geometry, or do not fit together.
@@ -428,7 +427,7 @@ class Records(RowStore):
         return store
 
     def _measure(self, column: RaggedColumn) -> None:
-        """Finds the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
+        """Compute the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
         lane, count = self._live()
         assert column.lengths is not None
         for start in range(0, len(lane), _MEASURED):

@@ -1,4 +1,4 @@
-"""Which part keeps the rows of a column: what a column asks for, where its rows lie, and what they turned out to be."""
+"""Choose and make the data of a column: by what the column asks for, where its rows are, and what they turned out to be."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fbuf._host.types import Array, flat, raise_if_corrupted
 
 
 def kind_bytes(parts: Sequence[ColumnData]) -> bytes:
-    """How a folder names the kinds of parts, a byte each."""
+    """Return the kinds of columns as a directory stores them, a byte each."""
     return b"".join(
         CHUNKS if isinstance(p, ChunkedFileColumn) else RING if isinstance(p, RawFileColumn) else NOTHING for p in parts
     )
@@ -31,7 +31,7 @@ def kind_bytes(parts: Sequence[ColumnData]) -> bytes:
 
 @dataclass(frozen=True)
 class ColumnFactory:
-    """Makes the parts of a store: `lanes` lanes of `depth` rows each, in files if there is a folder."""
+    """Make the columns of a store: `lanes` lanes of `depth` rows each, in files if there is a folder."""
 
     columns: tuple[Column, ...]
     lanes: int
@@ -40,7 +40,7 @@ class ColumnFactory:
     folder: Folder | None
 
     def part(self, index: int) -> ColumnData:
-        """An empty part for a column; with a folder, one over the rows that lie there."""
+        """Return an empty column; with a folder, one over the rows that are there."""
         column = self.columns[index]
         settings = self._settings(column)
         if column.nbytes == 0:
@@ -56,7 +56,7 @@ class ColumnFactory:
         return chunks
 
     def ring(self, index: int, batch: int = 0) -> RawColumn | RawFileColumn:
-        """Rows as they are; in files with room for a batch of so many, a new file unless that is 0."""
+        """Return a raw column; in files with room for a batch of this size, in a new file unless that is 0."""
         column = self.columns[index]
         settings = self._settings(column)
         if self.folder is None or column.nbytes == 0:
@@ -75,7 +75,7 @@ class ColumnFactory:
         return ChunkedFileColumn(self.folder, name, column.codec, *settings, fresh=fresh, cache=self.cache)
 
     def as_ring(self, index: int, part: ColumnData, count: Array, batch: int) -> RawColumn | RawFileColumn:
-        """The rows of a part that turned out not to compress, as they are, with room for a batch of so many."""
+        """Return the rows of an incompressible column as a raw one, with room for a batch of this size."""
         column, ring = self.columns[index], self.ring(index, batch)
         lane, row = ranges(np.maximum(count - self.depth, 0), count)
         values: Array = np.empty((len(lane), *column.shape), column.dtype)
@@ -85,7 +85,7 @@ class ColumnFactory:
         return ring
 
     def saved(self, index: int, part: ColumnData, arrays: Mapping[str, Source]) -> ColumnData:
-        """The part that a column's saved arrays belong to: `part`, or one of what its rows had turned out to be."""
+        """Return the column that saved arrays belong to: `part`, or one of the kind its rows turned out to be."""
         column = self.columns[index]
         if "rows" in arrays:  # also of a column with a codec, if its rows did not compress
             return part if isinstance(part, RawColumn | RawFileColumn) else self.ring(index)

@@ -1,8 +1,9 @@
-"""Changed rows, beside the stream: each keeps the columns that differ from the row it comes from.
+"""Keep updated rows beside the stream, in memory (`RowUpdates`) and in files (`UpdateLog`).
 
-A patch lives under a ticket with bit 63 set and goes with the row it replaced, or `slack` patches after another one has
-replaced it. Python objects and single frames are good enough: these are corrections, not streams. A dictionary comes and goes
-with its chunks, so a patch is encoded without.
+An update holds the columns that differ from its row, under a ticket with bit 63 set. It is dropped with the row it replaced,
+or `slack` updates after another one replaced it. Updates are encoded one by one, without dictionaries: they are corrections,
+not streams. The log has one record a call, with a checksum, written before the update is visible; the head of the directory
+counts all updates, so a truncated log is noticed. The log is rewritten when most of it is unused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of th
 
 @dataclass
 class RowUpdate:
-    """A changed row: the row of the stream it comes from, and the columns that differ from it."""
+    """An updated row: its row in the stream, and the columns that differ from it."""
 
     lane: int
     count: int
@@ -39,7 +40,7 @@ class RowUpdate:
 
 
 class RowUpdates:
-    """All changed rows of a store. Not thread-safe; exceptions leave it as it was."""
+    """All updated rows of a store. Not thread-safe; exceptions leave it unchanged."""
 
     def __init__(self, codecs: Sequence[Codec | None], slack: int) -> None:
         self.held: dict[int, RowUpdate] = {}  # by ticket
@@ -52,13 +53,13 @@ class RowUpdates:
         self._superseded: deque[int] = deque()
 
     def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> RowUpdate:
-        """The row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
+        """Return the row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
         before = self.held.get(old)
         values = dict(before.values) if before is not None else {}
         return RowUpdate(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
 
     def add(self, patches: Sequence[tuple[int, RowUpdate]]) -> list[int]:
-        """Stores prepared patches, each with the ticket it replaces; returns their tickets."""
+        """Store prepared updates, each with the ticket it replaces; return their tickets."""
         tickets = []
         for old, patch in patches:
             self.made += 1
@@ -73,7 +74,7 @@ class RowUpdates:
         return tickets
 
     def insert(self, ticket: int, patch: RowUpdate) -> None:
-        """Stores a patch under this ticket."""
+        """Store an update under this ticket."""
         self.held[ticket] = patch
         self.nbytes += _size(patch)
         origin = patch.lane, patch.count
@@ -83,13 +84,13 @@ class RowUpdates:
         self._origins[origin].append(ticket)
 
     def resume(self, made: int) -> None:
-        """Goes on after a checkpoint's patches were inserted."""
+        """Resume after the updates of a checkpoint were inserted."""
         self.made = made
         order = sorted((p.superseded, t) for t, p in self.held.items() if p.superseded >= 0)
         self._superseded.extend(t for _, t in order)
 
     def _drop(self, ticket: int) -> bool:
-        """Forgets a superseded patch unless it is too recent."""
+        """Drop a superseded update unless it is too recent."""
         patch = self.held.get(ticket)
         if patch is not None:
             if self.made - patch.superseded < self._slack:
@@ -100,7 +101,7 @@ class RowUpdates:
         return True
 
     def expire(self, low: Array) -> None:
-        """Forgets patches of rows before int64[E] `low`."""
+        """Drop updates of rows before int64[E] `low`."""
         for lane in list(self._heaps):
             heap, least = self._heaps[lane], int(low[lane])
             while heap and heap[0] < least:
@@ -110,7 +111,7 @@ class RowUpdates:
                 del self._heaps[lane]
 
     def forget(self, counts: Sequence[int]) -> None:
-        """Forgets patches of these rows, where rows lie in no order (and `expire` has no meaning)."""
+        """Drop updates of these rows, where rows are in any order."""
         self._heaps.clear()
         if self._origins:
             for count in counts:
@@ -130,7 +131,7 @@ class RowUpdates:
         return kind + zlib.crc32(data, kind[0]).to_bytes(4, "little") + data
 
     def decode(self, column: int, value: bytes, target: memoryview) -> None:
-        """Puts a value of a patch into `target`. Raises StoreCorrupted on damaged bytes."""
+        """Write a value of an update to `target`. Raises StoreCorrupted on damaged bytes."""
         kind, data, codec = value[:1], memoryview(value)[_HEAD:], self._codecs[column]
         intact = len(value) >= _HEAD and value[1:_HEAD] == zlib.crc32(data, kind[0]).to_bytes(4, "little")
         if intact and kind == _ZSTD and isinstance(codec, Zstd):
@@ -167,7 +168,7 @@ class UpdateLog:
 
     @contextlib.contextmanager
     def appended(self, first: int, made: Iterable[RowUpdate]) -> Iterator[None]:
-        """Writes patches that are to be numbered from `first` on. If this or what follows fails, it is as if nothing was."""
+        """Append updates numbered from `first` on; undo that if the `with` block fails."""
         numbered = dict(enumerate(made, first))
         record = self._record(numbered, max(numbered, default=first - 1))
         try:
@@ -183,21 +184,21 @@ class UpdateLog:
         self._end += len(record)
 
     def tidy(self, patches: RowUpdates) -> None:
-        """Writes the log anew if most of it is of no use, and that can be done."""
+        """Rewrite the log if most of it is unused and that succeeds."""
         if self._end < max(_LEAST, 4 * patches.nbytes):
             return
         with contextlib.suppress(OSError):
             self.write(patches)
 
     def write(self, patches: RowUpdates) -> None:
-        """Writes the log anew. Raises OSError: it is as it was."""
+        """Rewrite the log. Raises OSError and leaves it unchanged if that fails."""
         record = self._record({ticket & ~UPDATE_BIT: patch for ticket, patch in patches.held.items()}, patches.made)
         replace(self._path, lambda file: file.write(record, 0), len(record))
         self._file = File(self._path)
         self._end = len(record)
 
     def load(self, patches: RowUpdates, low: Array, high: Array, columns: int) -> int:
-        """The changed rows of lanes that hold rows `low[e]` to `high[e] - 1`: the last change of each.
+        """Load the last update of each row, of lanes that hold rows `low[e]` to `high[e] - 1`.
 
         Returns:
           How many changes are lost.

@@ -1,11 +1,9 @@
-"""A store's parts as flat arrays of plain dtypes and back: chunks stay encoded, nothing is pickled.
+"""Convert the columns of a store to flat arrays and back: chunks stay encoded, nothing is pickled.
 
-What is large is a `Lazy` source: what it gives is what was there when it was made, whatever is written later (`tracked`, and
-segments, which are only appended to); it says in blocks, with marks, what has not changed since. Rows are where they lay, not
-in order, so that little changes between two saves. Loading reads block by block: never more than one of them is held twice.
-
-Damaged bytes of a chunk are found when it is read, so that the rest can be; a damaged dictionary, which many chunks need, at
-once; arrays that do not fit together are refused. Rejected: decoding on the way (a checkpoint would be 100 times larger).
+Large arrays are `Lazy`: they give what was there when they were made, and name the blocks that have not changed since. Rows
+and segments keep their places, so that little changes between two saves. Chunk c of a lane is row `c % ring` of the index;
+`span` says which bytes of which segments `payload` holds. Loading reads block by block. A damaged chunk is found when it is
+read, a damaged dictionary at once; arrays that do not fit together are refused.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ FORMAT = 1
 
 
 def geometry(lanes: int, length: int, slack: int) -> Array:
-    """What says of which store arrays are."""
+    """Return the array that identifies the geometry of a store."""
     return np.array([FORMAT, lanes, length, slack], np.int64)
 
 
 def check_geometry(arrays: Mapping[str, Source], lanes: int, length: int, slack: int, streams: bool) -> int:
-    """The count (or lap) of the first row. Raises ValueError if the arrays are of another store than asked for."""
+    """Return the count (or lap) of the first row. Raises ValueError if the arrays are of another store."""
     wanted = geometry(lanes, length, slack).tolist()
     found = expect(arrays, "geometry", np.int64, (4,)).tolist()
     if found != wanted:
@@ -58,7 +56,7 @@ def check_geometry(arrays: Mapping[str, Source], lanes: int, length: int, slack:
 
 
 def save(part: ColumnData, count: Array) -> dict[str, Any]:
-    """A column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
+    """Return a column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
     if isinstance(part, RawColumn | RawFileColumn):
         return _save_ring(part, count)
     if isinstance(part, ChunkedColumn | ChunkedFileColumn):
@@ -68,7 +66,7 @@ def save(part: ColumnData, count: Array) -> dict[str, Any]:
 
 
 def load(part: ColumnData, arrays: Mapping[str, Source], count: Array) -> None:
-    """The inverse of `save`, into a new part. Raises ValueError, and StoreCorrupted for what many rows need."""
+    """Load what `save` returned into a new column. Raises ValueError, and StoreCorrupted for what many rows need."""
     if isinstance(part, RawColumn | RawFileColumn):
         _load_ring(part, arrays, count)
     elif isinstance(part, ChunkedColumn):
@@ -86,7 +84,7 @@ def _save_ring(ring: RawColumn | RawFileColumn, count: Array) -> dict[str, Any]:
 
 
 def _load_ring(ring: RawColumn | RawFileColumn, arrays: Mapping[str, Source], count: Array) -> None:
-    """Either kind is loaded as the other, and from a ring of another size."""
+    """Load a raw column of either kind and of any size."""
     (places,) = expect(arrays, "places", np.int64, (1,)).tolist()
     low = np.maximum(count - ring.depth, 0)
     if places < int((count - low).max(initial=1)):
@@ -113,7 +111,7 @@ def _checksum(*arrays: Array) -> int:
 
 
 def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
-    """Rows as they are while it is not known what they are, and if they are no stacks; else frames, and where rows end."""
+    """Save chunks of rows while stacks are not recognised, else frames and row ends."""
     stream = part.inner
     if not isinstance(stream, FrameStream):
         return {"stacking": np.array([part.watching, 0, 0, 0], np.int64)} | save_chunks(stream, count)
@@ -171,7 +169,7 @@ def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array
 
 
 def save_updates(patches: RowUpdates) -> dict[str, Array]:
-    """Changed rows as arrays."""
+    """Return updated rows as arrays."""
     held = list(patches.held.items())
     rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in held]
     values = [(row, column, v) for row, (_, p) in enumerate(held) for column, v in p.values.items()]
@@ -184,7 +182,7 @@ def save_updates(patches: RowUpdates) -> dict[str, Array]:
 
 
 def load_updates(patches: RowUpdates, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
-    """The inverse of `save_updates`, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
+    """Load what `save_updates` returned, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
     (made,) = expect(arrays, "patch:made", np.int64, (1,)).tolist()
     rows = expect(arrays, "patch:row", np.int64, (None, 4)).tolist()
     values = expect(arrays, "patch:value", np.int64, (None, 3))
@@ -220,7 +218,7 @@ Record = Callable[[int, int, int, bytes, int], bytes]
 
 
 def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> dict[str, Any]:
-    """All of a column whose lanes have int64[E] `count` rows, unread but for the index."""
+    """Return all of a chunked column whose lanes have int64[E] `count` rows; only the index is read now."""
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
     live = _live(rows, part.ring, tail, head)
@@ -257,14 +255,14 @@ def _index(part: ChunkedColumn) -> tuple[Array, ...]:
 
 
 def _live(rows: int, ring: int, tail: Array, head: Array) -> Array:
-    """bool[rows, E], where in an index chunks `tail` to `head` of each lane lie."""
+    """Return bool[rows, E], where in an index chunks `tail` to `head` of each lane are."""
     first = tail % ring
     row: Array = np.arange(rows)[:, None]
     return np.asarray((row >= first) & (row < first + head - tail) | (row < first + head - tail - ring))
 
 
 def _rows(part: ChunkedColumn, count: Array, ring: int) -> int:
-    """Rows of the index that were ever written."""
+    """Return the number of index rows ever written."""
     return min(int((count // part.k).max(initial=0)), ring)
 
 
@@ -273,7 +271,7 @@ def _content(dictionary: Dictionary) -> Array:
 
 
 def _save_open(part: ChunkedColumn, count: Array) -> dict[str, Array]:
-    """Rows of the chunks that are still filling, lane by lane, compressed some lanes at a time: of many lanes they are many."""
+    """Return the rows of open chunks, lane by lane, compressed some lanes at a time."""
     frames, crcs = list[bytes](), list[int]()
     step = _open_step(part)
     packer = compressor(1, step * part.k * part.row, None)
@@ -291,7 +289,7 @@ def _save_open(part: ChunkedColumn, count: Array) -> dict[str, Array]:
 
 
 def _open_step(part: ChunkedColumn) -> int:
-    """Lanes compressed together: always the same, so that it can be known from the column."""
+    """Return how many lanes are compressed together, which follows from the column."""
     return max(_OPEN_BYTES // max(part.k * part.row, 1), 1)
 
 
@@ -320,7 +318,7 @@ def load_chunks(
     low: Array | None = None,
     record: Callable[[], Record] | None = None,
 ) -> None:
-    """The inverse, into a new column.
+    """Load what `save_chunks` returned into a new column.
 
     Args:
       record: Called once dictionaries are known, for what a chunk is stored as; None: as it is.
@@ -373,7 +371,7 @@ def load_chunks(
 
 
 def _append(part: ChunkedColumn, lane: Array, chunk: Array, blobs: list[memoryview], make: Record | None) -> None:
-    """Stores chunks that the index knows but for where they are."""
+    """Store chunks that the index knows except for their addresses."""
     at = chunk % part.ring, lane
     if make is None:
         part.address[at] = part.arena.append(blobs)

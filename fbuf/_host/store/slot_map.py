@@ -1,15 +1,11 @@
-"""Which place of a store each row lies in, where rows replace any slot and not the oldest: numpy arrays, O(rows written).
+"""Map slots to places of rows, where rows replace any slot and not the oldest: numpy arrays, O(rows written).
 
-There are C + slack places for C slots. A new row takes a place nobody had, or the one whose row was retired longest ago; a
-row is *retired* when another one is written to its slot, and can be read until its place is taken: while `slack` more rows
-are retired, so that a state a little old reads its own. A ticket is `lap * places + place + 1`, lap counting the rows that the
-place has held: so a ticket says where to look, and what must be found there.
+C slots have C + slack places. A new row takes an unused place, or the one whose row was retired longest ago. A row is retired
+when another is written to its slot, and stays readable until `slack` more rows are retired. A ticket is
+`lap * places + place + 1`, where the lap counts the rows that the place has held.
 
-Every slot has one row that is not retired, so a place is always to be had. Where a write goes on from another state than the
-one before it (a future was dropped, or two are carried on), the rows of that state are the ones not retired from then on,
-and those of the other wait their turn: `resume`. Rejected: to be told the tickets that a write replaces and retire those. Two
-futures of one state replace the same rows; the rows of the one that is dropped would never be retired, and in the end
-fill the store, while those it replaced would be lost to the other.
+A write may go on from another state than the write before it (a future was dropped, or two are carried on). Then the rows of
+that state are the ones not retired, and those of the other are queued: `resume`.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ _LOT = 1 << 16  # tickets looked at together
 
 
 class Placement(NamedTuple):
-    """Where `n` rows go."""
+    """The places of `n` rows."""
 
     slot: Array  # int64[n]
     at: Array  # int64[n], their places
@@ -59,13 +55,13 @@ class SlotMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to so far; the rest of the arrays is address space only."""
+        """Return the bytes written to so far; the rest of the arrays is address space only."""
         slots = min(len(self._of_slot), self.used)
         small = self._queue.itemsize
         return self.used * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
 
     def resume(self, place: Array, there: Array) -> None:
-        """Goes on from a state whose rows lie at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
+        """Resume from a state whose rows are at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
         slot = np.flatnonzero(there)
         slot = slot[np.unique(place[slot], return_index=True)[1]]
         stays = np.zeros(self.used, bool)
@@ -79,11 +75,11 @@ class SlotMap:
         self._head, self._waiting, self._queued = 0, len(retired), max(self._queued, len(retired))
 
     def _waits(self) -> Array:
-        """int64[r], places of retired rows, the first retired first."""
+        """Return int64[r], places of retired rows, the first retired first."""
         return self._queue[(self._head + np.arange(self._waiting)) % self.size].astype(np.int64)
 
     def plan(self, slot: Array) -> Placement:
-        """Places for rows at int64[n] slots, none twice. Changes nothing.
+        """Return places for rows at int64[n] slots, without duplicates. Changes nothing.
 
         Raises:
           ValueError: a slot is out of range or comes twice.
@@ -111,7 +107,7 @@ class SlotMap:
         return Placement(slot, at, at[fresh:], retired, ticket)
 
     def commit(self, move: Placement) -> None:
-        """Makes a plan come true. Cannot fail."""
+        """Apply a placement. Cannot fail."""
         end = self._head + self._waiting
         self._queue[(end + np.arange(len(move.retired))) % self.size] = move.retired
         self._queued += len(move.retired)
@@ -124,7 +120,7 @@ class SlotMap:
         self.newest = int(move.ticket[0]) if len(move.ticket) else self.newest
 
     def find(self, ticket: Array) -> tuple[Array, Array]:
-        """Places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
+        """Return places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
         place = ((ticket - np.uint64(1)) % np.uint64(self.size)).astype(np.int64)
         there = (self.ticket[place] == ticket) & (ticket != np.uint64(0))
         return np.where(there, place, 0), there
@@ -132,7 +128,7 @@ class SlotMap:
     # ---------------------------------------------------------------- checkpoints
 
     def to_arrays(self) -> dict[str, Array]:
-        """Everything, copied: some 20 bytes a row."""
+        """Return copies of everything: some 20 bytes a row."""
         return {
             "places:first": np.array([self._first, self.accepted, self.newest], np.uint64),
             "places:ticket": self.ticket[: self.used].copy(),
@@ -142,7 +138,7 @@ class SlotMap:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> SlotMap:
-        """The inverse. Raises ValueError if the arrays do not fit together."""
+        """Load what `to_arrays` returned. Raises ValueError if the arrays do not fit together."""
         first, accepted, newest = expect(arrays, "places:first", np.uint64, (3,)).tolist()
         places = cls(capacity, slack, first)
         ticket = expect(arrays, "places:ticket", np.uint64, (None,))

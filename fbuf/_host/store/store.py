@@ -136,7 +136,7 @@ class Store(TicketReads):
         slots: Array | None = None,
         state: tuple[int, Array] | None = None,
     ) -> Array:
-        """Takes rows in; each gets a new ticket.
+        """Store rows; each gets a new ticket.
 
         Args:
           rows: One array a column, `[N, E, *shape]`, of the column's dtype. Not kept.
@@ -185,7 +185,7 @@ class Store(TicketReads):
         slots: Array | None = None,
         state: tuple[int, Array] | None = None,
     ) -> Array:
-        """`write`, of checked rows, all or nothing; `_writing` is held."""
+        """Store checked rows, all or none; `_writing` is held."""
         n, places = len(rows[0]), self._slots
         if n == 0 or (keep is not None and not keep.any()):
             return np.zeros((n, self.lanes), np.uint64)
@@ -238,7 +238,7 @@ class Store(TicketReads):
         return tickets
 
     def flush(self) -> None:
-        """Waits until every row written so far is on the disk; nothing to do without a folder.
+        """Wait until every row written so far is on disk; without a folder, do nothing.
 
         Raises:
           OSError: that cannot be done.
@@ -254,14 +254,14 @@ class Store(TicketReads):
             self._flushed = time.monotonic()
 
     def _stream(self, rows: Sequence[Array], keep: Array | None) -> tuple[Batch, Array]:
-        """Rows that follow those of their lane, and their tickets."""
+        """Return rows that follow those of their lane as a batch, and their tickets."""
         n, before = len(rows[0]), self._count
         kept = np.full(self.lanes, n, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
         level = keep is None and bool((before == before[0]).all())
         return Batch(rows, keep, before, before + kept, level), self._tickets.of_batch(keep, n, before)
 
     def _scatter(self, rows: Sequence[Array], keep: Array | None, placement: Placement) -> tuple[Batch, Array]:
-        """Rows that go to places, and their tickets."""
+        """Return rows that go to places as a batch, and their tickets."""
         tickets = np.zeros(rows[0].shape[:2], np.uint64)
         tickets[... if keep is None else keep] = (
             placement.ticket if keep is not None else placement.ticket.reshape(tickets.shape)
@@ -282,7 +282,7 @@ class Store(TicketReads):
     @staticmethod
     @contextlib.contextmanager
     def _undone(parts: list[ColumnData], staged: list[Any]) -> Iterator[None]:
-        """What was staged is cancelled if this fails."""
+        """Cancel what was staged if the `with` block fails."""
         try:
             yield
         except BaseException:
@@ -311,7 +311,7 @@ class Store(TicketReads):
         return np.asarray(rows.row >= np.maximum(self._count - self.depth, 0)[rows.lane])
 
     def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
-        """Of every ticket: lane, count, whether it is there (False for 0); and the patched values among them."""
+        """Return lane, count, whether it is there (False for 0) of each ticket, and the updated values among them."""
         stream = tickets
         found: list[tuple[int, bytes]] = []
         is_patch = tickets >= np.uint64(UPDATE_BIT)
@@ -328,8 +328,8 @@ class Store(TicketReads):
         return *self._tickets.find(stream, self._count), found
 
     def newest(self) -> tuple[Array, Array]:
-        """Rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length` of them: row `count` at
-        `count % length`, as a new state of them has it; of a row that was changed the last change. 0: none.
+        """Return the rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length`: row `count` at
+        `count % length`, the last update of an updated row, 0 for none.
         """
         with self._lock:
             self._check_open()
@@ -345,7 +345,7 @@ class Store(TicketReads):
     # ---------------------------------------------------------------- compressing again
 
     def _repack_if_due(self) -> None:
-        """Starts the thread that compresses closed chunks again, if there is a job and no thread; `_lock` is held."""
+        """Start the recompression thread if there is a job and no thread; `_lock` is held."""
         if self._thread is not None and self._thread.is_alive():
             return
         if any(part.next_job(self._count, None) for part in self._parts):
@@ -355,7 +355,7 @@ class Store(TicketReads):
                 self.last_error = without_traceback(error)
 
     def repack(self) -> None:
-        """Compresses every closed chunk again that was not yet, and returns when that is done.
+        """Recompress every closed chunk that was not yet, and wait for it.
 
         Raises:
           StoreClosed: the store is closed.
@@ -366,7 +366,7 @@ class Store(TicketReads):
 
     @records_errors
     def repack_some(self, least: int | None = None) -> bool:
-        """Compresses some closed chunks again; False if there is no lot of them, or of at least so many."""
+        """Recompress some closed chunks; return False if there is no job of at least `least` chunks."""
         with self._repacking:
             if not self._jobs:
                 with self._lock:
@@ -396,7 +396,7 @@ class Store(TicketReads):
             return True
 
     def _ticket_of(self, patch: RowUpdate) -> int:
-        """The ticket of the row that it comes from."""
+        """Return the ticket of the row that an update replaces."""
         if self._slots is not None:
             return int(self._slots.ticket[patch.count])
         return int(self._tickets.of(np.array(patch.lane), np.array(patch.count)))
@@ -405,7 +405,7 @@ class Store(TicketReads):
 
     @records_errors
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Stores rows again with some columns replaced; the old tickets stay readable.
+        """Store rows again with some columns replaced; the old tickets stay readable.
 
         Args:
           tickets: uint64[B].
@@ -442,7 +442,7 @@ class Store(TicketReads):
 
     @records_errors
     def to_arrays(self) -> dict[str, Any]:
-        """Everything as flat arrays of plain dtypes; chunks stay encoded.
+        """Return everything as flat arrays of plain dtypes; chunks stay encoded.
 
         What is large is a `source.Lazy`: read when it is asked for, in any thread, it gives what is there now, whatever is
         written, compressed again or closed in the meantime. What a row was is kept for it in memory when the row goes.
@@ -476,7 +476,7 @@ class Store(TicketReads):
         streams: bool = True,
         folder: Folder | None = None,
     ) -> Store:
-        """The store `to_arrays` was called on: the same tickets readable, writes go on.
+        """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
         Raises:
           ValueError: the arrays are of another format or geometry, or do not fit together.
@@ -518,8 +518,8 @@ class Store(TicketReads):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, rings (as far as
-        written), changes, rows read ahead.
+        """Return the bytes of segments (whole), index, dictionaries, contexts, open chunks, raw rows written, updates, and rows
+        read ahead.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """
@@ -535,7 +535,7 @@ class Store(TicketReads):
         return total
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Bytes in memory and on the disk by column; what columns share is not among them."""
+        """Return bytes in memory and on disk by column, without what columns share."""
         with self._lock:
             self._check_open()
             memory = [part.size(self._count) for part in self._parts]
@@ -544,13 +544,13 @@ class Store(TicketReads):
 
     @property
     def disk(self) -> int:
-        """Bytes of files, as far as blocks were allocated for them; 0 without a folder."""
+        """Return the bytes of files, by allocated blocks; 0 without a folder."""
         self._check_open()
         return 0 if self._folder is None else self._folder.nbytes
 
     @records_errors
     def stats(self) -> dict[str, int]:
-        """Counts: rows accepted and live, chunks and their payload, raw bytes of live rows, dictionaries, patches, nbytes."""
+        """Count rows accepted and live, chunks and their payload, raw bytes of live rows, dictionaries, updates, nbytes."""
         with self._lock:
             self._check_open()
             live = int(np.minimum(self._count, self.depth).sum())
@@ -569,7 +569,7 @@ class Store(TicketReads):
             }
 
     def close(self) -> None:
-        """Frees the rows; reads under way finish, later calls raise StoreClosed. Closing twice is fine."""
+        """Free the rows; running reads finish, later calls raise StoreClosed. Closing twice is fine."""
         self._ahead.close()
         with self._repacking, self._writing, self._lock:
             self._closed = True
