@@ -91,13 +91,10 @@ def view(buffer: Any) -> np.ndarray:
     return array
 
 
-def _write_rows(context: Any, out: Any, id: Any, token: Any, after: Any, keep: Any, *rows: Any) -> None:
-    tickets = find(join_id(view(id))).write([view(r) for r in rows], None if keep is None else view(keep))
+def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
+    arrays = [view(r) for r in rows]
+    tickets = find(join_id(view(id))).write(arrays[masked:], arrays[0] if masked else None)
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
-
-
-def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
-    _write_rows(context, out, id, token, after, None, *rows)
 
 
 def _write_slots(
@@ -174,23 +171,9 @@ def _tickets(pairs: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _reader(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
-    return functools.partial(_read_rows, columns, strict)
-
-
-@functools.cache
-def _requester(columns: tuple[int, ...]) -> Callable[..., None]:
-    return functools.partial(_request_rows, columns)
-
-
-@functools.cache
-def _collector(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
-    return functools.partial(_collect_rows, columns, strict)
-
-
-@functools.cache
-def _patcher(columns: tuple[int, ...]) -> Callable[..., None]:
-    return functools.partial(_patch_rows, columns)
+def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
+    """Return the same object for the same arguments: JAX caches compiled programs by it."""
+    return functools.partial(function, *static)
 
 
 # --------------------------------------------------------------------------------------------- the callbacks
@@ -232,9 +215,8 @@ def write(
     """
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
-    if keep is None:
-        return call(_write_all, shape, guard(id, token, after, *rows), effect=True)
-    return call(_write_rows, shape, guard(id, token, after, keep, *rows), effect=True)
+    operands = rows if keep is None else [keep, *rows]
+    return call(_bind(_write_rows, keep is not None), shape, guard(id, token, after, *operands), effect=True)
 
 
 def write_slots(
@@ -279,9 +261,9 @@ def read(
     shapes += [jax.ShapeDtypeStruct(t.shape[:-1], np.dtype(bool)) for _, t, _ in requests]
     columns, tickets = tuple(c for c, _, _ in requests), [t for _, t, _ in requests]
     if number is None:
-        out = call(_reader(columns, strict), shapes, (id, *tickets), effect=False)
+        out = call(_bind(_read_rows, columns, strict), shapes, (id, *tickets), effect=False)
     else:
-        out = call(_collector(columns, strict), shapes, guard(id, number, *tickets), effect=False)
+        out = call(_bind(_collect_rows, columns, strict), shapes, guard(id, number, *tickets), effect=False)
     return out[: len(columns)], out[len(columns) :]
 
 
@@ -292,7 +274,7 @@ def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Arr
     """
     operands = guard(id, *(t for _, t in requests))
     shape = jax.ShapeDtypeStruct((), jnp.uint32)
-    return call(_requester(tuple(c for c, _ in requests)), shape, operands, effect=True)
+    return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
 def patch(
@@ -310,7 +292,7 @@ def patch(
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
     operands = guard(id, token, after, tickets, keep, *values)
-    return call(_patcher(tuple(fields)), shape, operands, effect=True)
+    return call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
 
 
 def _of(id: Any) -> Priorities:

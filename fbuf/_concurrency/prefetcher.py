@@ -39,14 +39,7 @@ class Prefetch:
     """
 
     def __init__(
-        self,
-        owner: object,
-        name: str,
-        make: Make,
-        room: int,
-        *,
-        number: int | None = None,
-        ready: Iterable[Any] = (),
+        self, owner: object, name: str, make: Make, room: int, *, number: int | None = None, ready: Iterable[Any] = ()
     ):
         self.stop, self.room = StopToken(), room
         self.ended = False

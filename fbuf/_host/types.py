@@ -55,3 +55,22 @@ def records_errors(method: F) -> F:
             raise
 
     return cast(F, call)
+
+
+def unfit(found: str, expected: str, fix: str = "Load another checkpoint.") -> ValueError:
+    """Return the error of arrays that a store cannot load."""
+    return ValueError(f"Store.from_arrays: {found}; expected {expected}. {fix}")
+
+
+def corrupted(found: str, expected: str) -> StoreCorrupted:
+    """Return the error of damaged rows."""
+    return StoreCorrupted(
+        f"Store.read: {found}; expected {expected}. Bytes were damaged: load the last checkpoint with fbuf.load(path)."
+    )
+
+
+def damaged_file(found: str, expected: str) -> StoreCorrupted:
+    """Return the error of a damaged file of a store."""
+    return StoreCorrupted(
+        f"Buffer.resume: {found}; expected {expected}. Bytes were damaged: start a new store at another path."
+    )

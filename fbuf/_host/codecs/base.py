@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fbuf._host.codecs.zstd import compressor, unpacker
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, corrupted, flat
 
 
 @runtime_checkable
@@ -204,7 +204,4 @@ class BitPack:
         elif kind == _RAW and len(body) == out.nbytes:
             flat(out)[:] = body
         else:
-            raise StoreCorrupted(
-                f"Store.read: a chunk of bits has kind {kind} and {len(body)} bytes; expected {packed_bytes(out)} of bits. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            )
+            raise corrupted(f"a chunk of bits has kind {kind} and {len(body)} bytes", f"{packed_bytes(out)} of bits")

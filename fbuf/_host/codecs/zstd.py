@@ -15,7 +15,7 @@ from collections.abc import Callable
 import zstandard
 
 from fbuf._host.memory.lazy_array import Identity
-from fbuf._host.types import StoreCorrupted
+from fbuf._host.types import StoreCorrupted, corrupted
 
 Unpack = Callable[[memoryview], memoryview]
 """Encoded bytes to rows; the result is valid until the next call."""
@@ -59,10 +59,7 @@ def checksum(data: bytes | memoryview, dictionary: Dictionary | None) -> int:
 
 def damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
     """Return the error of bytes with another checksum."""
-    return StoreCorrupted(
-        f"Store.read: {what} has checksum {crc:#010x}; expected {expected:#010x}. "
-        f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-    )
+    return corrupted(f"{what} has checksum {crc:#010x}", f"{expected:#010x}")
 
 
 def compressor(level: int, size: int, dictionary: Dictionary | None = None, **search: int) -> zstandard.ZstdCompressor:
@@ -104,13 +101,7 @@ def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1) 
                     return memoryview(out)
                 claimed = len(out)
         except zstandard.ZstdError as error:
-            raise StoreCorrupted(
-                f"Store.read: a zstd frame does not decode ({error}); expected {size} bytes. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            ) from error
-        raise StoreCorrupted(
-            f"Store.read: a zstd frame claims {claimed} bytes; expected {size}. "
-            f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-        )
+            raise corrupted(f"a zstd frame does not decode ({error})", f"{size} bytes") from error
+        raise corrupted(f"a zstd frame claims {claimed} bytes", f"{size}")
 
     return unpack

@@ -25,7 +25,7 @@ from fbuf._host.interfaces import Batch, ColumnData, ColumnStats, InvalidRows, r
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, damaged_file, flat
 
 
 @dataclass
@@ -75,10 +75,7 @@ class ChunkedFileColumn(ColumnData):
         self._books: dict[int, Dictionary] = {}
         self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:
-            raise StoreCorrupted(
-                f"Buffer.resume: {self._open.path} has {self._open.size} bytes; expected {size}. Its bytes were damaged: "
-                f"start a new store at another path."
-            )
+            raise damaged_file(f"{self._open.path} has {self._open.size} bytes", f"{size}")
 
     # ---------------------------------------------------------------- size
 

@@ -19,7 +19,7 @@ from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, corrupted, flat
 
 _DEEPEST = 16  # frames of a stack
 _CHANNELS = (1, 2, 3, 4)  # of a frame, side by side with those of its neighbours on the axis of the stack
@@ -439,8 +439,7 @@ class RowEnds:
             then = np.where(left[:, 0] > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
             total = base + np.where(position < left, added, 0).sum(axis=1, dtype=np.int64)
             if (total != then).any():
-                raise StoreCorrupted(
-                    f"Store.read: rows of a lane end at frame {int(total[total != then][0])}; expected "
-                    f"{int(then[total != then][0])}. The index was damaged: load the last checkpoint with fbuf.load(path)."
+                raise corrupted(
+                    f"rows of a lane end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}"
                 )
         return np.asarray(base + np.where(position <= at[:, None], added, 0).sum(axis=1, dtype=np.int64))

@@ -21,7 +21,7 @@ from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.types import Array, StoreCorrupted, flat, raise_if_corrupted
+from fbuf._host.types import Array, damaged_file, flat, raise_if_corrupted
 
 _FEW = 6
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -125,10 +125,7 @@ class RawFileColumn(ColumnData):
                 (self._marks, _HEADER.size + 4 + self.places * lanes * SUM),
             ):
                 if file.size != size or self.places <= depth:
-                    raise StoreCorrupted(
-                        f"Buffer.resume: {file.path} has {file.size} bytes; expected {size}. It was cut short, or belongs to "
-                        f"another store: start a new store at another path."
-                    )
+                    raise damaged_file(f"{file.path} has {file.size} bytes", f"{size}")
         self.table: Array = np.frombuffer(self.file.map(), np.uint8)
         self._tracked = DirtyBlocks(self.places, lanes * self.row)
 
@@ -138,10 +135,7 @@ class RawFileColumn(ColumnData):
             magic, places = _HEADER.unpack(text[:-4])
             if magic == _MAGIC:
                 return int(places)
-        raise StoreCorrupted(
-            f"Buffer.resume: {self._marks.path} does not say how many rows there is room for; expected that of this store. "
-            f"Its bytes were damaged: start a new store at another path."
-        )
+        raise damaged_file(f"{self._marks.path} does not say how many rows there is room for", "that of this store")
 
     def room(self, count: Array) -> int:
         """Return how many rows a lane can take at once when the lanes have int64[E] `count` rows."""

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._host.io.file import File, annotate_os_error, lock_file, sign_lock, unlink, unlock_file
-from fbuf._host.types import Array, StoreCorrupted
+from fbuf._host.types import Array, damaged_file
 
 VERSION = 2
 RING, CHUNKS, NOTHING = b"r", b"c", b"n"
@@ -198,10 +198,7 @@ class Folder:
             if len(text) == size and struct.pack("<I", self.crc(body)) == text[-4:] and any(body[:8]):
                 best = max(best, body, key=lambda b: int.from_bytes(b[:8], "little"))
         if not best:
-            raise StoreCorrupted(
-                f"Buffer.resume: {self._head.path} does not say how many rows there are; expected one of its two places whole. "
-                f"Its bytes were damaged: start a new store at another path."
-            )
+            raise damaged_file(f"{self._head.path} does not say how many rows there are", "one of its two places whole")
         self._sequence, self.changes = struct.unpack_from("<QQ", best)
         self.kinds = best[16 : 16 + columns]
         self.count, self.first = np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(2, -1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces
-from fbuf._host.types import Array, flat
+from fbuf._host.types import Array, flat, unfit
 
 _AT_ONCE = 1 << 18
 
@@ -31,9 +31,7 @@ class Spans:
 
     def __init__(self, table: Array, bits: int) -> None:
         if bits not in (24, 30):
-            raise ValueError(
-                f"Store.from_arrays: offsets have {bits} bits; expected 24 or 30. Load another checkpoint."
-            )
+            raise unfit(f"offsets have {bits} bits", "24 or 30")
         self.table = table
         number, offset, size = table.T
         end = offset + size
@@ -43,10 +41,7 @@ class Spans:
         first = np.concatenate([[True], ~follows])[: len(table)]
         begin = np.flatnonzero(first)
         if not ranges.all() or not after.all() or (offset[begin] >= 1 << bits).any():
-            raise ValueError(
-                f"Store.from_arrays: span has {len(table)} pieces of segments, not all in order; expected them in order, none "
-                f"twice. Load another checkpoint."
-            )
+            raise unfit(f"span has {len(table)} pieces of segments, not all in order", "them in order, none twice")
         place = np.concatenate([[0], np.cumsum(size)])
         self.total = int(place[-1])
         # Pieces that follow one another are one run; a string may lie across its pieces.
@@ -63,10 +58,7 @@ class Spans:
             inside = (address - self._address[run]).astype(np.int64)
             if (run >= 0).all() and ((inside >= 0) & (inside + length <= self._size[run])).all():
                 return np.asarray(self._place[run] + inside)
-        raise ValueError(
-            "Store.from_arrays: address names bytes that span does not have; expected pieces of segments. Load another "
-            "checkpoint."
-        )
+        raise unfit("address names bytes that span does not have", "pieces of segments")
 
     def segments(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
         """Yield each segment with its parts: offset, size, place."""
@@ -258,9 +250,7 @@ class Arena:
         whole, start = list(spans.segments()), 0
         sizes = [own[-1][0] + own[-1][1] for _, own in whole]
         if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
-            raise ValueError(
-                "Store.from_arrays: pieces of segments are missing; expected all of each. Load another checkpoint."
-            )
+            raise unfit("pieces of segments are missing", "all of each")
         while start < len(whole):
             stop, size = start, 0
             while stop < len(whole) and size < _SLAB:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fbuf._host.types import Array
+from fbuf._host.types import Array, unfit
 
 BLOCK_BYTES = 1 << 18
 _MOST_BLOCKS = 4096  # of one array
@@ -168,16 +168,13 @@ def lazily(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int
       ValueError: it is missing, or something else.
     """
     if name not in arrays:
-        raise ValueError(f"Store.from_arrays: '{name}' is missing; expected an array. Load another checkpoint.")
+        raise unfit(f"'{name}' is missing", "an array")
     array = arrays[name]
     sizes = len(array.shape) == len(shape) and all(
         want in (None, have) for have, want in zip(array.shape, shape, strict=True)
     )
     if array.dtype != np.dtype(dtype) or not sizes:
-        raise ValueError(
-            f"Store.from_arrays: '{name}' is {array.dtype}{list(array.shape)}; "
-            f"expected {np.dtype(dtype)}{list(shape)}. Load another checkpoint."
-        )
+        raise unfit(f"'{name}' is {array.dtype}{list(array.shape)}", f"{np.dtype(dtype)}{list(shape)}")
     return array
 
 

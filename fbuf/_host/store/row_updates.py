@@ -21,7 +21,7 @@ import numpy as np
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, corrupted, flat
 
 UPDATE_BIT = 1 << 63
 _OVERHEAD = 600  # bytes of Python objects a patch takes, about
@@ -139,10 +139,7 @@ class RowUpdates:
         elif intact and kind == _RAW and len(data) == len(target):
             target[:] = data
         else:
-            raise StoreCorrupted(
-                f"Store.read: a changed row of column {column} is damaged; expected {len(target)} bytes as stored. "
-                f"Load the last checkpoint with fbuf.load(path)."
-            )
+            raise corrupted(f"a changed row of column {column} is damaged", f"{len(target)} bytes as stored")
 
 
 def _size(patch: RowUpdate) -> int:

@@ -28,7 +28,7 @@ from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
 from fbuf._host.memory.lazy_array import Source, expect, lazily, pieces, steps, within
 from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, flat, unfit
 
 FORMAT = 1
 
@@ -43,15 +43,10 @@ def check_geometry(arrays: Mapping[str, Source], lanes: int, length: int, slack:
     wanted = geometry(lanes, length, slack).tolist()
     found = expect(arrays, "geometry", np.int64, (4,)).tolist()
     if found != wanted:
-        raise ValueError(
-            f"Store.from_arrays: format, lanes, length and slack are {found}; expected {wanted}. "
-            f"Load with the buffer that was saved."
-        )
+        raise unfit(f"format, lanes, length and slack are {found}", f"{wanted}", "Load with the buffer that was saved.")
     if streams == any(name.startswith("places:") for name in arrays):
         kind = ("in any order", "streams") if streams else ("streams", "in any order")
-        raise ValueError(
-            f"Store.from_arrays: rows were saved {kind[0]}; expected {kind[1]}. Load with the writer that was saved."
-        )
+        raise unfit(f"rows were saved {kind[0]}", f"{kind[1]}", "Load with the writer that was saved.")
     return int(expect(arrays, "first", np.uint64, (1,))[0])
 
 
@@ -88,9 +83,7 @@ def _load_ring(ring: RawColumn | RawFileColumn, arrays: Mapping[str, Source], co
     (places,) = expect(arrays, "places", np.int64, (1,)).tolist()
     low = np.maximum(count - ring.depth, 0)
     if places < int((count - low).max(initial=1)):
-        raise ValueError(
-            f"Store.from_arrays: 'rows' has {places} places; expected {ring.depth} or more. Load another checkpoint."
-        )
+        raise unfit(f"'rows' has {places} places", f"{ring.depth} or more")
     rows = lazily(arrays, "rows", np.uint8, (min(int(count.max()), places), ring.lanes, ring.row))
     for start, block in steps(rows):
         if isinstance(ring, RawColumn) and places == ring.places:
@@ -138,9 +131,8 @@ def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array
         return
     stacking = Stacking(*sizes)
     if stacking not in part.candidates:
-        raise ValueError(
-            f"Store.from_arrays: rows are stacks of {sizes}; expected one of {list(part.candidates)}. "
-            f"Load with the buffer that was saved."
+        raise unfit(
+            f"rows are stacks of {sizes}", f"one of {list(part.candidates)}", "Load with the buffer that was saved."
         )
     stream = part.stream(stacking)
     low, frames = stream.low, stream.count = expect(arrays, "frames", np.int64, (2, part.lanes)).copy()
@@ -154,10 +146,7 @@ def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array
         )
     end = stream.ends.restore(added, np.maximum(count - part.depth, 0), count, low, stacking.frames)
     if (low < 0).any() or (end != frames).any():
-        raise ValueError(
-            f"Store.from_arrays: rows show {(end - low).tolist()} frames; expected {(frames - low).tolist()}. "
-            f"Load another checkpoint."
-        )
+        raise unfit(f"rows show {(end - low).tolist()} frames", f"{(frames - low).tolist()}")
     plane = stream.plane
     own = within(arrays, "frame:")
     needed = max(int((frames // plane.k - low // plane.k).max()) + 2, plane.ring)
@@ -190,18 +179,12 @@ def load_updates(patches: RowUpdates, arrays: Mapping[str, Source], low: Array, 
     for number, lane, count, superseded in rows:
         fits = 0 <= lane < len(low) and low[lane] <= count < high[lane] and 0 < number <= made
         if not fits or superseded > made:
-            raise ValueError(
-                f"Store.from_arrays: patch:row has {[number, lane, count, superseded]}; expected a row of the store. "
-                f"Load another checkpoint."
-            )
+            raise unfit(f"patch:row has {[number, lane, count, superseded]}", "a row of the store")
     own: list[dict[int, bytes]] = [{} for _ in rows]
     end = 0
     for row, column, size in values.tolist():
         if not (0 <= row < len(rows) and 0 <= column < columns and size >= 1):
-            raise ValueError(
-                f"Store.from_arrays: patch:value has {[row, column, size]}; expected a changed row and a column. "
-                f"Load another checkpoint."
-            )
+            raise unfit(f"patch:value has {[row, column, size]}", "a changed row and a column")
         own[row][column] = data[end : end + size]
         end += size
     for (number, lane, count, superseded), value in zip(rows, own, strict=True):
@@ -298,7 +281,7 @@ def _load_open(part: ChunkedColumn, arrays: Mapping[str, Source], count: Array) 
     length = expect(arrays, "open_length", np.int64, (-(-part.lanes // step),))
     crcs = expect(arrays, "open_checksum", np.uint32, length.shape)
     if (length < 0).any():
-        raise ValueError("Store.from_arrays: open_length is negative; expected 0 or more. Load another checkpoint.")
+        raise unfit("open_length is negative", "0 or more")
     data = flat(np.ascontiguousarray(expect(arrays, "open", np.uint8, (int(length.sum()),))))
     stops = np.cumsum(length).tolist()
     for i, (stop, size, crc) in enumerate(zip(stops, length.tolist(), crcs.tolist(), strict=True)):
@@ -328,14 +311,10 @@ def load_chunks(
     """
     k, closed, encoded, probed, current, ring, bits = expect(arrays, "state", np.int64, (7,)).tolist()
     if k != part.k:
-        raise ValueError(
-            f"Store.from_arrays: chunks hold {k} rows; expected {part.k}. Load with the codec that was saved."
-        )
+        raise unfit(f"chunks hold {k} rows", f"{part.k}", "Load with the codec that was saved.")
     tail, head = part.span(count, low)
     if ring < max(int((head - tail).max(initial=0)), 1):
-        raise ValueError(
-            f"Store.from_arrays: the index has {ring} rows; expected {int((head - tail).max())}. Load another checkpoint."
-        )
+        raise unfit(f"the index has {ring} rows", f"{int((head - tail).max())}")
     _load_open(part, arrays, count)
     rows = _rows(part, count, ring)
     live = _live(rows, ring, tail, head)
@@ -393,9 +372,8 @@ def _load_dictionaries(
     named = slots[slots > 0]
     strange = np.setdiff1d(known, np.append(named, 0))
     if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):
-        raise ValueError(
-            f"Store.from_arrays: chunks name dictionaries {known.tolist()}, of which {current} is the newest; expected some of "
-            f"{slots.tolist()}. Load another checkpoint."
+        raise unfit(
+            f"chunks name dictionaries {known.tolist()}, of which {current} is the newest", f"some of {slots.tolist()}"
         )
     contents = lazily(arrays, "dictionaries", np.uint8, (int(sizes.sum()),))
     uses = dict(zip(known.tolist(), counts.tolist(), strict=True))

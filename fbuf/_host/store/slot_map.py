@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Source, expect
-from fbuf._host.types import Array
+from fbuf._host.types import Array, unfit
 
 _LOT = 1 << 16  # tickets looked at together
 
@@ -157,9 +157,8 @@ class SlotMap:
                 for part in (ticket[at : at + _LOT],)
             )
         if not whole:
-            raise ValueError(
-                f"Store.from_arrays: places:slot and places:retired name {named} places; expected each of the {used} "
-                f"of places:ticket once. Load another checkpoint."
+            raise unfit(
+                f"places:slot and places:retired name {named} places", f"each of the {used} of places:ticket once"
             )
         places.ticket[:used] = ticket
         places._of_slot[:] = slot

@@ -34,7 +34,7 @@ from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.recovery import reopen
 from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
 from fbuf._host.store.slot_map import Placement, SlotMap
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, without_traceback
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, unfit, without_traceback
 
 __all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
 
@@ -70,14 +70,9 @@ class Store(TicketReads):
         streams: bool = True,
         folder: Folder | None = None,
     ) -> None:
-        for name, value, least in (
-            ("columns", len(columns), 1),
-            ("lanes", lanes, 1),
-            ("length", length, 1),
-            ("slack", slack, 0),
-            ("first_seq", first_seq, 0),
-            ("cache", cache, 0),
-        ):
+        sizes = {"columns": len(columns), "lanes": lanes, "length": length}
+        for name, value in (sizes | {"slack": slack, "first_seq": first_seq, "cache": cache}).items():
+            least = int(name in sizes)
             if value < least:
                 raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
         if folder is not None and not streams:
@@ -495,14 +490,11 @@ class Store(TicketReads):
         )
         store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
         if (store._count < 0).any():
-            raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
+            raise unfit("count is negative", "0 or more")
         if not streams:
             store._slots = SlotMap.from_arrays(arrays, lanes * length, lanes * slack)
             if store._count.tolist() != [store._slots.used]:
-                raise ValueError(
-                    f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._slots.used]}, as many as "
-                    f"there are tickets. Load another checkpoint."
-                )
+                raise unfit(f"count is {store._count.tolist()}", f"{[store._slots.used]}, as many as there are tickets")
         for i in range(len(store.columns)):
             own = within(arrays, f"column{i}:")
             store._parts[i] = store._make.saved(i, store._parts[i], own)
