@@ -6,7 +6,6 @@ if it saves more bytes than it takes.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ class Coder:
         self.codec = codec
         self.current: Dictionary | None = None
         self._shape, self._dtype = shape, dtype
-        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -64,19 +62,12 @@ class Coder:
 
     def decoder(self) -> Decode:
         """Return a function that verifies and decodes chunks, for one thread and one call."""
-        unpackers: dict[Dictionary | None, tuple[Unpack, int]] = {}
-        crc32, size, expand = zlib.crc32, self._size, self._expand
+        unpackers: dict[Dictionary | None, Unpack] = {}
 
         def decode(data: memoryview, expected: int, dictionary: Dictionary | None) -> memoryview:
-            pair = unpackers.get(dictionary)
-            if pair is None:
-                pair = unpackers[dictionary] = self._unpacker(dictionary), checksum(b"", dictionary)
-            unpack, seed = pair
-            crc = crc32(data, seed)
-            if crc != expected:
-                raise damaged("a chunk", crc, expected)
-            rows = unpack(data)
-            return rows if len(rows) == size else expand(rows)
+            if dictionary not in unpackers:
+                unpackers[dictionary] = self._unpacker(dictionary)
+            return unpackers[dictionary](data, expected)
 
         return decode
 
@@ -88,7 +79,7 @@ class Coder:
         outs: Sequence[memoryview],
         cache: Any = None,
     ) -> None:
-        """Decode chunks one after another and copy their rows to `outs`.
+        """Verify and decode chunks one after another, and copy their rows to `outs`.
 
         Args:
           chunks: In the order of `copies`.
@@ -97,38 +88,38 @@ class Coder:
         Raises:
           StoreCorrupted: A chunk is damaged.
         """
-        decode, encoded, plain = self.decoder(), iter(chunks), iter(opened)
+        encoded, plain, unpackers = iter(chunks), iter(opened), dict[Dictionary | None, Unpack]()
         rows = memoryview(b"")
         for next_chunk, out, to, source in copies:
             if next_chunk:
                 chunk = next(encoded, None)
+                cached = None if chunk is None or cache is None else cache.get(chunk[3])
                 if chunk is None:
                     rows = next(plain)
-                elif cache is None:
-                    rows = decode(*chunk[:3])
+                elif cached is not None:
+                    rows = cached
                 else:
-                    rows = cache.get(chunk[3])
-                    if rows is None:
-                        rows = decode(*chunk[:3])
+                    data, crc, dictionary, address = chunk
+                    unpack = unpackers.get(dictionary)
+                    if unpack is None:
+                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
+                    rows = unpack(data, crc)
+                    if cache is not None:
                         rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
-                        cache.put(chunk[3], rows)
+                        cache.put(address, rows)
             outs[out][to] = rows[source]
 
     def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        """Return a function that decodes chunks of this dictionary, unverified."""
+        """Return a function that verifies and decodes chunks of this dictionary, for one thread and one call."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def unpack(data: memoryview) -> memoryview:
+        def unpack(data: memoryview, expected: int) -> memoryview:
+            if checksum(data, dictionary) != expected:
+                raise damaged("a chunk", checksum(data, dictionary), expected)
             self.codec.decode(data, scratch)
             return flat(scratch)
 
         return unpack
-
-    def _expand(self, bits: memoryview) -> memoryview:
-        """Return the rows that are packed as bits."""
-        rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
-        unpack_bits(bits, rows)
-        return flat(rows)
 
     def due(self, rows: int) -> bool:
         """Return whether a new dictionary should be tried after `rows` rows."""
@@ -149,6 +140,7 @@ class ZstdCoder(Coder):
 
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)
+        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
         self._compressor = compressor(codec.level, self._size, None)
@@ -187,7 +179,13 @@ class ZstdCoder(Coder):
         return np.frombuffer(data, np.uint8).view(self._dtype).reshape(self.codec.chunk, *self._shape)
 
     def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        return unpacker(self._size, dictionary, self._packed)
+        return unpacker(self._size, dictionary, self._packed, self._expand)
+
+    def _expand(self, bits: memoryview) -> memoryview:
+        """Return the rows that are packed as bits."""
+        rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
+        unpack_bits(bits, rows)
+        return flat(rows)
 
     def due(self, rows: int) -> bool:
         if rows >= self._next:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import zstandard
 
 from fbuf._host.memory.lazy_array import Identity
 from fbuf._host.types import StoreCorrupted, corrupted
 
-Unpack = Callable[[memoryview], memoryview]
-"""Encoded bytes to rows; the result is valid until the next call."""
+Unpack = Callable[..., memoryview]
+"""(encoded bytes, their checksum or None) -> rows, valid until the next call."""
 
 _DDICT_BYTES = 27_352
 """What zstd 1.5 allocates beside the content to decode with a dictionary (`ZSTD_sizeof_DDict`, not exposed)."""
@@ -83,22 +84,34 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
-def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1) -> Unpack:
-    """Return a function that decompresses frames of `size` bytes, or of `packed`, for one thread and one call."""
-    if dictionary is None:
-        decompressor = zstandard.ZstdDecompressor()
-    else:
-        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary.data)
-    decompress, content_size = decompressor.decompress, zstandard.frame_content_size
+def unpacker(
+    size: int,
+    dictionary: Dictionary | None = None,
+    packed: int = -1,
+    expand: Callable[[memoryview], memoryview] | None = None,
+) -> Unpack:
+    """Return a function that verifies and decompresses frames of `size` bytes, for one thread and one call.
 
-    def unpack(data: memoryview) -> memoryview:
+    Args:
+      packed, expand: Frames of `packed` bytes are allowed too; `expand` makes rows of them.
+    """
+    settings: dict[str, Any] = {} if dictionary is None else {"dict_data": dictionary.data}
+    seed = checksum(b"", dictionary)
+    decompress = zstandard.ZstdDecompressor(**settings).decompress
+    content_size, crc32 = zstandard.frame_content_size, zlib.crc32
+
+    def unpack(data: memoryview, expected: int | None = None) -> memoryview:
+        if expected is not None:
+            crc = crc32(data, seed)
+            if crc != expected:
+                raise damaged("a chunk", crc, expected)
         try:
             # `decompress` believes the header whatever limit it is given: a small frame may claim gigabytes.
             claimed = content_size(data)
             if claimed in (size, packed):
-                out = decompress(data)
+                out = memoryview(decompress(data))
                 if len(out) == claimed:
-                    return memoryview(out)
+                    return out if expand is None or claimed == size else expand(out)
                 claimed = len(out)
         except zstandard.ZstdError as error:
             raise corrupted(f"a zstd frame does not decode ({error})", f"{size} bytes") from error
