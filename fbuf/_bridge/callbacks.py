@@ -117,7 +117,7 @@ def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, i
 
 def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
     number = 0
-    with contextlib.suppress(Exception):  # a hint: whatever is wrong is said when the rows are collected
+    with contextlib.suppress(Exception):  # a hint: errors are raised when the rows are collected
         wanted = [(c, _tickets(view(t))) for c, t in zip(columns, tickets, strict=True)]
         number = find(join_id(view(id))).request(wanted)
     np.asarray(out)[...] = number

@@ -53,7 +53,7 @@ class Owner:
 class StoreHandle:
     """An open host store, as `fbuf.stores()` lists it.
 
-    A context manager: leaving the `with` closes the store at once, whatever states of it are left.
+    A context manager: leaving the `with` block closes the store at once, even if states of it are left.
 
     Example:
       >>> import fbuf, numpy as np

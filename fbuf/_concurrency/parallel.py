@@ -88,10 +88,10 @@ class Task:
             assert self._call is not None
             try:
                 self._made = self._call()
-            except BaseException as error:  # whoever waits must hear of it
+            except BaseException as error:  # `result` raises it
                 self._error = error
             finally:
-                self._call = None  # it holds what was given
+                self._call = None  # release its arguments
                 self._ended.release()
 
     def result(self) -> Any:

@@ -88,9 +88,9 @@ class Prefetch:
         """End the thread after its current item; return the items that were not taken."""
         self.stop.request_stop()
         with self._filled:
-            self._filled.notify_all()  # those who wait for something
+            self._filled.notify_all()  # wake callers of `take`
         if self._thread is not threading.current_thread() and os.getpid() == self._process:
-            # Not for ever: the garbage collector may be here, in a callback of what is being made.
+            # With a timeout: this may run in the garbage collector, inside `make`.
             self._thread.join(_PATIENCE)
         with self._filled:
             left = list(self._ready)
@@ -151,7 +151,7 @@ def _serve(prefetch: Prefetch, make: Make) -> None:
             prefetch.put(make(prefetch.stop))
     except (Stopped, ReplayClosed):
         prefetch.finish(None)
-    except BaseException as error:  # whatever it is, somebody must hear of it
+    except BaseException as error:  # `take` or `check` raises it
         prefetch.finish(error)
     else:
         prefetch.finish(None)

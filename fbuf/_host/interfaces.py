@@ -24,10 +24,10 @@ class Batch:
     keep: Array | None  # bool[N, E]; None: all
     before: Array  # int64[E], rows of each lane until now
     after: Array  # int64[E]
-    uniform: bool  # all lanes are level and keep all, so that slices will do
+    uniform: bool  # lanes are level and keep all rows: slices suffice
     low: tuple[Array, Array] | None = None  # int64[E], first rows to keep, before and after; None: by depth
-    # Where rows lie in no order: int64[N], their places, which stand for counts of a single lane (then E is 1, all are kept,
-    # and `before` and `after` only say how many there are), and those of them that hold a row until now.
+    # Where rows are in any order: int64[N], their places, used as counts of a single lane (then E is 1, all are kept, and
+    # `before` and `after` only count rows), and those of the places whose row is evicted.
     at: Array | None = None
     evicted: Array | None = None
     names: Array | None = (

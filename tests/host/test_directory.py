@@ -55,7 +55,9 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
     first = make(tmp_path, columns_of(None))
     for resume in (False, True):
-        with pytest.raises(BlockingIOError, match="is in use by this process; expected nobody. Drop every state"):
+        with pytest.raises(
+            BlockingIOError, match="is in use by this process; expected no other user. Drop every state"
+        ):
             make(tmp_path, columns_of(None), resume=resume)
     first.close()
     with pytest.raises(FileExistsError, match=r"a store at .* already; expected none. .*buffer.resume\(example\)"):
@@ -217,7 +219,7 @@ else:
 try:
     make(sys.argv[2], columns_of(None), resume=True)
 except BlockingIOError as error:
-    assert f"in use by process {sys.argv[3]}; expected nobody" in str(error), error
+    assert f"in use by process {sys.argv[3]}; expected no other user" in str(error), error
 else:
     raise AssertionError("no error")
 """

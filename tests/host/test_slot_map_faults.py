@@ -120,7 +120,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 def test_wrong_slots_are_named_and_change_nothing() -> None:
     store, rows = make(None, length=4), np.zeros((2, 1, 5), np.uint8)
     for slots, error, text in (
-        (None, ValueError, "slots is None, but rows lie in no order"),
+        (None, ValueError, "slots is None, but rows replace slots"),
         (np.zeros((2, 1), np.int64), TypeError, "slots is int64; expected int32"),
         (np.zeros((3, 1), np.int32), ValueError, r"slots has shape \[3, 1\]; expected \[2, 1\]"),
         (

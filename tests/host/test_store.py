@@ -172,7 +172,7 @@ def test_a_write_that_ends_half_way_is_never_read_from(column: int, monkeypatch:
         with pytest.raises(KeyboardInterrupt):
             store.write(rows, None)
     for use in (lambda: fetch(store, tickets), lambda: store.write(rows, None), store.to_arrays, store.stats):
-        with pytest.raises(StoreCorrupted, match="half-way"):
+        with pytest.raises(StoreCorrupted, match="interrupted"):
             use()
     store.close()
 

@@ -18,8 +18,7 @@ from fbuf._host.types import Array, corrupted, flat
 class Codec(Protocol):
     """What a host column needs of a codec: a hashable value with these members. Called from several threads at once.
 
-    Example: frames in sixteen shades, half the bytes before zlib has begun. What it loses is the user's affair; the store
-    checks that the bytes it stored are the bytes it decodes.
+    Example: frames in sixteen shades, half the bytes before zlib. A codec may be lossy; the store checks encoded bytes only.
       >>> import dataclasses, zlib, fbuf, numpy as np
       >>> @dataclasses.dataclass(frozen=True)
       ... class Shades:
@@ -55,9 +54,9 @@ class Zstd:
 
     Attributes:
       level: 1 to 22. Higher levels write 4x slower and up from 9; with a dictionary they save 5-20 %.
-      chunk: k, 1 to 64. Rows compressed together: more is smaller, fewer read faster. 1 is right where the rows of a lane are
-        not alike from one to the next (a data set in random order: a chunk would only make draws decode rows that nobody
-        asked for), and is what is used, whatever is said here, with a writer that replaces any row.
+      chunk: k, 1 to 64. Rows compressed together: more is smaller, fewer read faster. Use 1 where the rows of a lane are
+        not similar from one to the next (a data set in random order), where a larger chunk would only decode rows that were
+        not asked for. With a writer that replaces any row, 1 is used regardless.
       dictionary: Past rows in a dictionary, 0 (none) to 256.
       repack: Compress chunks again in the background once some 38,000 frames are closed, with a longer search against a
         dictionary of their own: 10-30 % smaller and read faster, for 8 to 20 us of a thread a frame of 84x84. Not done
@@ -100,7 +99,7 @@ class Zstd:
 class Raw:
     """No codec: rows are stored as they are, neither encoded nor checked. For leaves that do not compress.
 
-    A leaf for which `Zstd` gains less than 1.3x becomes such a ring by itself; this says it beforehand.
+    A leaf for which `Zstd` gains less than 1.3x is stored this way automatically; `Raw` decides it beforehand.
 
     Example:
       >>> import fbuf
@@ -165,8 +164,7 @@ def _whole(rows: Array) -> tuple[Array | None, Any]:
 class BitPack:
     """Encode rows of zeros and ones (masks, one-hot boards) as bits: 8 elements a byte, whatever their dtype.
 
-    Written and read at the speed of a copy. `Zstd` does the same before it compresses, where rows are such, and is smaller
-    where they repeat.
+    Writes and reads at the speed of a copy. `Zstd` packs such rows too before it compresses, and is smaller where they repeat.
 
     Attributes:
       chunk: k, 1 to 64. Rows encoded together.

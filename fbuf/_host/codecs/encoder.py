@@ -209,7 +209,7 @@ class ZstdCoder(Coder):
         early = rows >= self._next
         self._last = rows
         self._next = _milestone(rows) if early else self._next
-        self._least = self._most = self._mean  # drift is counted from here, whatever comes of the trial
+        self._least = self._most = self._mean  # drift is counted from here, also if the trial fails
         chunk = self.codec.chunk
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
         firsts = {0, max(trial.start - SECOND_DICTIONARY // chunk, 0)}

@@ -106,7 +106,7 @@ def unpacker(
             if crc != expected:
                 raise damaged("a chunk", crc, expected)
         try:
-            # `decompress` believes the header whatever limit it is given: a small frame may claim gigabytes.
+            # `decompress` trusts the header despite any limit: a small frame may claim gigabytes.
             claimed = content_size(data)
             if claimed in (size, packed):
                 out = memoryview(decompress(data))

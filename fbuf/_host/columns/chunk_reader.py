@@ -1,6 +1,6 @@
 """Read rows of encoded chunks: `fetch_chunks` finds the chunks under the store's lock, `ChunkFetch.run` decodes without it.
 
-Each chunk is decoded once, whatever number of requests needs it. A run of rows that are neighbours both in a chunk and in
+Each chunk is decoded once for all requests. A run of rows that are neighbours both in a chunk and in
 the output is one copy. The index is read with a few numpy calls for all rows together.
 """
 

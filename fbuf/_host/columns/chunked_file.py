@@ -238,8 +238,6 @@ class ChunkedFileColumn(ColumnData):
         """Find the chunks of lanes with int64[E] `count` rows; missing ones raise when they are read. Chunks of later rows are
         erased for good.
 
-        What lies there of later rows is none of those to come, for good.
-
         Raises:
           StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
         """
@@ -340,7 +338,7 @@ class ChunkedFileColumn(ColumnData):
         rows = table[self.half, :, np.arange(lanes)]
         if mine.open.nbytes:
             flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
-        # What else lies there is no row to come: another half, and rows beyond the count.
+        # Erase what must not pass for later rows: the other half, and rows beyond the count.
         labels = np.zeros((2, lanes), "<u8")
         labels[self.half, np.arange(lanes)] = count // mine.k + 1
         kept = np.zeros((2, mine.k, lanes), "<u8")

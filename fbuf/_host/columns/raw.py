@@ -134,7 +134,7 @@ class RawColumn(ColumnData):
         return self.array.nbytes // max(self.depth, 1) * self.touched
 
     def size(self, count: Array) -> int:
-        """Return `nbytes`, whatever is live."""
+        """Return `nbytes`; expired rows take as much as live ones."""
         return self.nbytes
 
     def stage(self, batch: Batch, rows: Array) -> NothingStaged:
@@ -209,7 +209,7 @@ class RawFetch:
     at: Array  # int64[M], place of each row
     starts: Array
 
-    may_be_overwritten = True  # the ring goes on
+    may_be_overwritten = True  # the ring wraps around
 
     def run(self, outs: Sequence[memoryview]) -> None:
         """Fill the outputs of the requests."""

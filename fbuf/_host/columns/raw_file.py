@@ -109,7 +109,7 @@ class RawFileColumn(ColumnData):
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._sums = RowChecksums(folder.seed, self.row)
-        self.unchecked: Array | None = None  # bool[places * E], rows that lay there and that nobody has looked at yet
+        self.unchecked: Array | None = None  # bool[places * E], rows of an existing file that are not checked yet
         rows, sums = folder.file(f"{name}.rows"), folder.file(f"{name}.sums")
         if fresh:
             self.places = depth + max(spare(depth), batch)
@@ -288,7 +288,7 @@ class RawFileFetch:
     there: Array
     starts: Array
 
-    may_be_overwritten = True  # the ring goes on
+    may_be_overwritten = True  # the ring wraps around
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
         """Fill the outputs of the requests; return bool[M] of damaged rows if some were read for the first time."""

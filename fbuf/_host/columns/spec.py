@@ -88,7 +88,7 @@ def check_slots(slots: Array | None, keep: Array | None, shape: tuple[int, int],
     """Return which rows are kept: those with a slot from 0 to `capacity` - 1; None for all."""
     if slots is None:
         raise ValueError(
-            "Store.write: slots is None, but rows lie in no order; expected int32[N, E]. Say which row each replaces."
+            "Store.write: slots is None, but rows replace slots; expected int32[N, E]. Pass the slot of each row."
         )
     check("Store.write", "slots", slots, np.dtype(np.int32), shape)
     inside = (slots >= 0) & (slots < capacity)

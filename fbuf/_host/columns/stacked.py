@@ -164,7 +164,7 @@ class StackedColumn:
             try:
                 self.inner.fetch(*at, np.ones(1, bool), count, np.zeros(1, np.int64)).run([flat(last[lane])])
                 known[lane] = True
-            except StoreCorrupted:  # whoever reads it will hear; the next row is then stored in full
+            except StoreCorrupted:  # a read of it raises; the next row is then stored in full
                 continue
         if not watching:
             self._last = self._last[:0]

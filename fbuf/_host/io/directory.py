@@ -46,15 +46,15 @@ class Folder:
       call: For messages, `"Memmap"`.
       path: The folder; None: a temporary one, removed when nothing refers to this any more, and at exit.
       identity: What the store is, as JSON: `lanes`, `length`, `slack`, and `columns` with `name`, `shape`, `dtype`, `codec`.
-      resume: Open the store that lies there; otherwise there must be none.
-      verify: Look at every byte when a store is opened, and go on with what is whole; otherwise each row is looked at when it
-        is read first, and one that is damaged is an error.
+      resume: Open the existing store; otherwise there must be none.
+      verify: Check every byte when a store is opened, and resume with the intact rows; otherwise each row is checked when it
+        is read first, and a damaged one is an error.
       sync: Seconds after which a write waits for the disk; None: only `flush` does.
     Raises:
       FileExistsError: there is a store already, or something else.
       FileNotFoundError: there is none to resume.
       BlockingIOError: another store holds the folder.
-      ValueError: the store that lies there is another than `identity`, or cannot be read.
+      ValueError: The existing store differs from `identity`, or cannot be read.
       OSError: the folder or a file cannot be made.
     """
 
@@ -272,7 +272,7 @@ class Folder:
 def rollback(path: str | None) -> Iterator[None]:
     """Remove the store made at `path` in the `with` block if the block fails."""
     here = None if path is None else os.path.abspath(os.path.expanduser(path))
-    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # what was there is nobody's to remove
+    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # an existing store is not removed
         yield
         return
     there = os.path.isdir(here)

@@ -182,7 +182,7 @@ def once(view: memoryview, at: int, size: int) -> Array:
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
     if isinstance(mapping, mmap.mmap):
-        mapping.madvise(mmap.MADV_DONTNEED)  # what others read meanwhile is mapped anew
+        mapping.madvise(mmap.MADV_DONTNEED)  # pages that others read are mapped again
     return out
 
 
@@ -209,7 +209,7 @@ def lock_file(what: str, fd: int, fix: str) -> None:
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode(errors="replace")
         who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
-        raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected nobody. {fix}") from None
+        raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected no other user. {fix}") from None
 
 
 def sign_lock(fd: int) -> None:

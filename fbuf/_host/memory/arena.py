@@ -44,7 +44,7 @@ class Spans:
             raise unfit(f"span has {len(table)} pieces of segments, not all in order", "them in order, none twice")
         place = np.concatenate([[0], np.cumsum(size)])
         self.total = int(place[-1])
-        # Pieces that follow one another are one run; a string may lie across its pieces.
+        # Pieces that follow one another are one run; a string may span its pieces.
         self._address = (number[begin] << bits | offset[begin]).astype(np.uint64)
         self._place = place[begin]
         self._size = np.diff(place[np.append(begin, len(table))])

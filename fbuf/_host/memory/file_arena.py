@@ -163,7 +163,7 @@ class FileArena:
                 segment.file.empty(offset)
                 return
             except OSError:
-                pass  # what is left of it comes before whatever is written from now on
+                pass  # its remains come before all later writes
         self._tail = -1
 
     def move(self, addresses: Array, lengths: Array) -> Array:

@@ -43,7 +43,7 @@ class Lazy:
 
     Args:
       shape, dtype: What it is as an array.
-      read: (start, stop) -> rows of the first axis, an array that nobody writes to. From any thread.
+      read: (start, stop) -> rows of the first axis, an array that is not written again. Called from any thread.
       block: Rows of a block, the first of which begins at row 0.
       cuts: In place of that, where blocks begin, and the end of the last.
       keys: With `cuts`, a name for each block.

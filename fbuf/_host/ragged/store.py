@@ -87,7 +87,7 @@ class Records(RowStore):
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
-          StoreClosed; whatever `encode` or the codec raise. Nothing was stored.
+          StoreClosed, and the errors of `encode` and the codec. Nothing was stored.
         Cost: some 2 us a value and its bytes copied.
         """
         with self._writing:
@@ -107,7 +107,7 @@ class Records(RowStore):
             with self._lock:
                 gone = self._commit(staged, lane, count)
                 self._count = after
-            del gone  # objects of the user's, whose ends may run code of theirs: not under the lock
+            del gone  # outside the lock: finalizers of the user's objects may run code
         return tickets
 
     def _commit(self, staged: Sequence[Staged], lane: Array, count: Array) -> list[Any]:
@@ -169,7 +169,7 @@ class Records(RowStore):
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Raise TypeError: stored ragged leaves cannot change."""
-        raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row anew.")
+        raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row again.")
 
     def _pack(self, data: bytes) -> bytes:
         if self._codec is None:
@@ -211,7 +211,7 @@ class Records(RowStore):
 
         Raises:
           StoreCorrupted: a value's bytes are damaged.
-          StoreClosed, and whatever `decode` raises.
+          StoreClosed, and the errors of `decode`.
         Cost: some 2 us a value and a copy of its bytes.
         """
         tickets = tickets.reshape(-1)

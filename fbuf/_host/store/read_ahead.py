@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     def at_risk(self, low: Array, at: Array | None) -> bool:
         """Return whether it reads places that are reused once each lane's rows before int64[E] `low` have expired.
 
-        Or, where rows lie in no order, once the places `at` have.
+        Where rows are in any order: once the rows of places `at` have.
         """
         for fetch, group, _, still in self.fetches:
             if fetch.may_be_overwritten:

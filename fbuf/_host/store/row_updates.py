@@ -24,7 +24,7 @@ from fbuf._host.io.file import File, existing
 from fbuf._host.types import Array, StoreCorrupted, corrupted, flat
 
 UPDATE_BIT = 1 << 63
-_OVERHEAD = 600  # bytes of Python objects a patch takes, about
+_OVERHEAD = 600  # bytes of Python objects a update takes, about
 _RAW, _ZSTD = b"\0", b"\1"
 _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of the rest
 
@@ -36,7 +36,7 @@ class RowUpdate:
     lane: int
     count: int
     values: dict[int, bytes]
-    superseded: int = -1  # patches made when another patch replaced this one
+    superseded: int = -1  # updates made when another update replaced this one
 
 
 class RowUpdates:
@@ -58,12 +58,12 @@ class RowUpdates:
         values = dict(before.values) if before is not None else {}
         return RowUpdate(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
 
-    def add(self, patches: Sequence[tuple[int, RowUpdate]]) -> list[int]:
+    def add(self, updates: Sequence[tuple[int, RowUpdate]]) -> list[int]:
         """Store prepared updates, each with the ticket it replaces; return their tickets."""
         tickets = []
-        for old, patch in patches:
+        for old, update in updates:
             self.made += 1
-            self.insert(UPDATE_BIT | self.made, patch)
+            self.insert(UPDATE_BIT | self.made, update)
             tickets.append(UPDATE_BIT | self.made)
             replaced = self.held.get(old)
             if replaced is not None and replaced.superseded < 0:
@@ -73,14 +73,14 @@ class RowUpdates:
             self._superseded.popleft()
         return tickets
 
-    def insert(self, ticket: int, patch: RowUpdate) -> None:
+    def insert(self, ticket: int, update: RowUpdate) -> None:
         """Store an update under this ticket."""
-        self.held[ticket] = patch
-        self.nbytes += _size(patch)
-        origin = patch.lane, patch.count
+        self.held[ticket] = update
+        self.nbytes += _size(update)
+        origin = update.lane, update.count
         if origin not in self._origins:
             self._origins[origin] = []
-            heapq.heappush(self._heaps.setdefault(patch.lane, []), patch.count)
+            heapq.heappush(self._heaps.setdefault(update.lane, []), update.count)
         self._origins[origin].append(ticket)
 
     def resume(self, made: int) -> None:
@@ -91,12 +91,12 @@ class RowUpdates:
 
     def _drop(self, ticket: int) -> bool:
         """Drop a superseded update unless it is too recent."""
-        patch = self.held.get(ticket)
-        if patch is not None:
-            if self.made - patch.superseded < self._slack:
+        update = self.held.get(ticket)
+        if update is not None:
+            if self.made - update.superseded < self._slack:
                 return False
             # Its successor has the same origin, so the origin's list does not run empty.
-            self._origins[patch.lane, patch.count].remove(ticket)
+            self._origins[update.lane, update.count].remove(ticket)
             self._remove(ticket)
         return True
 
@@ -142,14 +142,14 @@ class RowUpdates:
             raise corrupted(f"a changed row of column {column} is damaged", f"{len(target)} bytes as stored")
 
 
-def _size(patch: RowUpdate) -> int:
-    return _OVERHEAD + sum(map(len, patch.values.values()))
+def _size(update: RowUpdate) -> int:
+    return _OVERHEAD + sum(map(len, update.values.values()))
 
 
 _RECORD = struct.Struct("<4sII")  # magic, bytes of the body, its crc
 _MADE = struct.Struct("<Q")  # what the body begins with: changes made ever, up to this record
 _MAGIC = b"fbp1"
-_PATCH = struct.Struct("<QIQI")  # number, lane, count, values
+_UPDATE = struct.Struct("<QIQI")  # number, lane, count, values
 _VALUE = struct.Struct("<II")  # column, bytes
 _LEAST = 1 << 20
 
@@ -180,21 +180,21 @@ class UpdateLog:
             raise
         self._end += len(record)
 
-    def tidy(self, patches: RowUpdates) -> None:
+    def tidy(self, updates: RowUpdates) -> None:
         """Rewrite the log if most of it is unused and that succeeds."""
-        if self._end < max(_LEAST, 4 * patches.nbytes):
+        if self._end < max(_LEAST, 4 * updates.nbytes):
             return
         with contextlib.suppress(OSError):
-            self.write(patches)
+            self.write(updates)
 
-    def write(self, patches: RowUpdates) -> None:
+    def write(self, updates: RowUpdates) -> None:
         """Rewrite the log. Raises OSError and leaves it unchanged if that fails."""
-        record = self._record({ticket & ~UPDATE_BIT: patch for ticket, patch in patches.held.items()}, patches.made)
+        record = self._record({ticket & ~UPDATE_BIT: update for ticket, update in updates.held.items()}, updates.made)
         replace(self._path, lambda file: file.write(record, 0), len(record))
         self._file = File(self._path)
         self._end = len(record)
 
-    def load(self, patches: RowUpdates, low: Array, high: Array, columns: int) -> int:
+    def load(self, updates: RowUpdates, low: Array, high: Array, columns: int) -> int:
         """Load the last update of each row, of lanes that hold rows `low[e]` to `high[e] - 1`.
 
         Returns:
@@ -211,10 +211,10 @@ class UpdateLog:
             if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
                 break  # the process ended there, or it was damaged
             made = max(made, *_MADE.unpack_from(body))
-            for number, patch in _read(body[_MADE.size :]).items():
-                if patch.lane < len(low) and low[patch.lane] <= patch.count < high[patch.lane]:
-                    newest[patch.lane, patch.count] = number, patch
-                later |= patch.lane < len(high) and patch.count >= high[patch.lane]
+            for number, update in _read(body[_MADE.size :]).items():
+                if update.lane < len(low) and low[update.lane] <= update.count < high[update.lane]:
+                    newest[update.lane, update.count] = number, update
+                later |= update.lane < len(high) and update.count >= high[update.lane]
             at += _RECORD.size + size
         lost = max(self._folder.changes - made, 0)
         if lost and not self._folder.verify:
@@ -223,20 +223,20 @@ class UpdateLog:
                 f'bytes were damaged: go on without these changes, buffer.resume(example, verify="full").'
             )
         self._end = at
-        for number, patch in newest.values():
-            if all(0 <= column < columns for column in patch.values):
-                patches.insert(UPDATE_BIT | number, patch)
-        patches.resume(max(made, self._folder.changes))
+        for number, update in newest.values():
+            if all(0 <= column < columns for column in update.values):
+                updates.insert(UPDATE_BIT | number, update)
+        updates.resume(max(made, self._folder.changes))
         if later or lost:  # no row to come is to be taken for one that was changed
-            self.write(patches)
+            self.write(updates)
             self._file.sync()
         return lost
 
     def _record(self, made: Mapping[int, RowUpdate], ever: int) -> bytes:
         body = _MADE.pack(ever) + b"".join(
-            _PATCH.pack(number, patch.lane, patch.count, len(patch.values))
-            + b"".join(_VALUE.pack(column, len(value)) + value for column, value in patch.values.items())
-            for number, patch in sorted(made.items())
+            _UPDATE.pack(number, update.lane, update.count, len(update.values))
+            + b"".join(_VALUE.pack(column, len(value)) + value for column, value in update.values.items())
+            for number, update in sorted(made.items())
         )
         return _RECORD.pack(_MAGIC, len(body), self._folder.crc(body)) + body
 
@@ -245,8 +245,8 @@ def _read(body: bytes) -> dict[int, RowUpdate]:
     made: dict[int, RowUpdate] = {}
     at = 0
     while at < len(body):
-        number, lane, count, values = _PATCH.unpack_from(body, at)
-        at += _PATCH.size
+        number, lane, count, values = _UPDATE.unpack_from(body, at)
+        at += _UPDATE.size
         own = {}
         for _ in range(values):
             column, size = _VALUE.unpack_from(body, at)

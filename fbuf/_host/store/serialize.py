@@ -157,20 +157,20 @@ def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array
     part.resume(count, False)
 
 
-def save_updates(patches: RowUpdates) -> dict[str, Array]:
+def save_updates(updates: RowUpdates) -> dict[str, Array]:
     """Return updated rows as arrays."""
-    held = list(patches.held.items())
+    held = list(updates.held.items())
     rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in held]
     values = [(row, column, v) for row, (_, p) in enumerate(held) for column, v in p.values.items()]
     return {
-        "patch:made": np.array([patches.made], np.int64),
+        "patch:made": np.array([updates.made], np.int64),
         "patch:row": np.array(rows, np.int64).reshape(-1, 4),
         "patch:value": np.array([(r, c, len(v)) for r, c, v in values], np.int64).reshape(-1, 3),
         "patch:data": np.frombuffer(b"".join(v for _, _, v in values), np.uint8),
     }
 
 
-def load_updates(patches: RowUpdates, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
+def load_updates(updates: RowUpdates, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
     """Load what `save_updates` returned, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
     (made,) = expect(arrays, "patch:made", np.int64, (1,)).tolist()
     rows = expect(arrays, "patch:row", np.int64, (None, 4)).tolist()
@@ -188,8 +188,8 @@ def load_updates(patches: RowUpdates, arrays: Mapping[str, Source], low: Array, 
         own[row][column] = data[end : end + size]
         end += size
     for (number, lane, count, superseded), value in zip(rows, own, strict=True):
-        patches.insert(UPDATE_BIT | number, RowUpdate(lane, count, value, superseded))
-    patches.resume(made)
+        updates.insert(UPDATE_BIT | number, RowUpdate(lane, count, value, superseded))
+    updates.resume(made)
 
 
 _OPEN_BYTES = 1 << 20
@@ -322,7 +322,7 @@ def load_chunks(
     first = tail % ring
     chunk = row + (tail - first)[lane]
     chunk += np.where(row < first[lane], ring, 0)
-    here = ring == part.ring and bool(live.all())  # all of it lies as it lay
+    here = ring == part.ring and bool(live.all())  # every chunk keeps its place in the index
     new: Any = slice(rows) if here else (row if ring == part.ring else chunk % part.ring, lane)
     for name, mine in zip(_INDEX, _index(part), strict=True):
         saved = expect(arrays, name, mine.dtype, (rows, part.lanes))
@@ -383,7 +383,7 @@ def _load_dictionaries(
         zip(slots.tolist(), stops.tolist(), sizes.tolist(), crcs.tolist(), strict=True), 1
     ):
         book = Dictionary(bytes(np.ascontiguousarray(contents[stop - size : stop])), crc)
-        if slot in uses:  # one that no chunk needs is nobody's
+        if slot in uses:  # unused dictionaries are dropped
             book.slot, book.count = slot, uses[slot]
             part.table[slot] = book
         newest = book if i == current else newest

@@ -46,11 +46,11 @@ class Store(TicketReads):
       columns: The leaves, at least one.
       lanes: E.
       length: Rows a lane of the buffer holds.
-      slack: Rows kept beyond that, for states a little old.
+      slack: Rows kept beyond that, for slightly old states.
       first_seq: Count of the first row of each lane; without streams, lap of the first row of each place.
       cache: Bytes of decoded chunks kept for later reads, for each column with a codec that works by chunks.
       streams: New rows replace the oldest of their lane. False: each replaces the row in a slot that `write` is told.
-      folder: Where the rows lie in files; with a store in it that is to go on, its rows. None: in memory.
+      folder: The directory of rows in files, new or of a store to resume. None: in memory.
     Raises:
       ValueError: no columns, lanes or length < 1, slack or first_seq < 0; without streams, a folder, or a codec of the user's
         whose chunk is not 1.
@@ -117,8 +117,8 @@ class Store(TicketReads):
             raise StoreClosed("Store: the store is closed; expected an open one. Make a new buffer with `init`.")
         if self._broken:
             raise StoreCorrupted(
-                "Store: a write ended half-way (it was interrupted, or there was no memory left), and what is there is not "
-                "known to be right; expected a whole one. Load the last checkpoint with fbuf.load(path)."
+                "Store: a write was interrupted or ran out of memory, and the store may be inconsistent; expected a complete "
+                "write. Load the last checkpoint with fbuf.load(path)."
             )
 
     # ---------------------------------------------------------------- writing
@@ -138,9 +138,8 @@ class Store(TicketReads):
           keep: bool[N, E], or None for all.
           slots: int32[N, E], without streams: the slot, 0 to E * length - 1, whose row each one replaces. Rows with any
             other are not kept; no slot comes twice.
-          state: Without streams: which state this goes on from, by the ticket of the first row that was kept in the write
-            that made it (0: none was), and its tickets uint64[E * length] by slot, which are looked at if that was not the
-            last write. None: it was.
+          state: Without streams: the state that this write continues, by the ticket of the first row kept in the write that
+            made it (0: none), and its tickets uint64[E * length] by slot, read if that was not the last write. None: it was.
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
@@ -159,7 +158,7 @@ class Store(TicketReads):
             tickets: list[Array] = []
             done = 0
             while done < n or not tickets:
-                # In files rows are written before they count, where none lie that can be read.
+                # In files, rows are written before they count, to places without readable rows.
                 room = min((p.room(self._count) for p in self._parts if isinstance(p, RawFileColumn)), default=n)
                 piece = slice(done, min(done + room, n))
                 try:
@@ -205,7 +204,7 @@ class Store(TicketReads):
                     stage = parts[i].stage(batch, batch.rows[i])
                 staged.append(stage)
             self._ahead.finish_before_overwrite(after - self.depth, batch.at)
-            if self._folder is not None:  # readers need not wait for a disk: what they see changes in memory only
+            if self._folder is not None:  # readers need not wait for the disk: what they see changes in memory only
                 self._reserve(parts, staged)
                 self._folder.save(kind_bytes(parts), after)
         with self._lock:
@@ -332,9 +331,9 @@ class Store(TicketReads):
             low = np.maximum(self._count - self.length, 0 if self._folder is None else self._folder.first)
             lane, count = ranges(low, self._count)
             tickets[count % self.length, lane] = self._tickets.of(lane, count)
-            for ticket, patch in sorted(self._updates.held.items()):
-                if patch.count >= low[patch.lane]:
-                    tickets[patch.count % self.length, patch.lane] = ticket
+            for ticket, update in sorted(self._updates.held.items()):
+                if update.count >= low[update.lane]:
+                    tickets[update.count % self.length, update.lane] = ticket
             return self._count.copy(), tickets
 
     # ---------------------------------------------------------------- compressing again
@@ -390,11 +389,11 @@ class Store(TicketReads):
                 self._jobs.pop()
             return True
 
-    def _ticket_of(self, patch: RowUpdate) -> int:
+    def _ticket_of(self, update: RowUpdate) -> int:
         """Return the ticket of the row that an update replaces."""
         if self._slots is not None:
-            return int(self._slots.ticket[patch.count])
-        return int(self._tickets.of(np.array(patch.lane), np.array(patch.count)))
+            return int(self._slots.ticket[update.count])
+        return int(self._tickets.of(np.array(update.lane), np.array(update.count)))
 
     # ---------------------------------------------------------------- changed rows
 
@@ -439,8 +438,8 @@ class Store(TicketReads):
     def to_arrays(self) -> dict[str, Any]:
         """Return everything as flat arrays of plain dtypes; chunks stay encoded.
 
-        What is large is a `source.Lazy`: read when it is asked for, in any thread, it gives what is there now, whatever is
-        written, compressed again or closed in the meantime. What a row was is kept for it in memory when the row goes.
+        Large arrays are `Lazy`: read later, in any thread, they give what is there now, despite later writes, recompression and
+        `close`. Rows that are overwritten meanwhile are kept in memory for them.
 
         Cost: a copy of the index, some 3 bytes a row of chunks of 8, and the rows of chunks that are not full yet, compressed;
           writers wait that long (4 ms for a million frames of 8 lanes).
