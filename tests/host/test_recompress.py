@@ -1,4 +1,4 @@
-"""Chunks compressed again hold the same rows in fewer bytes, whatever happens meanwhile."""
+"""Test that recompressed chunks hold the same rows in fewer bytes, under failures too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
+def test_recompression_shrinks_a_game_and_keeps_its_rows() -> None:
     store, rows = make(), frames(4096, SIZE)
     tickets = write(store, rows)
     before, books = store.stats(), list(part_of(store).table.values())
@@ -67,7 +67,7 @@ def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @given(st.data())
-def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> None:
+def test_any_order_of_writes_and_jobs_keeps_every_row(data: st.DataObject) -> None:
     lanes = data.draw(st.integers(1, 3))
     codec = {"chunk": data.draw(st.integers(1, 5)), "dictionary": data.draw(st.sampled_from([0, 2]))}
     store = make(lanes, length=60, slack=data.draw(st.integers(0, 20)), **codec)
@@ -99,7 +99,7 @@ def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> No
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_chunks_that_expire_meanwhile_are_not_stored_again() -> None:
+def test_chunks_that_expired_are_not_stored_again() -> None:
     store, rows = make(length=512), frames(3000, SIZE)
     write(store, rows[:512])
     assert store.repack_some(least=1)  # part of the lot
@@ -126,7 +126,7 @@ def test_a_damaged_chunk_stays_damaged_and_others_intact() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("where", ["compressor", "append", "dictionary"])
-def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_keeps_every_row(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = frames(1024, SIZE)
     for failing in range(0, 60, 7 if where == "compressor" else 1):
         store = make(length=1024)
@@ -216,7 +216,7 @@ def test_a_closed_store_raises() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without_chunks() -> None:
+def test_a_loaded_store_has_no_job_and_no_unused_dictionary() -> None:
     store, rows = make(), frames(2048, SIZE)
     tickets = write(store, rows)
     part = part_of(store)
@@ -231,7 +231,7 @@ def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without
     check(loaded, tickets, rows)
 
 
-def test_other_codecs_are_not_compressed_again() -> None:
+def test_other_codecs_are_not_recompressed() -> None:
     for settings in ({"repack": False}, {"level": 9}):
         store = make(**settings)
         part_of(store).job_size = 1
@@ -244,7 +244,7 @@ def test_other_codecs_are_not_compressed_again() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_frames_of_stacks_are_compressed_again_too() -> None:
+def test_frames_of_stacks_are_recompressed() -> None:
     source = frames(3000, SIZE)
     stacks = np.stack([source[i : i + 2990] for i in range(4)], axis=1)
     column = Column("stack", (4, SIZE, SIZE), np.dtype(np.uint8), Zstd(), stacks=True)
@@ -260,7 +260,7 @@ def test_frames_of_stacks_are_compressed_again_too() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("ahead", [1, 2, 5, 30])
-def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ahead: int) -> None:
+def test_a_chunk_that_expires_during_a_job_is_freed_once(ahead: int) -> None:
     store, rows = make(length=160), frames(2000, SIZE)
     part = part_of(store)
     tickets = [write(store, rows[:160])]

@@ -1,4 +1,4 @@
-"""Stores in files after processes were killed, the power failed, and files were damaged, lost, mixed or exchanged."""
+"""Test stores in files after kills, power failures, and damaged, missing or mixed files."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 1024)
 
 
-def test_processes_killed_at_any_instant_lose_no_row(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     check_killed("files", tmp_path / "store", 12)
 
 
 @KIND
-def test_after_a_failure_of_power_what_was_flushed_is_there(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 8192)
     for seed in range(8):
         check_power_failed(kind, seed, tmp_path / str(seed))
@@ -71,13 +69,13 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("small_segments")
 @KIND
 @pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
-def test_no_cut_and_no_flipped_bit_shows_another_row(kind: str, verify: bool, tmp_path: Path) -> None:
+def test_truncated_and_flipped_files_show_no_wrong_row(kind: str, verify: bool, tmp_path: Path) -> None:
     check_damages(kind, verify, False, tmp_path)
 
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_two_moments_never_make_a_third(kind: str, tmp_path: Path) -> None:
+def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> None:
     """Every choice of files from an older and a newer copy of one folder."""
     path = tmp_path / "0"
     small(kind, path, 3)
@@ -108,7 +106,7 @@ def test_files_of_two_moments_never_make_a_third(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_another_store_and_missing_ones_are_noticed(kind: str, tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("mine", "other")):
         small(kind, tmp_path / name, 4, seed)
     rows = rows_there(kind, tmp_path / "mine")
@@ -131,7 +129,7 @@ def test_files_of_another_store_and_missing_ones_are_noticed(kind: str, tmp_path
 
 
 @given(data=st.data())
-def test_the_longest_run_is_the_longest(data: st.DataObject) -> None:
+def test_longest_valid_run_agrees_with_a_search(data: st.DataObject) -> None:
     lanes, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     count = np.array(data.draw(st.lists(st.integers(0, 30), min_size=lanes, max_size=lanes)))
     low = np.maximum(count - data.draw(st.integers(length, 12)), 0)
@@ -154,7 +152,7 @@ def test_the_longest_run_is_the_longest(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_a_checksum_is_of_the_row_its_place_and_its_store(data: st.DataObject) -> None:
+def test_a_checksum_covers_row_place_and_store(data: st.DataObject) -> None:
     row = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 28, 29, 400]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows, seed = rng.integers(0, 256, (5, row), np.uint8), int(rng.integers(2**63))

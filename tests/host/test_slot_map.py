@@ -1,4 +1,4 @@
-"""The host store where a row replaces that in any slot, against plain Python: what is read is that row, or zeros and False."""
+"""Compare a store whose rows replace any slot with a plain-Python model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
 
 
 @KINDS
-def test_a_row_replaced_stays_until_slack_more_are(codec: Codec | None) -> None:
+def test_a_replaced_row_stays_for_slack_more(codec: Codec | None) -> None:
     store = make(codec, length=3, slack=2)
 
     def put(slot: int, value: int) -> int:
@@ -61,7 +61,7 @@ def test_a_row_replaced_stays_until_slack_more_are(codec: Codec | None) -> None:
 
 
 @KINDS
-def test_futures_of_one_state_never_read_each_other_and_never_fill_the_store(codec: Codec | None) -> None:
+def test_futures_of_one_state_are_separate_and_bounded(codec: Codec | None) -> None:
     """Each of 200 futures replaces the same rows of the same state, and is dropped."""
     store, rng = make(codec, length=8, slack=3), np.random.default_rng(0)
     model = Scattered(store)
@@ -75,7 +75,7 @@ def test_futures_of_one_state_never_read_each_other_and_never_fill_the_store(cod
 
 
 @given(data=st.data())
-def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataObject) -> None:
+def test_each_future_reads_its_own_rows(data: st.DataObject) -> None:
     """States as a buffer keeps them: tickets by slot, and which write made them. Any of them may be written to."""
     length, slack = data.draw(st.integers(1, 12), "length"), data.draw(st.integers(0, 12), "slack")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))

@@ -1,4 +1,4 @@
-"""Host stores used for long: what they take of the process stays."""
+"""Test that host stores used for long take constant memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resident() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_million_operations_leave_memory_flat() -> None:
+def test_memory_stays_flat_over_a_million_operations() -> None:
     store = make(Zstd(chunk=4, dictionary=4), None, shape=(16, 16), lanes=2, length=600)
     for part in store._parts:
         part.job_size = 64  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def test_a_million_operations_leave_memory_flat() -> None:
     assert store.nbytes < 4 << 20
 
 
-def test_a_hundred_thousand_replacements_take_no_memory() -> None:
+def test_memory_stays_flat_over_100_000_replacements() -> None:
     store, rows = places.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
     places.churn(store, rows, 20_000)
     before, size = resident(), store.nbytes

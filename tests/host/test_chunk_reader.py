@@ -1,4 +1,4 @@
-"""The cache of decoded chunks: the same rows, fewer decompressions, at most the allowed bytes."""
+"""Test the cache of decoded chunks: the same rows, fewer decompressions, bounded bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cache_of(store: Store) -> ChunkCache:
 
 @pytest.mark.parametrize("codec", [Zstd(), Deflate(), Zstd(chunk=4)])
 @pytest.mark.parametrize("bits", [False, True])
-def test_rows_are_the_same_and_decoded_once(codec: Any, bits: bool) -> None:
+def test_cached_chunks_are_decoded_once(codec: Any, bits: bool) -> None:
     rows = boards(1500, "float32").reshape(1500, -1) if bits else frames(1500)
     store = make(codec, 1 << 30, rows.shape[1:], str(rows.dtype))
     tickets = store.write([rows[:1000, None]], None)[:, 0]
