@@ -22,8 +22,8 @@ from fbuf._algorithms import sum_tree, sum_tree_draw
 from fbuf._bridge import lifetime
 from fbuf._bridge.callbacks import clear_priorities, draw_priorities, write_priorities
 from fbuf._host import OnHost
-from fbuf._host import priorities as _store
 from fbuf._host.priorities import Layout, Priorities
+from fbuf._host.priorities import most_bytes as _most_bytes
 from fbuf.samplers._types import Drawn
 
 
@@ -132,4 +132,4 @@ def store_of(tree: HostTree) -> Priorities:
 
 def most_bytes(capacity: int, least: bool) -> int:
     """Host bytes that there can be; see `fbuf._host.priorities.most_bytes`."""
-    return _store.most_bytes(_layout(capacity), least)
+    return _most_bytes(_layout(capacity), least)

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from fbuf._host.columns import frame_stream, recompress
 from fbuf._host.columns.raw import DirtyBlocks
 from fbuf._host.memory import arena, file_arena, lazy_array
-from fbuf._host.memory import arena as segments
 from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows, pieces, steps
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
@@ -48,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (arena, "_SLAB", 8192),
         (file_arena, "_SMALL", 16_384),
         (file_arena, "_LEAST_PIECE", 4096),
-        (segments, "_AT_ONCE", 4096),
+        (arena, "_AT_ONCE", 4096),
         (frame_stream, "_AT_ONCE", 1),
         (recompress, "JOB_BYTES", 1 << 16),
     ):

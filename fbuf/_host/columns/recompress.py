@@ -165,7 +165,7 @@ class Packer:
         try:
             trial = {i: bytes(self._coder.packed(self._coder.chunk_of(raw(i)))) for i in sample.trial if i in found}
             contents = [b"".join(self._coder.row_of(raw(i), at) for i, at in r if i in found) for r in sample.rows]
-        except StoreCorrupted:  # no lot of its own for damaged bytes: each chunk against what it has
+        except StoreCorrupted:  # damaged bytes: keep the dictionary of each chunk
             return
         if not trial:
             return
