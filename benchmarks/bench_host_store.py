@@ -27,7 +27,7 @@ from benchmarks._harness import Absent, absent_row, geometric_mean, interleave, 
 from benchmarks.bench_compression import STACK, run_of, torchrl_payload
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.store.store import Column, Store
 
 RAW = "Bytes of raw obs and next_obs stacks over what the process grew by, {} frames, {}"
@@ -116,7 +116,7 @@ def index(game: str, count: int) -> dict[str, Any]:
     store.repack()
     again = (time.perf_counter() - begin) / count * 1e6
     part = store._parts[0]
-    assert isinstance(part, Chunks)
+    assert isinstance(part, ChunkedColumn)
     books = {
         id(d): d.nbytes for d in (*part.table.values(), part.coder.current, part.packer and part.packer.latest) if d
     }

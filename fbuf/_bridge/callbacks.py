@@ -1,15 +1,12 @@
-"""How jitted code reaches a host store: callbacks (write, read, patch, request) and the guard in front of them.
+"""Connect jitted code with host stores: callbacks for rows and priorities, and the guard in front of them.
 
-On CPU they are `jax.experimental.buffer_callback`s: operands and results are the arrays themselves (no copy), 6 to 25
-times less overhead than `io_callback`/`pure_callback`, and no hang with one core and a pending operand. Elsewhere the
-io/pure callbacks serve. Rules kept here: numpy only inside, never JAX; operand views are made read-only (they are the
-memory of immutable arrays); outputs are always filled; functions are at module level.
+On CPU they are `jax.experimental.buffer_callback`s, whose operands and results are the arrays themselves; elsewhere
+io/pure callbacks. Rules: numpy only inside, never JAX; operand views are read-only; outputs are always filled.
 
-Order: a read depends on the tickets it is given; a write on the token of the reads before it, and on one element of the
-ticket table that the write before it made (without it XLA runs two writes of one jit in the order their operands are
-ready, and the store then expires the wrong rows). A write has a side effect (never dropped, merged or repeated); a read
-is a pure function of id and tickets, because a ticket names immutable bytes. That holds of a read which was asked for
-ahead, too: its request has a side effect and gives a number, on which the read depends, but what it reads are tickets.
+A read depends on its tickets. A write depends on the token of the reads before it and on one element of the ticket table
+that the write before it made; otherwise XLA could run two writes of one jit in either order. A write has a side effect; a
+read is a pure function of id and tickets, which name immutable bytes, also when it was started early by `request`.
+Priorities are ordered by versions alone: a write takes and returns one, a draw is a pure function of one.
 """
 
 from __future__ import annotations
@@ -26,7 +23,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fbuf._bridge.lifetime import find, join_id
+from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
 
 Shape = tuple[int, ...]
@@ -76,7 +74,7 @@ ad.primitive_jvps[_guard_p] = lambda primals, tangents, what: (_guard_p.bind(*pr
 
 
 def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
-    """The identity; refuses vmap at trace time and several devices at compile time, with words of our own.
+    """Return the operands; refuse vmap at trace time and several devices at compile time.
 
     `what` is on the host: "rows" or "priorities".
     """
@@ -87,19 +85,16 @@ def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
 
 
 def view(buffer: Any) -> np.ndarray:
-    """An operand of a callback, read-only: it is the memory of an immutable array."""
+    """Return an operand of a callback, read-only: it is the memory of an immutable array."""
     array = np.asarray(buffer)
     array.flags.writeable = False
     return array
 
 
-def _write_rows(context: Any, out: Any, id: Any, token: Any, after: Any, keep: Any, *rows: Any) -> None:
-    tickets = find(join_id(view(id))).write([view(r) for r in rows], None if keep is None else view(keep))
+def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
+    arrays = [view(r) for r in rows]
+    tickets = find(join_id(view(id))).write(arrays[masked:], arrays[0] if masked else None)
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
-
-
-def _write_all(context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
-    _write_rows(context, out, id, token, after, None, *rows)
 
 
 def _write_slots(
@@ -122,7 +117,7 @@ def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, i
 
 def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
     number = 0
-    with contextlib.suppress(Exception):  # a hint: whatever is wrong is said when the rows are collected
+    with contextlib.suppress(Exception):  # a hint: errors are raised when the rows are collected
         wanted = [(c, _tickets(view(t))) for c, t in zip(columns, tickets, strict=True)]
         number = find(join_id(view(id))).request(wanted)
     np.asarray(out)[...] = number
@@ -136,7 +131,7 @@ def _collect_rows(
 
 
 def _fetch(read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]) -> None:
-    """Fills the arrays, and bool of what was there, in `out`."""
+    """Fill the arrays, and bool of what was there, in `out`."""
     arrays, present = out[: len(columns)], out[len(columns) :]
     wanted = [_tickets(view(t)) for t in tickets]
     ok = read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
@@ -171,35 +166,21 @@ def _patch_rows(
 
 
 def _tickets(pairs: np.ndarray) -> np.ndarray:
-    """uint64[...] of uint32[..., 2], low word first as the state carries them."""
+    """Return uint64[...] of uint32[..., 2], low word first."""
     return np.ascontiguousarray(pairs).view(np.uint64)[..., 0]
 
 
 @functools.cache
-def _reader(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
-    return functools.partial(_read_rows, columns, strict)
-
-
-@functools.cache
-def _requester(columns: tuple[int, ...]) -> Callable[..., None]:
-    return functools.partial(_request_rows, columns)
-
-
-@functools.cache
-def _collector(columns: tuple[int, ...], strict: bool) -> Callable[..., None]:
-    return functools.partial(_collect_rows, columns, strict)
-
-
-@functools.cache
-def _patcher(columns: tuple[int, ...]) -> Callable[..., None]:
-    return functools.partial(_patch_rows, columns)
+def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
+    """Return the same object for the same arguments: JAX caches compiled programs by it."""
+    return functools.partial(function, *static)
 
 
 # --------------------------------------------------------------------------------------------- the callbacks
 
 
 def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Array], effect: bool) -> Any:
-    """Runs `function(context, out, *operands)` on the host; `out` are arrays to fill."""
+    """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
     vmap_method = None if effect else "broadcast_all"
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback
@@ -221,7 +202,7 @@ def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Arra
 def write(
     id: jax.Array, token: jax.Array, after: jax.Array, rows: Sequence[jax.Array], keep: jax.Array | None
 ) -> jax.Array:
-    """Hands rows to the store.
+    """Write rows to the store.
 
     Args:
       id: uint32[2], names the store.
@@ -234,9 +215,8 @@ def write(
     """
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
-    if keep is None:
-        return call(_write_all, shape, guard(id, token, after, *rows), effect=True)
-    return call(_write_rows, shape, guard(id, token, after, keep, *rows), effect=True)
+    operands = rows if keep is None else [keep, *rows]
+    return call(_bind(_write_rows, keep is not None), shape, guard(id, token, after, *operands), effect=True)
 
 
 def write_slots(
@@ -248,7 +228,7 @@ def write_slots(
     rows: Sequence[jax.Array],
     slots: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Hands rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot comes twice.
+    """Write rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot occurs twice.
 
     Args:
       table: uint32[C, 2], tickets by slot. On CPU the store may look at it, at no cost; elsewhere it would be copied to the
@@ -269,7 +249,7 @@ def write_slots(
 def read(
     id: jax.Array, requests: Sequence[tuple[int, jax.Array, Item]], strict: bool, number: jax.Array | None = None
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Fetches rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
+    """Read rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
 
     Args:
       requests: (column of the store, tickets uint32[..., 2], item).
@@ -281,20 +261,20 @@ def read(
     shapes += [jax.ShapeDtypeStruct(t.shape[:-1], np.dtype(bool)) for _, t, _ in requests]
     columns, tickets = tuple(c for c, _, _ in requests), [t for _, t, _ in requests]
     if number is None:
-        out = call(_reader(columns, strict), shapes, (id, *tickets), effect=False)
+        out = call(_bind(_read_rows, columns, strict), shapes, (id, *tickets), effect=False)
     else:
-        out = call(_collector(columns, strict), shapes, guard(id, number, *tickets), effect=False)
+        out = call(_bind(_collect_rows, columns, strict), shapes, guard(id, number, *tickets), effect=False)
     return out[: len(columns)], out[len(columns) :]
 
 
 def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Array:
-    """Lets the store begin a read of (column, tickets uint32[..., 2]) and returns at once: its number, uint32[].
+    """Start a read of (column, tickets uint32[..., 2]) in the store; return its number, uint32[].
 
     Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
     """
     operands = guard(id, *(t for _, t in requests))
     shape = jax.ShapeDtypeStruct((), jnp.uint32)
-    return call(_requester(tuple(c for c, _ in requests)), shape, operands, effect=True)
+    return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
 def patch(
@@ -305,11 +285,64 @@ def patch(
     keep: jax.Array,
     fields: Mapping[int, jax.Array],
 ) -> jax.Array:
-    """Stores rows again with some leaves `[B, item]` replaced; returns tickets uint32[B, 2] (the old where not).
+    """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
 
     `token` and `after` order it as they do `write`.
     """
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
     operands = guard(id, token, after, tickets, keep, *values)
-    return call(_patcher(tuple(fields)), shape, operands, effect=True)
+    return call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
+
+
+def _of(id: Any) -> Priorities:
+    return cast(Priorities, find(join_id(view(id))))
+
+
+def _write_leaves(context: Any, out: Any, id: Any, token: Any, version: Any, slot: Any, leaf: Any) -> None:
+    np.asarray(out)[...] = split_id(_of(id).write(join_id(view(version)), view(slot), view(leaf)))
+
+
+def _clear_leaves(context: Any, out: Any, id: Any, version: Any) -> None:
+    np.asarray(out)[...] = split_id(_of(id).clear(join_id(view(version))))
+
+
+def _draw_leaves(context: Any, out: Any, id: Any, version: Any, top: Any, bottom: Any) -> None:
+    """Draw. Under `vmap` over keys every operand has a leading axis, along which id and version are equal."""
+    index, leaf, mass, least = (np.asarray(x) for x in out)
+    drawn = _of(id).draw(join_id(view(version)), view(top).reshape(-1), view(bottom).reshape(-1))
+    index[...], leaf[...] = drawn[0].reshape(index.shape), drawn[1].reshape(leaf.shape)
+    mass[...], least[...] = drawn[2:]
+
+
+_VERSION = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+def write_priorities(
+    id: jax.Array, token: jax.Array, version: jax.Array, slot: jax.Array, leaf: jax.Array
+) -> jax.Array:
+    """Write leaves float32[B] in a version uint32[2]; return the new one. Slots int32[B] out of range are skipped, the last
+    of equal ones wins.
+    """
+    operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
+    made: jax.Array = call(_write_leaves, _VERSION, operands, effect=True)
+    return made
+
+
+def clear_priorities(id: jax.Array, version: jax.Array) -> jax.Array:
+    """Return the version uint32[2] with all leaves 0."""
+    made: jax.Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
+    return made
+
+
+def draw_priorities(
+    id: jax.Array, version: jax.Array, top: jax.Array, bottom: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Draw leaves from a version by `fbuf._algorithms.sum_tree_draw.uniforms`: int32[B] and float32[B], the sum float32[] of
+    all, and the least float32[] above 0.
+    """
+    id, version = guard(id, version, what="priorities")
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    shapes = [jax.ShapeDtypeStruct(top.shape, jnp.int32), jax.ShapeDtypeStruct(top.shape, jnp.float32), number, number]
+    index, leaf, mass, least = call(_draw_leaves, shapes, (id, version, top, bottom), effect=False)
+    return index, leaf, mass, least

@@ -1,8 +1,7 @@
-"""`batch.lazy`: what a batch's rows hold beside arrays, read from the host when it is asked for.
+"""`batch.lazy`: read the ragged leaves of a batch from the host on demand.
 
-A batch of ragged rows carries their tickets, as arrays like the rest of it; text, objects and leaves whose shapes differ are
-fetched eagerly, leaf by leaf. The tickets keep their store open, as a state does. Rejected: a list of values in the batch (it
-could not leave jit), and a stack that is tried at every access (torchrl's lazy stack: an error, or a copy, each time).
+A batch of ragged rows carries their tickets as arrays; text, objects and leaves of varying shapes are read eagerly, leaf by
+leaf. The tickets keep their store open, as a state does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _RAISE: Any = object()
 
 
 def length_name(name: str) -> str:
-    """Name of the leaf int32[rank] beside a padded one that says how long it is."""
+    """Return the name of the leaf int32[rank] that holds the lengths of a padded leaf."""
     return f"{name}_length"
 
 
@@ -41,7 +40,7 @@ class Tickets:
         self.owner = lifetime.owner_of(slot, _array(id))
 
     def open(self, data: PyTree) -> Lazy:
-        """The view of them that users get."""
+        """Return the view that users get."""
         if isinstance(self.ticket, jax.core.Tracer) or isinstance(self.id, jax.core.Tracer):
             raise TypeError(
                 "lazy: this batch is traced; ragged leaves are read eagerly, for they are no arrays. Return the batch from "
@@ -72,7 +71,7 @@ class Tickets:
 
 
 def _array(leaf: Any) -> Any:
-    """The leaf, from torch where it is a tensor."""
+    """Return the leaf, from torch where it is a tensor."""
     return leaf.cpu().numpy() if type(leaf).__module__.split(".")[0] == "torch" else leaf
 
 
@@ -91,7 +90,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 class Lazy:
-    """The ragged leaves of a batch, `batch.lazy`: nothing is read before it is asked for.
+    """The ragged leaves of a batch, `batch.lazy`; nothing is read before it is asked for.
 
     Places where the batch has no row (`mask` False) read as None. A row that lacks a leaf is reported by `missing`, raised by
     `lazy[name]`, and given a default by `get`. A row that the store has dropped since the batch was drawn is an error, never
@@ -122,7 +121,7 @@ class Lazy:
 
     @property
     def present(self) -> Any:
-        """bool of `shape`: the batch has a row there, and its store still does.
+        """Return bool of `shape`: the batch has a row there, and its store still does.
 
         Raises:
           RuntimeError: some have expired (unless `on_expired="mask"`).
@@ -133,7 +132,7 @@ class Lazy:
 
     @property
     def missing(self) -> dict[str, list[Any]]:
-        """Places of the rows that lack a leaf, by its name: ints, or tuples of them where the batch has more axes.
+        """Return the places of the rows that lack a leaf, by its name: ints, or tuples of them where the batch has more axes.
 
         Leaves that no row lacks are left out.
         """
@@ -161,7 +160,7 @@ class Lazy:
     # ---------------------------------------------------------------- values
 
     def __getitem__(self, name: str | tuple[str, ...]) -> list[Any]:
-        """Values of a leaf: numpy arrays (copies), str, bytes, numbers, objects.
+        """Return the values of a leaf: numpy arrays (copies), str, bytes, numbers, objects.
 
         Raises:
           KeyError: there is no such leaf, or rows lack it.
@@ -171,7 +170,7 @@ class Lazy:
         return self.get(name, _RAISE)
 
     def get(self, name: str | tuple[str, ...], default: Any = None) -> list[Any]:
-        """`lazy[name]` with `default` for the rows that lack the leaf."""
+        """Return `lazy[name]` with `default` for the rows that lack the leaf."""
         return _in_lists(iter(self._values(name_of(name), default)), self.shape)
 
     def _values(self, name: str, default: Any) -> list[Any]:
@@ -197,7 +196,7 @@ class Lazy:
         return found
 
     def stack(self, name: str | tuple[str, ...], axis: int = 0) -> Any:
-        """A leaf as one numpy array, where the shapes of its rows agree.
+        """Return a leaf as one numpy array, where the shapes of its rows agree.
 
         Args:
           axis: Where the axis of the rows goes, as in `np.stack`; for windows, where B and T go.
@@ -226,7 +225,7 @@ class Lazy:
         return stacked.reshape(stacked.shape[:at] + self.shape + stacked.shape[at + 1 :])
 
     def _numbers(self, call: str, name: str) -> list[Any]:
-        """Values as arrays of numbers, one of each place."""
+        """Return values as arrays of numbers, one for each place."""
         found = self._values(name, _RAISE)
         empty = self._places(~self.present)
         if empty:
@@ -247,14 +246,14 @@ class Lazy:
         return found
 
     def objects(self, name: str | tuple[str, ...], default: Any = None) -> Any:
-        """A leaf as a numpy array of objects, of `shape`; `default` for the rows that lack it."""
+        """Return a leaf as a numpy array of objects, of `shape`; `default` for the rows that lack it."""
         out = np.empty(int(np.prod(self.shape)), object)
         for i, value in enumerate(self._values(name_of(name), default)):
             out[i] = value
         return out.reshape(self.shape)
 
     def nested(self, name: str | tuple[str, ...], layout: Any = None) -> Any:
-        """A leaf as a torch nested tensor of its rows, in order.
+        """Return a leaf as a torch nested tensor of its rows, in order.
 
         Args:
           layout: None: `torch.jagged` where the first axis alone differs, else `torch.strided` (of which torch says that it
@@ -276,8 +275,9 @@ class Lazy:
         return torch.nested.nested_tensor([_tensor(torch, array) for array in arrays], layout=layout)
 
     def rows(self) -> list[Any]:
-        """The rows as dicts, as they were given to `add`: ragged leaves, and, where the batch is of rows (`views.Row`, `get`,
-        `rows`, `last`), the others as numpy arrays. Leaves that a row lacks are left out; None where there is no row.
+        """Return the rows as dicts, as they were given to `add`: ragged leaves, and the others as numpy arrays where the
+        batch is of rows (`views.Row`, `get`, `rows`, `last`). Leaves that a row lacks are left out; None where there is
+        no row.
         """
         found = {name: self._values(name, MISSING) for name in self.names}
         there = self.present.reshape(-1)
@@ -306,14 +306,14 @@ class Lazy:
 
 
 def _in_lists(values: Iterator[Any], shape: tuple[int, ...]) -> Any:
-    """Values in lists of these lengths."""
+    """Return values in nested lists of these lengths."""
     if not shape:
         return next(values)
     return [_in_lists(values, shape[1:]) for _ in range(shape[0])]
 
 
 def _some(places: list[Any]) -> str:
-    """The first few."""
+    """Return the first few as text."""
     return ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
 
 

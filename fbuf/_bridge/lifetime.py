@@ -1,15 +1,13 @@
 """How long a host store lives: as long as some state of it does, like an array.
 
-Arrays cannot hold a Python object, and the jit caches would keep one alive that hides in a pytree's static part. So the
-host part of a state is a pytree node with a small static *slot* number (reused, so that stores opened one after another
-share traces) and a random 64-bit *id* as an array leaf, by which every callback finds its store. Building a node takes a
-reference to the slot's owner if the id agrees. When the last node is gone, reads that were dispatched may still be
-pending: the store then waits in the graveyard until every array that was not ready at that moment is ready (without this
-9 of 10 pending reads failed). An array that was dropped or donated meanwhile may have been used by a computation that is
-still pending, so the arrays are then looked at again, for a minute at most.
+Arrays cannot hold a Python object, and jit caches would keep an object in the static part of a pytree alive. So a pytree node
+has a small static slot number (reused, so that successive stores share traces) and a random 64-bit id as an array leaf, by
+which callbacks find the store. A node takes a reference to the slot's owner if the id agrees. When the last node is gone,
+dispatched reads may still be pending: the store then waits until every array that was not ready is ready. A dropped or
+donated array may still be used by pending work, so the arrays are checked again, for a minute at most.
 
-The garbage collector calls `_retire` in any thread, perhaps inside a callback that holds the store's own locks: a store
-whose states are gone is let go of, never closed, and nothing here waits for a store while it holds `_lock`.
+The garbage collector calls `_retire` in any thread, so a store whose states are gone is dropped and never closed, and nothing
+here waits for a store while it holds `_lock`.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
-from fbuf._host.interfaces import Kept, Served
+from fbuf._host.interfaces import HostObject, RowStore
 
 _lock = threading.RLock()
-_stores: dict[int, Kept] = {}
+_stores: dict[int, HostObject] = {}
 _slots: list[weakref.ref[Owner] | None] = []
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
 
@@ -44,18 +42,18 @@ _graveyard: dict[int, _Grave] = {}
 
 
 class Owner:
-    """Keeps one store open for as long as it is referenced (by the nodes of states)."""
+    """Keep one store open while nodes of states refer to this."""
 
     __slots__ = ("__weakref__", "id", "slot", "store")
 
-    def __init__(self, slot: int, id: int, store: Kept):
+    def __init__(self, slot: int, id: int, store: HostObject):
         self.slot, self.id, self.store = slot, id, store
 
 
 class StoreHandle:
     """An open host store, as `fbuf.stores()` lists it.
 
-    A context manager: leaving the `with` closes the store at once, whatever states of it are left.
+    A context manager: leaving the `with` block closes the store at once, even if states of it are left.
 
     Example:
       >>> import fbuf, numpy as np
@@ -72,7 +70,7 @@ class StoreHandle:
         self.id = id
 
     @property
-    def _store(self) -> Kept:
+    def _store(self) -> HostObject:
         return find(self.id)
 
     @property
@@ -82,7 +80,7 @@ class StoreHandle:
 
     @property
     def disk(self) -> int:
-        """Bytes of files, as far as blocks were allocated for them; 0 for a store in memory."""
+        """Bytes of files, by allocated blocks; 0 for a store in memory."""
         return self._store.disk
 
     @property
@@ -91,11 +89,11 @@ class StoreHandle:
         return self.id in _graveyard
 
     def stats(self) -> dict[str, int]:
-        """Rows accepted and live, chunks, payload and raw bytes, dictionaries."""
+        """Count rows accepted and live, chunks, payload and raw bytes, dictionaries."""
         return self._store.stats()
 
     def repack(self) -> None:
-        """Compresses closed chunks again, against rows of their own, and returns when that is done.
+        """Recompress closed chunks, and wait for it.
 
         A store does so by itself, in the background, as rows come; this is for when they have all come.
 
@@ -104,7 +102,7 @@ class StoreHandle:
         self._store.repack()
 
     def close(self) -> None:
-        """Frees the store now; states of it can no longer be read."""
+        """Free the store now; its states can no longer be read."""
         _close(self.id)
 
     def __enter__(self) -> StoreHandle:
@@ -122,8 +120,8 @@ class StoreHandle:
         return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
-def open_store(store: Kept) -> Owner:
-    """Registers a store under a fresh id and the lowest free slot."""
+def open_store(store: HostObject) -> Owner:
+    """Register a store under a fresh id and the lowest free slot."""
     sweep()
     with _lock:
         id = 0
@@ -140,7 +138,7 @@ def open_store(store: Kept) -> Owner:
 
 
 def owner_of(slot: int, id_leaf: Any) -> Owner | None:
-    """The owner a new node should hold: the slot's, unless the id leaf is known to be another's."""
+    """Return the owner for a new node: the slot's, unless the id leaf is known to be another's."""
     if _graveyard:
         sweep()
     with _lock:
@@ -168,18 +166,18 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
 
 
 def split_id(id: int) -> np.ndarray:
-    """uint32[2], as the state carries it."""
+    """Return an id as uint32[2]."""
     return np.array([id & 0xFFFFFFFF, id >> 32], np.uint32)
 
 
 def join_id(leaf: np.ndarray) -> int:
-    """The inverse of `split_id`."""
+    """Return the id of uint32[2]."""
     low, high = (int(x) for x in np.asarray(leaf).reshape(-1)[:2])
     return low | high << 32
 
 
-def find(id: int) -> Served:
-    """The store of an id: one of rows, unless it was opened by who keeps something else there.
+def find(id: int) -> RowStore:
+    """Return the store of an id.
 
     Raises:
       RuntimeError: there is none: it was freed, or belongs to another process.
@@ -191,11 +189,11 @@ def find(id: int) -> Served:
             f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
             f"process loads what this one saves: fbuf.save(path, buffer, state)."
         )
-    return cast(Served, store)
+    return cast(RowStore, store)
 
 
 def stores() -> list[StoreHandle]:
-    """Every host store open in this process, oldest first.
+    """Return every host store open in this process, oldest first.
 
     Example:
       >>> import fbuf
@@ -208,7 +206,7 @@ def stores() -> list[StoreHandle]:
 
 
 def traced() -> bool:
-    """Whether we are inside jit, scan, eval_shape or vmap; vmap shows no tracer where nothing mapped is used."""
+    """Return whether this runs inside jit, scan, eval_shape or vmap."""
     name = "unsafe_am_i_under_a_vmap_DO_NOT_USE"  # if it is gone one day, the first write refuses
     vmapped: Any = getattr(core, name, None) or getattr(jax.core, name, bool)  # there until jax 0.7
     with jax.transfer_guard_host_to_device("allow"):
@@ -216,7 +214,7 @@ def traced() -> bool:
 
 
 def sweep() -> None:
-    """Lets go of the stores whose last pending computation is done."""
+    """Drop the stores whose last pending computation is done."""
     with _lock:
         for id, grave in list(_graveyard.items()):
             pending = [_is_pending(ref()) for ref in grave.arrays]
@@ -229,7 +227,7 @@ def sweep() -> None:
 
 
 def _is_pending(array: Any) -> bool | None:
-    """None: it is gone, and what used it may be pending."""
+    """Return whether an array is pending; None if it is gone, and what used it may be pending."""
     if array is None:
         return None
     try:
@@ -239,14 +237,14 @@ def _is_pending(array: Any) -> bool | None:
 
 
 def _retire(id: int) -> None:
-    """The last node of a store is gone."""
+    """Handle the end of a store's last node."""
     with _lock:
         if id in _stores:
             _bury(id, time.monotonic() + _PATIENCE)
 
 
 def _bury(id: int, until: float) -> None:
-    """Lets a store wait for what is pending now; call with `_lock`."""
+    """Let a store wait for what is pending now; `_lock` is held."""
     live = [array for platform in backend.backends() for array in jax.live_arrays(platform)]
     arrays = [weakref.ref(array) for array in live if _is_pending(array)]
     if arrays and time.monotonic() < until:
@@ -256,7 +254,7 @@ def _bury(id: int, until: float) -> None:
 
 
 def _drop(id: int) -> None:
-    """Forgets a store: its memory goes with the last callback that is using it; call with `_lock`."""
+    """Forget a store: its memory is freed with the last callback that uses it; `_lock` is held."""
     _graveyard.pop(id, None)
     store = _stores.pop(id, None)
     if store is not None:

@@ -31,7 +31,7 @@ from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
-from fbuf._host.io.directory import undone
+from fbuf._host.io.directory import rollback
 from fbuf._mixture import Mixture
 from fbuf.storages import _array_rows
 
@@ -147,7 +147,7 @@ def restore_buffer(
     if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
         saved.verify()  # before files are created, which would block a second try
     given = buffer is not None and example is not None
-    with undone(getattr(target.storage, "path", None)):
+    with rollback(getattr(target.storage, "path", None)):
         if (reader.storage, reader.capacity) == (target.storage, target.capacity):
             state = _read(call, saved, reader, spec, structure, was, given)
         else:

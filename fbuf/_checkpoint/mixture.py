@@ -20,7 +20,7 @@ from fbuf._checkpoint import config_json
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
-from fbuf._host.io.directory import undone
+from fbuf._host.io.directory import rollback
 from fbuf._mixture import Mixture, MixtureState
 from fbuf._mixture.state import COUNTERS
 
@@ -129,7 +129,7 @@ def restore(
             part, buffer = SavedMember(saved, number), None if mixture is None else mixture[name]
             saved_path = part.meta["buffer"]["storage"].get("path")
             storage = saved_path if buffer is None else getattr(buffer.storage, "path", None)
-            stack.enter_context(undone(storage if isinstance(storage, str) else None))
+            stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
             buffers[name], states[name] = of_buffer(part, buffer, example, size)

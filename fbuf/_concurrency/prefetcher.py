@@ -1,16 +1,11 @@
-"""`Prefetch`: a thread that makes the next things while the last one is used; `Replay.batches` and torch's `Loader` have one.
+"""Prefetch items in a thread: `Replay.batches` and torch's `Loader` use it.
 
-The thread knows its `Prefetch` and no more, not the iterator that hands the things out: that one can be forgotten, and its
-finalizer then tells the thread to end, without a lock and without waiting. Who ends it in so many words waits until it has
-ended. What goes wrong in the thread is raised by `take`, after what was made before it; or by `check`; or, if the iterator
-was forgotten, in the thread, where Python prints it.
+The thread knows its `Prefetch` only, not the iterator that owns it. When the iterator is collected, its finalizer tells the
+thread to end, without a lock and without waiting; `end` waits. An error in the thread is raised by `take`, after the items
+made before it, or by `check`; if the iterator was collected, Python prints it.
 
-The thread makes something only when there is room, so no more is ever ahead than was asked for. It sleeps on one gate, for
-room as for whatever `make` waits for. It is a daemon, for Python waits for others before it runs what is to end them; when
-the interpreter ends it is told to end and waited for, as a thread that is stopped inside XLA takes the process down.
-
-Rejected: a generator (another thread cannot close it while it runs, and what its `finally` waits for runs in the garbage
-collector); a pool of threads (draws of one state follow one another); `fork` (JAX's own threads do not survive it).
+The thread makes an item only when there is room, and sleeps on one wake-up for all it waits for. It is a daemon: at exit it
+is told to end and joined, since a thread that is stopped inside XLA crashes the process.
 """
 
 from __future__ import annotations
@@ -25,14 +20,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fbuf._concurrency import wakeup
-from fbuf._concurrency.wakeup import ReplayClosed, Stop, Stopped
+from fbuf._concurrency.wakeup import ReplayClosed, Stopped, StopToken
 
-Make = Callable[[Stop], Any]
+Make = Callable[[StopToken], Any]
 _PATIENCE = 60.0  # seconds for what a thread is in the middle of
 
 
 class Prefetch:
-    """Things made by `make`, in order, at most `room` of them waiting. What `make` raises when a replay is closed ends them.
+    """Items made by `make`, in order, at most `room` of them waiting. A closed replay ends them.
 
     Args:
       owner: Who hands them out: once it is collected the thread ends.
@@ -44,16 +39,9 @@ class Prefetch:
     """
 
     def __init__(
-        self,
-        owner: object,
-        name: str,
-        make: Make,
-        room: int,
-        *,
-        number: int | None = None,
-        ready: Iterable[Any] = (),
+        self, owner: object, name: str, make: Make, room: int, *, number: int | None = None, ready: Iterable[Any] = ()
     ):
-        self.stop, self.room = Stop(), room
+        self.stop, self.room = StopToken(), room
         self.ended = False
         self._ready = deque(ready)
         self._left = None if number is None else number - len(self._ready)
@@ -62,18 +50,18 @@ class Prefetch:
         self._raised = False
         self._heard = False  # it was raised, or will be by who waits for the thread
         self._process = os.getpid()
-        weakref.finalize(owner, self.stop.ask).atexit = False
+        weakref.finalize(owner, self.stop.request_stop).atexit = False
         self._thread = threading.Thread(target=_serve, args=(self, make), name=name, daemon=True)
         _at_exit()
         _threads[self._thread] = self.stop
         self._thread.start()
 
     def __len__(self) -> int:
-        """Those that wait to be taken."""
+        """Return how many items wait to be taken."""
         return len(self._ready)
 
     def take(self, until: float | None = None) -> Any:
-        """The next one; None: it is not there by then, a time of `_stop.clock`.
+        """Return the next item; None if it is not there by `until`, a time of `wakeup.clock`.
 
         Raises:
           StopIteration: there is none any more.
@@ -93,16 +81,16 @@ class Prefetch:
                     return None
                 self._filled.wait(left)
             made = self._ready.popleft()
-        self.stop.gate.open()
+        self.stop.wake_up.set()
         return made
 
     def end(self) -> list[Any]:
-        """Ends the thread, after what it is making now; gives what was made and not taken."""
-        self.stop.ask()
+        """End the thread after its current item; return the items that were not taken."""
+        self.stop.request_stop()
         with self._filled:
-            self._filled.notify_all()  # those who wait for something
+            self._filled.notify_all()  # wake callers of `take`
         if self._thread is not threading.current_thread() and os.getpid() == self._process:
-            # Not for ever: the garbage collector may be here, in a callback of what is being made.
+            # With a timeout: this may run in the garbage collector, inside `make`.
             self._thread.join(_PATIENCE)
         with self._filled:
             left = list(self._ready)
@@ -110,12 +98,12 @@ class Prefetch:
         return left
 
     def hear(self) -> None:
-        """Whatever goes wrong, the thread need not print it: `take` or `check` is called for it."""
+        """Promise that `take` or `check` is called for an error, so that the thread does not print it."""
         self._heard = True
-        self.stop.gate.open()
+        self.stop.wake_up.set()
 
     def check(self) -> None:
-        """Raises what went wrong, if `take` has not."""
+        """Raise the error of the thread, if `take` has not."""
         if not self._raised:
             self._tell()
 
@@ -127,15 +115,15 @@ class Prefetch:
     # What the thread calls.
 
     def wait_for_room(self) -> bool:
-        """False: the thread is to end."""
+        """Wait for room; return False if the thread must end."""
         while not self.stop.asked and self._left != 0:
             if len(self._ready) < self.room:
                 return True
-            self.stop.gate.wait()
+            self.stop.wake_up.wait()
         return False
 
     def put(self, made: Any) -> None:
-        """One more."""
+        """Add an item."""
         with self._filled:
             self._ready.append(made)
             if self._left is not None:
@@ -143,45 +131,45 @@ class Prefetch:
             self._filled.notify()
 
     def finish(self, error: BaseException | None) -> None:
-        """There is no more."""
+        """Mark the end of the items."""
         with self._filled:
             self._error, self.ended = error, True
             self._filled.notify_all()
 
     def wait_for_hearer(self) -> None:
-        """Returns once somebody has, or gets, the error, if there is one. If nobody does it is the thread's own."""
+        """Wait until the error, if there is one, has been or will be raised; raise it here if the owner is gone."""
         while self._error is not None and not (self._heard or self.stop.asked):
-            self.stop.gate.wait()
+            self.stop.wake_up.wait()
         if self._error is not None and not self._heard:
             raise self._error
 
 
 def _serve(prefetch: Prefetch, make: Make) -> None:
-    """The thread: one thing after another, until it is told to end."""
+    """Make items until the thread is told to end."""
     try:
         while prefetch.wait_for_room():
             prefetch.put(make(prefetch.stop))
     except (Stopped, ReplayClosed):
         prefetch.finish(None)
-    except BaseException as error:  # whatever it is, somebody must hear of it
+    except BaseException as error:  # `take` or `check` raises it
         prefetch.finish(error)
     else:
         prefetch.finish(None)
     prefetch.wait_for_hearer()
 
 
-_threads: weakref.WeakKeyDictionary[threading.Thread, Stop] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakKeyDictionary[threading.Thread, StopToken] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def _at_exit() -> None:
-    """Once: threads end before the interpreter does, and before what they draw from."""
+    """Register, once, the end of all threads at exit."""
     atexit.register(_end)
 
 
 def _end() -> None:
     threads = list(_threads.items())
     for _, stop in threads:
-        stop.ask()
+        stop.request_stop()
     for thread, _ in threads:
         thread.join(_PATIENCE)

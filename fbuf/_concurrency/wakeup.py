@@ -1,10 +1,7 @@
-"""How a thread sleeps so that anybody may wake or end it, a finalizer included.
+"""Sleep until woken, and stop tokens, without locks: finalizers may use both.
 
-A thread sleeps on a gate of its own, a bare lock that anybody may open without taking another. So a finalizer, which the
-garbage collector runs in any thread and between any two steps, can wake and end a thread (`Stop`); it may take no lock,
-for the thread it runs in may hold that very one.
-
-Rejected: `threading.Event` and `threading.Condition` (setting and notifying take a lock).
+A thread sleeps on a bare lock of its own, which any thread may release without taking another. The garbage collector runs a
+finalizer in any thread, which may hold the very lock that an `Event` or `Condition` would take.
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ clock = time.monotonic
 
 
 class Stopped(Exception):
-    """The thread that waits was told to end."""
+    """The waiting thread was told to end."""
 
 
-class Gate:
+class WakeUp:
     """What one thread sleeps on."""
 
     __slots__ = ("_lock",)
@@ -28,35 +25,35 @@ class Gate:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def open(self) -> None:
-        """Wakes it, now or when it is about to sleep next; takes no lock."""
+    def set(self) -> None:
+        """Wake the thread, now or when it sleeps next. Takes no lock."""
         try:
             self._lock.release()
         except RuntimeError:  # it is open
             return
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleeps until it is opened; it is shut again then. Whoever wakes looks for himself what has changed."""
+        """Sleep until `set` is called, then reset. The caller checks what has changed."""
         self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
 
-class Stop:
-    """Tells one thread to end, wherever it sleeps."""
+class StopToken:
+    """Tell one thread to end, wherever it sleeps."""
 
-    __slots__ = ("asked", "gate")
+    __slots__ = ("asked", "wake_up")
 
     def __init__(self) -> None:
         self.asked = False
-        self.gate = Gate()
+        self.wake_up = WakeUp()
 
-    def ask(self) -> None:
-        """Takes no lock: a finalizer may call it."""
+    def request_stop(self) -> None:
+        """Request the end. Takes no lock: a finalizer may call it."""
         self.asked = True
-        self.gate.open()
+        self.wake_up.set()
 
 
 class ReplayClosed(RuntimeError):
-    """The `Replay` was closed: nothing is added or drawn any more. What is held can still be read and saved.
+    """The `Replay` was closed: nothing is added or drawn any more. Its rows can still be read and saved.
 
     Example:
       >>> import fbuf

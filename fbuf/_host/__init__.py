@@ -1,12 +1,11 @@
-"""The host side-store: the only part of fbuf that knows callbacks, threads and zstd.
+"""Rows and priorities on the host, in numpy alone: nothing here imports JAX.
 
-`store` keeps rows behind numbers (tickets), in numpy alone: as they are (`ring`) or compressed (`chunks`, by a `codec`, in an
-`arena`), by one Protocol (`part`), with changed rows beside them (`patches`); `plan` fetches rows; `checkpoint` makes arrays of
-a store and back. `owner` decides how long a store lives; `callback` is how jitted code reaches it.
+`store` keeps rows behind tickets, `ragged` rows of any shape, `priorities` a tree of them. A store's `columns` hold rows as
+they are or in chunks encoded by `codecs`; their bytes are in `memory` or in files (`io`). `fbuf._bridge` connects jitted code.
 """
 
 
 class OnHost:
-    """What the pytree nodes are that name rows or priorities of a store: told from arrays without importing the store."""
+    """Mark pytree nodes that name rows or priorities of a store."""
 
     __slots__ = ()

@@ -1,21 +1,120 @@
-"""What a store asks of a column's rows, as they are or encoded.
+"""Batches, tickets, and what a store asks of its columns.
 
-Writing is in three steps, so that an exception leaves the store as it was: `stage` is slow and shows readers nothing,
-`reserve` allocates, `commit` cannot fail; `cancel` undoes `reserve`. Reading is in two: `fetch` says how, under the
-store's lock, and `run` does it without. One writer at a time, with any number of readers.
+Writing has three steps, so that an exception leaves the store unchanged: `stage` encodes and shows readers nothing,
+`reserve` allocates, `commit` cannot fail; `cancel` undoes `reserve`. Reading has two: `fetch` locates rows under the store's
+lock, `run` copies or decodes them without it. One writer at a time, with any number of readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, cast
 
-from fbuf._host.batch import Batch
+import numpy as np
+
 from fbuf._host.types import Array
 
 
-class Census(NamedTuple):
-    """What `Store.stats` adds up."""
+@dataclass
+class Batch:
+    """Rows to write, `[N, E, *shape]` a column, and where they are stored. Rows of a lane are counted from 0."""
+
+    rows: Sequence[Array]
+    keep: Array | None  # bool[N, E]; None: all
+    before: Array  # int64[E], rows of each lane until now
+    after: Array  # int64[E]
+    uniform: bool  # lanes are level and keep all rows: slices suffice
+    low: tuple[Array, Array] | None = None  # int64[E], first rows to keep, before and after; None: by depth
+    # Where rows are in any order: int64[N], their places, used as counts of a single lane (then E is 1, all are kept, and
+    # `before` and `after` only count rows), and those of the places whose row is evicted.
+    at: Array | None = None
+    evicted: Array | None = None
+    names: Array | None = (
+        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.raw_file`)
+    )
+    _picks: dict[int, Array] = field(default_factory=dict)
+    _places: tuple[Array, Array, Array] | None = None
+
+    def places(self) -> tuple[Array, Array, Array]:
+        """Return for every kept row its place on axis 0, its lane, and its count in the lane."""
+        if self._places is None:
+            n, e = self.rows[0].shape[:2]
+            if self.at is not None:
+                step, lane, count = np.arange(n), np.zeros(n, np.int64), self.at
+            elif self.keep is None:
+                step, lane = np.divmod(np.arange(n * e), e)
+                count = self.before[lane] + step
+            else:
+                step, lane = np.nonzero(self.keep)
+                count = (self.before + np.cumsum(self.keep, axis=0) - 1)[step, lane]
+            self._places = step, lane, count
+        return self._places
+
+    def lane(self, rows: Array, lane: int, start: int, stop: int) -> Array:
+        """Return kept rows `start` to `stop` of a lane, C-contiguous; a view where the input allows."""
+        if self.keep is None:
+            return np.ascontiguousarray(rows[start:stop, lane])
+        picks = self._picks.get(lane)
+        if picks is None:
+            picks = self._picks[lane] = np.flatnonzero(self.keep[:, lane])
+        return np.ascontiguousarray(rows[picks[start:stop], lane])
+
+
+class Tickets:
+    """Number the rows of `lanes` lanes: row `count` of a lane is `count * E + lane + 1`. The newest `depth` are readable.
+
+    Args:
+      first: What row 0 of each lane counts as.
+    """
+
+    def __init__(self, lanes: int, depth: int, first: int) -> None:
+        self.lanes = lanes
+        self.depth = depth
+        self.first = first
+        self._base = first * lanes + 1  # of row 0 of lane 0
+
+    def of(self, lane: Array, count: Array) -> Array:
+        """Return the tickets uint64[...] of rows `count` of lanes, int64[...]."""
+        number = count.astype(np.uint64) * np.uint64(self.lanes)
+        return cast(Array, number + lane.astype(np.uint64) + np.uint64(self._base))
+
+    def of_batch(self, keep: Array | None, n: int, before: Array) -> Array:
+        """Return tickets uint64[n, E] of rows that follow int64[E] `before`; 0 where bool[n, E] `keep` is False."""
+        step = np.arange(n)[:, None] if keep is None else np.cumsum(keep, axis=0) - 1
+        tickets = self.of(np.arange(self.lanes), before + step)
+        return tickets if keep is None else np.where(keep, tickets, np.uint64(0))
+
+    def find(self, tickets: Array, rows: Array) -> tuple[Array, Array, Array]:
+        """Return lane and count, int64[...], and whether the row is readable when the lanes have int64[E] `rows`; 0, 0 where
+        not.
+        """
+        number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
+        if self.lanes == 1:
+            count, lane = number, np.zeros(number.shape, np.int64)
+        else:
+            count, rest = np.divmod(number, np.uint64(self.lanes))
+            lane = rest.astype(np.int64)
+        high = rows.astype(np.uint64)
+        low = np.maximum(rows - self.depth, 0).astype(np.uint64)
+        there = (count < high[lane]) & (count >= low[lane])
+        return np.where(there, lane, 0), np.where(there, count, 0).astype(np.int64), there
+
+
+def ranges(start: Array, stop: Array) -> tuple[Array, Array]:
+    """Return (lane, number) for start[lane] <= number < stop[lane]."""
+    size = np.maximum(stop - start, 0)
+    lane = np.repeat(np.arange(len(size)), size)
+    within = np.arange(len(lane)) - np.repeat(np.cumsum(size) - size, size)
+    return lane, start[lane] + within
+
+
+InvalidRows = tuple[Array, Array]
+"""Lanes and counts int64[M] of rows that are missing, or are not what was written."""
+
+
+class ColumnStats(NamedTuple):
+    """Counts that `Store.stats` adds up."""
 
     chunks: int = 0  # encoded, live
     payload: int = 0  # their bytes
@@ -23,36 +122,36 @@ class Census(NamedTuple):
 
 
 class Job(Protocol):
-    """Chunks to compress again."""
+    """Chunks to recompress."""
 
     @property
     def part(self) -> Any:
-        """The chunked column that made it: `packer`, `look`, `swap` and `leave` do its work."""
+        """Return the chunked column that made it."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether all chunks are done."""
 
 
 class Fetch(Protocol):
-    """A read under way; holds what it reads alive."""
+    """A read in progress; keeps alive what it reads."""
 
-    volatile: bool
+    may_be_overwritten: bool
     """Whether rows may be overwritten while they are read: those that have expired by the end are then no rows."""
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
-        """Fills the requests' outputs. Raises StoreCorrupted, or what a codec of the user's raises.
+        """Fill the outputs of the requests. Raises StoreCorrupted, or what a user's codec raises.
 
         Returns:
           bool[M], rows that are damaged unless they have expired; None if all are well.
         """
 
 
-class Part(Protocol):
+class ColumnData(Protocol):
     """The newest `depth` rows of each lane of one column."""
 
     def stage(self, batch: Batch, rows: Array) -> Any:
-        """Prepares a batch; the result has `incompressible`, which asks for a ring instead and needs no `cancel`."""
+        """Prepare a batch. A result that is `incompressible` asks for a raw column instead and needs no `cancel`."""
 
     def reserve(self, staged: Any) -> None:
         """Store the bytes. The last step that can fail."""
@@ -63,18 +162,18 @@ class Part(Protocol):
         return None
 
     def commit(self, batch: Batch, rows: Array, staged: Any) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
 
     def compact(self, count: Array) -> None:
-        """Give memory back, where that pays."""
+        """Free memory where that pays."""
         return None
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
-        """Return chunks to compress again, if there are `least` (None: a whole lot); the store's lock is held."""
+    def next_job(self, count: Array, least: int | None) -> Job | None:
+        """Return chunks to recompress, if there are `least` (None: a whole job); the store's lock is held."""
         return None
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
-        """Says how to fetch rows; the store's lock is held.
+        """Say how to fetch rows; the store's lock is held.
 
         Args:
           lane: int64[M], of every row of every request, one request after another.
@@ -85,56 +184,56 @@ class Part(Protocol):
         """
 
     def size(self, count: Array) -> int:
-        """Bytes held when the lanes have int64[E] `count` rows."""
+        """Return the bytes held when the lanes have int64[E] `count` rows."""
 
-    def census(self, count: Array) -> Census:
+    def column_stats(self, count: Array) -> ColumnStats:
         """Return counts for `Store.stats`."""
-        return Census()
+        return ColumnStats()
 
 
-class Kept(Protocol):
-    """What the registry asks of anything that callbacks reach by its id: rows (`Served`) or `Priorities`."""
+class HostObject(Protocol):
+    """What the registry asks of an object that callbacks reach by its id: a `RowStore` or `Priorities`."""
 
     last_error: Exception | None
     """What a call raised last: JAX turns exceptions of callbacks into text."""
 
     def stats(self) -> dict[str, int]:
-        """Counts."""
+        """Return counts."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes of memory."""
 
     @property
     def disk(self) -> int:
-        """Bytes of files."""
+        """Return the bytes of files."""
         return 0
 
     def repack(self) -> None:
-        """Compress again what is worth it; by default nothing."""
+        """Recompress what is worth it; by default nothing."""
         return None
 
     def close(self) -> None:
-        """Frees everything."""
+        """Free everything."""
 
 
-class Served(Kept, Protocol):
-    """A store of rows: `Store` (of arrays) or `Records` (ragged)."""
+class RowStore(HostObject, Protocol):
+    """A store of rows: `Store` (arrays) or `Records` (ragged)."""
 
     def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
-        """Takes `[N, E, ...]` a column in; tickets uint64[N, E], 0 where `keep` is False."""
+        """Store `[N, E, ...]` a column; return tickets uint64[N, E], 0 where `keep` is False."""
 
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Fills the `out` of each (column, tickets, out); bool[M]: the row was there, or its ticket is 0."""
+        """Fill the `out` of each (column, tickets, out); return bool[M]: the row was there, or its ticket is 0."""
 
     def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """Begins a read of (column, tickets), or does not: a number for `collect`, 0 for none."""
+        """Start a read of (column, tickets) where the store can; return a number for `collect`, 0 for none."""
 
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """What `read` does, out of a request if there is one."""
+        """Do what `read` does, from a started read if there is one."""
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Stores rows again with some columns replaced; their new tickets."""
+        """Store rows again with some columns replaced; return their new tickets."""
 
     def to_arrays(self) -> dict[str, Any]:
-        """Everything as flat arrays."""
+        """Return everything as flat arrays."""

@@ -27,16 +27,16 @@ from collections.abc import Callable
 from types import TracebackType
 
 from fbuf._concurrency import wakeup
-from fbuf._concurrency.wakeup import Gate, Stop, Stopped
+from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 
 
 class _Place:
     """One call that waits."""
 
-    __slots__ = ("asleep", "gate", "number", "thread")
+    __slots__ = ("asleep", "wake_up", "number", "thread")
 
-    def __init__(self, number: int, thread: int, gate: Gate, asleep: bool):
-        self.number, self.thread, self.gate, self.asleep = number, thread, gate, asleep
+    def __init__(self, number: int, thread: int, gate: WakeUp, asleep: bool):
+        self.number, self.thread, self.wake_up, self.asleep = number, thread, gate, asleep
 
 
 class Turns:
@@ -52,7 +52,9 @@ class Turns:
         self.changes = 0  # so far
         _all.add(self)
 
-    def turn(self, stop: Stop | None = None, *, check: Callable[[], None] | None = None, changes: bool = False) -> Turn:
+    def turn(
+        self, stop: StopToken | None = None, *, check: Callable[[], None] | None = None, changes: bool = False
+    ) -> Turn:
         """A context manager: the turn, once it is this call's; at once where the thread has it already.
 
         Args:
@@ -63,13 +65,13 @@ class Turns:
         """
         return Turn(self, stop, check, changes)
 
-    def wait(self, until: float | None = None, stop: Stop | None = None) -> None:
+    def wait(self, until: float | None = None, stop: StopToken | None = None) -> None:
         """Gives the turn up until something changed, or `clock` says `until`; the caller has it again when this returns.
 
         Raises:
           Stopped: by `stop`, while waiting; the turn is gone then.
         """
-        place = _Place(self._number, threading.get_ident(), Gate() if stop is None else stop.gate, asleep=True)
+        place = _Place(self._number, threading.get_ident(), WakeUp() if stop is None else stop.wake_up, asleep=True)
         self._get(place, self._depth, stop, until=until)
 
     def changed(self) -> None:
@@ -80,7 +82,7 @@ class Turns:
                 place.asleep = False
             self._wake()
 
-    def enter(self, stop: Stop | None = None, until: float | None = None) -> None:
+    def enter(self, stop: StopToken | None = None, until: float | None = None) -> None:
         """Takes the turn, or takes it once more; raises Stopped if it has not got it when `clock` says `until`."""
         thread = threading.get_ident()
         with self._mutex:
@@ -88,7 +90,7 @@ class Turns:
                 self._depth += 1
                 return
             number = next(self._numbers)
-        place = _Place(number, thread, Gate() if stop is None else stop.gate, asleep=False)
+        place = _Place(number, thread, WakeUp() if stop is None else stop.wake_up, asleep=False)
         self._get(place, 1, stop, latest=until)
 
     def depth(self) -> int:
@@ -105,7 +107,13 @@ class Turns:
             self._wake()  # also where an interrupt came before
 
     def _get(
-        self, place: _Place, depth: int, stop: Stop | None, *, until: float | None = None, latest: float | None = None
+        self,
+        place: _Place,
+        depth: int,
+        stop: StopToken | None,
+        *,
+        until: float | None = None,
+        latest: float | None = None,
     ) -> None:
         """Waits in this place, with `depth` of the turn then; what the thread has of it now goes to others.
 
@@ -127,7 +135,7 @@ class Turns:
                         raise Stopped
                     place.asleep = False
                 else:
-                    place.gate.wait(left)
+                    place.wake_up.wait(left)
         except BaseException:
             self._leave(place)
             raise
@@ -157,7 +165,7 @@ class Turns:
         first = None if self._owner else self._first()
         for place in self._places if first is not None else ():
             if first is not None and place.thread == first.thread:  # a signal handler in it may be who sleeps
-                place.gate.open()
+                place.wake_up.set()
 
 
 class Turn:
@@ -165,7 +173,7 @@ class Turn:
 
     __slots__ = ("_changes", "_check", "_depth", "_stop", "_turns")
 
-    def __init__(self, turns: Turns, stop: Stop | None, check: Callable[[], None] | None, changes: bool):
+    def __init__(self, turns: Turns, stop: StopToken | None, check: Callable[[], None] | None, changes: bool):
         self._turns, self._stop, self._check, self._changes = turns, stop, check, changes
         self._depth = 0
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from fbuf._concurrency import wakeup
-from fbuf._concurrency.wakeup import Stop
+from fbuf._concurrency.wakeup import StopToken
 from fbuf._replay.fair_lock import Turns
 from fbuf.limits import Limit, LimitState
 
@@ -78,7 +78,7 @@ class Pacing:
         ready: Callable[[], bool],
         check: Callable[[], None],
         timeout: float | None,
-        stop: Stop | None = None,
+        stop: StopToken | None = None,
     ) -> None:
         """Waits until so many may be added, or drawn; the caller has the turn, before and after.
 

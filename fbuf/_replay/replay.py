@@ -30,7 +30,7 @@ from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
-from fbuf._concurrency.wakeup import ReplayClosed, Stop
+from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
@@ -330,7 +330,7 @@ class Replay:
 
     @_unharmed
     def _sample(
-        self, call: str, batch_size: int | None, options: dict[str, Any], timeout: float | None, stop: Stop | None
+        self, call: str, batch_size: int | None, options: dict[str, Any], timeout: float | None, stop: StopToken | None
     ) -> Sample:
         with self._turn(changes=True, stop=stop):
             self._refuse_closed(call)
@@ -413,7 +413,7 @@ class Replay:
         self._refuse_closed(call)
         self.expect_stale()
 
-        def draw(stop: Stop) -> Any:
+        def draw(stop: StopToken) -> Any:
             return place(self._sample(call, batch_size, options, None, stop), to, device)
 
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
@@ -736,7 +736,7 @@ class Replay:
         limit = "" if self._pacing is None else f", limit={self._pacing.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 
-    def _turn(self, *, changes: bool = False, stop: Stop | None = None) -> Turn:
+    def _turn(self, *, changes: bool = False, stop: StopToken | None = None) -> Turn:
         """The turn of a call; if it `changes` what others wait for, they look again after it."""
         return self._turns.turn(stop, check=self._check_state, changes=changes)
 
@@ -764,7 +764,7 @@ class Replay:
                 f"example, limit=fbuf.limits.min_size(1000))."
             )
 
-    def _wait(self, call: str, kind: Kind, count: int, timeout: float | None, stop: Stop | None = None) -> None:
+    def _wait(self, call: str, kind: Kind, count: int, timeout: float | None, stop: StopToken | None = None) -> None:
         """Waits for the limit; and, to sample, for something to draw."""
         if self._pacing is None or count == 0:
             return

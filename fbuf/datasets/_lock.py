@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fbuf._host.io import lock
+from fbuf._host.io.file import lock_file, sign_lock
 
 _PATIENCE = 2.0  # seconds; the other process may be writing its last file
 NAME = "lock"
@@ -28,7 +28,7 @@ def exclusive(call: str, path: Path, patience: float | None = None) -> Iterator[
     while (fd := _try_lock(call, path, until)) is None:
         pass
     try:
-        lock.sign(fd)
+        sign_lock(fd)
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -50,7 +50,7 @@ def _try_lock(call: str, path: Path, until: float) -> int | None:
         on_failure.callback(os.close, fd)
         while True:
             try:
-                lock.hold(f"{call}: the data set at {path}", fd, "Wait until it is done, or pass another root=.")
+                lock_file(f"{call}: the data set at {path}", fd, "Wait until it is done, or pass another root=.")
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

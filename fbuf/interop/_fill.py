@@ -22,7 +22,7 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import nested
 from fbuf._core.sample import Index
-from fbuf._host.io.directory import undone
+from fbuf._host.io.directory import rollback
 from fbuf._interfaces.storage import Growable
 from fbuf.interop._columns import (
     Column,
@@ -65,7 +65,10 @@ def fill(
     example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
     keep_structure = source.structure is not None and fields is None
     rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if keep_structure else nested
-    with undone(getattr(buffer.storage, "path", None)), contextlib.closing(Bar(progress, call, steps, " rows")) as bar:
+    with (
+        rollback(getattr(buffer.storage, "path", None)),
+        contextlib.closing(Bar(progress, call, steps, " rows")) as bar,
+    ):
         state = _write_rows(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
     return buffer, state
 

@@ -2,7 +2,7 @@
 
 This suits rows on a device with little memory: 4.6 bytes a row move to the host, and every draw and write is a callback. Draws
 are bitwise equal to those on the device: the random numbers are drawn there, and the tree adds in the same order.
-`fbuf._host.priorities.store` separates the versions; `fbuf._bridge.lifetime` closes a store with its last state.
+`fbuf._host.priorities` separates the versions; `fbuf._bridge.lifetime` closes a store with its last state.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import sum_tree
-from fbuf._bridge import lifetime, priority_callbacks
+from fbuf._bridge import lifetime
+from fbuf._bridge.callbacks import clear_priorities, draw_priorities, write_priorities
 from fbuf._host import OnHost
-from fbuf._host.priorities.store import Priorities
-from fbuf._host.priorities.store import most_bytes as store_bytes
-from fbuf._host.priorities.tree import Layout
+from fbuf._host.priorities import Layout, Priorities
+from fbuf._host.priorities import most_bytes as store_bytes
 
 
 class HostTree(OnHost):
@@ -98,7 +98,7 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
 
 def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> HostTree:
     """Write leaves float32[B] to slots int32[B]. Slots out of range are skipped; the last of equal slots wins. One callback."""
-    return tree.at(priority_callbacks.write(tree.id, token, tree.version, slot, leaf))
+    return tree.at(write_priorities(tree.id, token, tree.version, slot, leaf))
 
 
 def draw(
@@ -106,13 +106,13 @@ def draw(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Draw leaves in proportion; see `fbuf.samplers._priority_leaves.draw`. One callback."""
     top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
-    slot, leaf, mass, least = priority_callbacks.draw(tree.id, tree.version, top, bottom)
+    slot, leaf, mass, least = draw_priorities(tree.id, tree.version, top, bottom)
     return slot, leaf, mass, least
 
 
 def cleared(tree: HostTree) -> HostTree:
     """Set all leaves to 0. One callback."""
-    return tree.at(priority_callbacks.clear(tree.id, tree.version))
+    return tree.at(clear_priorities(tree.id, tree.version))
 
 
 def leaves(tree: HostTree) -> np.ndarray:
@@ -128,5 +128,5 @@ def store_of(tree: HostTree) -> Priorities:
 
 
 def most_bytes(capacity: int, least: bool) -> int:
-    """Return the most host bytes; see `fbuf._host.priorities.store.most_bytes`."""
+    """Return the most host bytes; see `fbuf._host.priorities.most_bytes`."""
     return store_bytes(_layout(capacity), least)

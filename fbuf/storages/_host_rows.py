@@ -25,9 +25,9 @@ from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
-from fbuf._host.interfaces import Served
+from fbuf._host.interfaces import RowStore
 from fbuf._host.io.directory import Folder
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
 from fbuf._interfaces.storage import LeafBytes
 from fbuf.storages import _array_rows
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     columns: tuple[str, ...]  # names of the leaves on the host, in the store's order
     structure: Any  # treedef of one row
     streams: bool = True  # whether writes replace the oldest row and name no slots
-    leaves: tuple[Leaf, ...] = ()  # of `Ragged`, leaves that are not arrays
+    leaves: tuple[RaggedLeaf, ...] = ()  # of `Ragged`, leaves that are not arrays
     rows: int = 0  # of `DataSet`, which has no tickets
 
     @property
@@ -125,12 +125,12 @@ def refuse_tracing(call: str, verb: str = "init") -> None:
 
 
 def adopt(
-    store: Served,
+    store: RowStore,
     geometry: Geometry,
     spec: Spec,
     structure: Any,
     columns: tuple[str, ...],
-    leaves: tuple[Leaf, ...] = (),
+    leaves: tuple[RaggedLeaf, ...] = (),
 ) -> SideRows:
     """Return empty rows over a store."""
     owned = lifetime.open_store(store)
@@ -261,7 +261,7 @@ def clear(rows: SideRows) -> SideRows:
     return rows
 
 
-def store_of(rows: SideRows) -> Served:
+def store_of(rows: SideRows) -> RowStore:
     """Return the store. Eager."""
     return lifetime.find(lifetime.join_id(np.asarray(rows.id)))
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fbuf._buffer.state import BufferState
 from fbuf._concurrency.prefetcher import Prefetch
-from fbuf._concurrency.wakeup import ReplayClosed, Stop
+from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.sample import Sample
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
@@ -38,7 +38,7 @@ class Batches:
     """One iteration of a `Loader`: an iterator that can be closed.
 
     Args:
-      draw: Return one batch; the thread calls it with a `Stop`.
+      draw: Return one batch; the thread calls it with a `StopToken`.
       left: The loader's batches that no iteration has returned; `close` returns prefetched ones to it.
       check_process: Raise in a process other than the loader's.
       steps: Batches of the iteration; None: no end.
@@ -259,7 +259,7 @@ class Loader:
         if torch.utils.data.get_worker_info() is not None or os.getpid() != self._process:
             raise RuntimeError("Loader: this is a worker process" + _WORKER)
 
-    def _draw(self, stop: Stop | None = None) -> Drawn:
+    def _draw(self, stop: StopToken | None = None) -> Drawn:
         """Draw and convert the next batch."""
         import torch
 
@@ -274,7 +274,7 @@ class Loader:
             out = out if self.transform is None else self.transform(out)
             return Drawn(out, batch, mark(torch, batch))
 
-    def _sample(self, stop: Stop | None) -> Sample:
+    def _sample(self, stop: StopToken | None) -> Sample:
         """Draw a batch; a replay's limit may block until `stop` is set."""
         if self._state is None:
             return sample_to_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fbuf._host.columns import frame_stream, recompress
-from fbuf._host.columns.dirty_blocks import Tracked
-from fbuf._host.memory import arena, file_arena, lazy_array, segments
+from fbuf._host.columns.raw import DirtyBlocks
+from fbuf._host.memory import arena, file_arena, lazy_array
 from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows, pieces, steps
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.store.store import PATCH, Store
+from fbuf._host.store.store import UPDATE_BIT, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make
 from tests.support.snapshots import CASES, Case, Life, blocks_of, check_marks, whole
@@ -38,7 +38,7 @@ from tests.support.threads import Thread
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make everything take many blocks, segments and lots."""
+    """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
         (arena, "_SMALL", 2048),
@@ -47,9 +47,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (arena, "_SLAB", 8192),
         (file_arena, "_SMALL", 16_384),
         (file_arena, "_LEAST_PIECE", 4096),
-        (segments, "_AT_ONCE", 4096),
+        (arena, "_AT_ONCE", 4096),
         (frame_stream, "_AT_ONCE", 1),
-        (recompress, "LOT_BYTES", 1 << 16),
+        (recompress, "JOB_BYTES", 1 << 16),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())  # when it is asked for
@@ -135,7 +135,7 @@ def test_files_load_into_memory_and_back(case: Case, tmp_path: Path) -> None:
     on_disk.close()
     resumed = make(tmp_path / ("b" if other.files else "c"), case.columns(), **case.sizes, resume=True)
     assert np.array_equal(resumed._count, count)
-    streamed = tickets[tickets < PATCH]
+    streamed = tickets[tickets < UPDATE_BIT]
     assert np.array_equal(fetch(resumed, streamed)[0], fetch(life.store, streamed)[0])
 
 
@@ -190,14 +190,14 @@ def test_a_snapshot_is_read_while_others_write(case: Case, tmp_path: Path) -> No
     every = np.array(list(life.rows), np.uint64)
     for loaded in loads:
         rows, there = fetch(loaded, every)
-        assert np.count_nonzero(there & (every < PATCH)) == loaded.stats()["rows_live"] > 0
+        assert np.count_nonzero(there & (every < UPDATE_BIT)) == loaded.stats()["rows_live"] > 0
         for at in np.flatnonzero(there).tolist():
             assert rows[at].tobytes() == life.rows[int(every[at])]
 
 
 def test_a_snapshot_of_rows_that_are_written_over_keeps_them_and_no_more() -> None:
     table = np.zeros((64, 1024), np.uint8)
-    tracked = Tracked(64, 1024)
+    tracked = DirtyBlocks(64, 1024)
     assert tracked.block == 2
 
     def take() -> Lazy:
@@ -226,7 +226,7 @@ def test_a_snapshot_of_rows_that_are_written_over_keeps_them_and_no_more() -> No
 @pytest.mark.parametrize("error", [MemoryError(), OSError("broken"), StoreCorrupted("damaged")], ids=repr)
 def test_what_cannot_be_kept_is_the_savers_to_hear_of(error: Exception) -> None:
     table = np.zeros((8, 1024), np.uint8)
-    tracked, full = Tracked(8, 1024), False
+    tracked, full = DirtyBlocks(8, 1024), False
 
     def read(start: int, stop: int) -> np.ndarray:
         if full:
@@ -360,7 +360,7 @@ def test_blocks_are_neither_small_nor_many(rows: int, nbytes: int) -> None:
 # --------------------------------------------------------------------------------------------------------- records
 
 
-LEAVES = (Leaf("a", "array", "<f4", (9,)), Leaf("b", "text"))
+LEAVES = (RaggedLeaf("a", "array", "<f4", (9,)), RaggedLeaf("b", "text"))
 
 
 def records(count: int) -> tuple[Records, Callable[[int], None], list[int]]:

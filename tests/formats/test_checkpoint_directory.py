@@ -136,7 +136,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: p
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr("fbuf._host.io.lock.fcntl.flock", none)
+    monkeypatch.setattr("fbuf._host.io.file.fcntl.flock", none)
     with pytest.warns(RuntimeWarning, match="has no locks"):
         save(str(tmp_path), 1)
     assert load(str(tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""Codecs: what comes back is what went in, to the bit; zeros and ones take an eighth before zstd has begun."""
+"""Test that codecs return every bit, and pack zeros and ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs import bitpack
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.codecs.base import is_packable
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
@@ -63,14 +63,14 @@ def test_bits_round_trip() -> None:
             data, out = codec.encode(rows), np.full((4, *shape), 1).astype(dtype)
             codec.decode(data, out)
             assert same(out, rows), (dtype, most)
-            if most == 2 and bitpack.packable(rows):  # one kind of float8 has no 0
+            if most == 2 and is_packable(rows):  # one kind of float8 has no 0
                 packed += 1
                 assert len(data) == 1 + 4 * -(-int(np.prod(shape)) // 8)
     assert packed > 20
 
 
 @pytest.mark.parametrize("codec", [BitPack(chunk=2), Zstd(chunk=2)], ids=["bits", "zstd"])
-def test_values_that_are_nearly_bits_are_kept(codec: Any) -> None:
+def test_values_other_than_zero_and_one_are_kept(codec: Any) -> None:
     for odd in (-0.0, np.nan, 2.0, -1.0, np.inf, 5e-324):
         rows = np.ones((14, 40))
         rows[6:8], rows[7, 7] = 0, odd
@@ -92,7 +92,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype: str, least: int) ->
     rows = boards(4096, dtype)
     packed, plain = store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096), store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096)
     part = plain._parts[0]
-    assert isinstance(part, Chunks)
+    assert isinstance(part, ChunkedColumn)
     part.coder._bits = False  # type: ignore[attr-defined]
     tickets = packed.write([rows[:, None]], None)[:, 0]
     plain.write([rows[:, None]], None)
@@ -105,7 +105,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype: str, least: int) ->
 
 
 @given(st.data())
-def test_columns_that_turn_from_bits_to_numbers_and_back(data: st.DataObject) -> None:
+def test_columns_may_change_between_bits_and_numbers(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(["uint8", "float32", "int64", ml_dtypes.bfloat16]))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     store = store_of(Zstd(chunk=data.draw(st.sampled_from([1, 4])), dictionary=4), (30,), dtype, 4000)
@@ -128,9 +128,9 @@ def test_columns_that_turn_from_bits_to_numbers_and_back(data: st.DataObject) ->
     assert ok.all() and same(out, more)
 
 
-def test_raw_is_a_ring() -> None:
+def test_raw_makes_a_raw_column() -> None:
     store = store_of(Raw(), (30,), "uint8")
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
     codec, rows, out = Raw(), np.arange(12, dtype=np.int32).reshape(1, 12), np.empty((1, 12), np.int32)
     codec.decode(codec.encode(rows), out)
     assert same(out, rows)
@@ -157,13 +157,13 @@ def test_each_leaf_has_its_codec() -> None:
     assert hash(buffer) == hash(dataclasses.replace(buffer))
 
 
-def test_a_codec_for_a_leaf_that_is_not_there() -> None:
+def test_a_codec_for_a_missing_leaf_is_refused() -> None:
     buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), codec={"board": BitPack()}))
     with pytest.raises(ValueError, match=r"codec names 'board', but the leaves on the host are obs\. Use one of those"):
         buffer.init(EXAMPLE)
 
 
-def test_a_lossy_codec_of_ones_own() -> None:
+def test_a_lossy_user_codec() -> None:
     storage = Compressed(keys=("obs",), codec=Shades())
     buffer = fbuf.Buffer(64, storage=storage)
     obs = np.random.default_rng(0).integers(0, 256, (64, 6, 7), np.uint8)
@@ -172,7 +172,7 @@ def test_a_lossy_codec_of_ones_own() -> None:
     assert 0 < np.abs(back.astype(int) - obs).max() <= 16
 
 
-def test_settings_of_bitpack() -> None:
+def test_bitpack_refuses_invalid_chunks() -> None:
     for chunk in (0, 65, True, 1.5):
         with pytest.raises(ValueError, match="BitPack: chunk is"):
             BitPack(chunk=chunk)  # type: ignore[arg-type]

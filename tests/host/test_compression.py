@@ -1,4 +1,4 @@
-"""What the host store compresses, how much memory it takes, and threads that read while one writes."""
+"""Test what the host store compresses, its memory, and readers beside a writer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import zstandard
 
 from fbuf._host.codecs import zstd
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from tests.support.store import compressible, fetch, frames, make, same
 from tests.support.threads import PATIENCE, Thread
 
 
-def test_repetitive_frames_take_little_and_dictionaries_help() -> None:
+def test_dictionaries_shrink_repetitive_frames() -> None:
     rows = frames(6000)[:, None]
     sizes = {}
     for dictionary in (0, 16):
@@ -32,7 +32,7 @@ def test_repetitive_frames_take_little_and_dictionaries_help() -> None:
     assert sizes[16] * 1.5 < sizes[0] < rows.nbytes / 4
 
 
-def test_a_dictionary_goes_with_its_last_chunk_and_drift_brings_a_new_one() -> None:
+def test_a_dictionary_is_freed_with_its_last_chunk_and_renewed_on_drift() -> None:
     store = make(Zstd(), shape=(24, 24), length=2000, slack=0)
     seen = []
     for seed in range(4):  # four games
@@ -48,7 +48,7 @@ def test_a_dictionary_goes_with_its_last_chunk_and_drift_brings_a_new_one() -> N
     assert all(d.count == 0 and d not in held for d in seen[:-1])
 
 
-def test_dictionaries_are_not_made_where_they_cannot_pay() -> None:
+def test_dictionaries_that_cannot_pay_are_not_made() -> None:
     store = make(Zstd(), shape=(24, 24), length=100, slack=0)
     rows = frames(6000)[:, None]
     for i in range(0, 6000, 50):
@@ -56,28 +56,28 @@ def test_dictionaries_are_not_made_where_they_cannot_pay() -> None:
     assert store.stats()["dictionaries"] == 0
 
 
-def test_noise_becomes_a_raw_ring() -> None:
+def test_noise_becomes_a_raw_column() -> None:
     store = make(Zstd(), None, shape=(50, 50), lanes=2, length=60, slack=0)
     rows = np.random.default_rng(0).integers(0, 256, (90, 2, 50, 50)).astype(np.uint8)
     tickets = np.concatenate([store.write([rows[i : i + 9]] * 2, None) for i in range(0, 90, 9)])
-    assert isinstance(store._parts[0], Ring) and store.stats()["chunks"] == 0
+    assert isinstance(store._parts[0], RawColumn) and store.stats()["chunks"] == 0
     got, ok = fetch(store, tickets)
     assert ok.sum() == 120 and same(got[30:], rows[30:])
     assert store.nbytes < 2.01 * 120 * 2500 + 1000
 
 
-def test_small_noise_becomes_a_ring_before_it_costs_much() -> None:
+def test_small_noise_becomes_a_raw_column_early() -> None:
     store = make(Zstd(), shape=(3,), dtype="float32", length=10_000)
     store.write([np.random.default_rng(0).normal(size=(2100, 1, 3)).astype(np.float32)], None)
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
 
 
-def test_rows_that_only_repeat_one_another_keep_their_codec() -> None:
+def test_repeated_rows_keep_their_codec() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (12, 64, 64)).astype(np.uint8)
     rows = noise[np.random.default_rng(1).integers(0, 12, 3000)][:, None]
     store = make(Zstd(chunk=1), shape=(64, 64), length=3000, slack=0)
     tickets = np.concatenate([store.write([rows[i : i + 100]], None) for i in range(0, 3000, 100)])
-    assert isinstance(store._parts[0], Chunks)
+    assert isinstance(store._parts[0], ChunkedColumn)
     got, ok = fetch(store, tickets)
     assert ok.all() and same(got, rows) and store.nbytes < rows.nbytes / 3
 
@@ -111,7 +111,7 @@ def test_a_segment_is_freed_with_its_last_chunk() -> None:
     assert max(sizes[20:]) < 1.2 * min(sizes[20:]) and sizes[-1] < 1.2 * store.stats()["payload_bytes"]
 
 
-def test_a_slow_lane_does_not_keep_everything() -> None:
+def test_a_slow_lane_does_not_keep_segments_alive() -> None:
     store = make(Zstd(chunk=1), shape=(40, 40), lanes=2, length=300, slack=0)
     rng = np.random.default_rng(0)
     keep = np.ones((60, 2), bool)
@@ -153,7 +153,7 @@ def test_two_threads_read_while_one_writes(codec: Zstd | None) -> None:
     finally:
         stop.set()
     assert all(reader.ends() for reader in readers)
-    assert isinstance(store._parts[0], Chunks if codec else Ring)
+    assert isinstance(store._parts[0], ChunkedColumn if codec else RawColumn)
 
 
 class Watched:
@@ -177,7 +177,7 @@ REAL = zstandard.ZstdDecompressor
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["ours", "control"])
-def test_no_decompressor_is_used_by_two_threads(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_no_decompressor(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _, tickets = compressible()
     Watched.meetings, Watched.barrier = 0, threading.Barrier(2)
     one = Watched()

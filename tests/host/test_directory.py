@@ -1,4 +1,4 @@
-"""The folder of a store in files: which stores it is for, and one process at a time, until the store is gone."""
+"""Test the directory of a store in files: who may open it, and when it is released."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.store_model import Model
         ({"columns": columns_of(None, None)}, "has leaves c0; expected c0, c1"),
     ],
 )
-def test_another_store_is_refused_and_left_alone(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_another_store_is_refused_unchanged(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"columns": columns_of(None), "lanes": 1, "length": 16, "slack": 4}
     store = make(tmp_path, **settings)
     ticket = store.write([np.full((3, 1, 5), 7, np.uint8)], None)
@@ -52,10 +52,12 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
         make(tmp_path, columns_of(None), resume=True)
 
 
-def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_serves_one_store_at_a_time(tmp_path: Path) -> None:
     first = make(tmp_path, columns_of(None))
     for resume in (False, True):
-        with pytest.raises(BlockingIOError, match="is in use by this process; expected nobody. Drop every state"):
+        with pytest.raises(
+            BlockingIOError, match="is in use by this process; expected no other user. Drop every state"
+        ):
             make(tmp_path, columns_of(None), resume=resume)
     first.close()
     with pytest.raises(FileExistsError, match=r"a store at .* already; expected none. .*buffer.resume\(example\)"):
@@ -65,7 +67,7 @@ def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
     make(tmp_path, columns_of(None), resume=True)
 
 
-def test_a_folder_with_other_files_is_refused_and_one_of_an_unfinished_store_is_not(tmp_path: Path) -> None:
+def test_a_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="Buffer.resume: there is no store at"):
         make(tmp_path / "none", columns_of(None), resume=True)
     assert not (tmp_path / "none").exists()
@@ -78,7 +80,7 @@ def test_a_folder_with_other_files_is_refused_and_one_of_an_unfinished_store_is_
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_temporary_folder_goes_with_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_directory_is_removed_with_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = make(None, columns_of(None))
     ticket = store.write([np.ones((3, 1, 5), np.uint8)], None)
@@ -111,7 +113,7 @@ def test_files_are_sparse(tmp_path: Path) -> None:
     assert store.disk < 300_000 and store.nbytes < 1000
 
 
-def test_segments_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old chunks go, moved ones stay: also those of a lane that gets few rows."""
     monkeypatch.setattr(file_arena, "_SMALL", 16_384)
     columns = columns_of(Zstd(chunk=2, dictionary=0), shape=(300,))
@@ -198,7 +200,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_is_an_error_and_no_signal(small_disk: Path) -> None:
+def test_a_full_disk_raises_an_error(small_disk: Path) -> None:
     done = run(FULL, small_disk)
     assert done.returncode == 0, done.stderr
 
@@ -217,13 +219,13 @@ else:
 try:
     make(sys.argv[2], columns_of(None), resume=True)
 except BlockingIOError as error:
-    assert f"in use by process {sys.argv[3]}; expected nobody" in str(error), error
+    assert f"in use by process {sys.argv[3]}; expected no other user" in str(error), error
 else:
     raise AssertionError("no error")
 """
 
 
-def test_another_process_reports_a_limit_on_files_and_a_folder_in_use(tmp_path: Path) -> None:
+def test_file_limits_and_locked_directories_are_reported(tmp_path: Path) -> None:
     store = make(tmp_path / "used", columns_of(None))
     done = run(LIMITED, tmp_path, tmp_path / "used", os.getpid())
     assert done.returncode == 0, done.stderr
@@ -243,7 +245,7 @@ raise KeyError("an error")
 """
 
 
-def test_a_temporary_folder_outlives_forks_and_is_gone_after_the_process(tmp_path: Path) -> None:
+def test_a_temporary_directory_outlives_forks_and_ends_with_its_process(tmp_path: Path) -> None:
     done = run(FORKS, TMPDIR=str(tmp_path))
     assert done.stdout == "True\n" and "KeyError: 'an error'" in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -57,15 +57,11 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject, tmp_path_
 
 
 @pytest.mark.parametrize("rows", ["noise", "still"])
-def test_a_write_that_fails_at_any_call_leaves_the_store_as_it_was(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_store_unchanged(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_failing_writes(rows, 0, 20, tmp_path, monkeypatch)
 
 
-def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_update_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = Faults(monkeypatch)
     model = Model(make(tmp_path, columns_of(None, None), length=30, slack=33))
     rng = np.random.default_rng(0)
@@ -90,7 +86,7 @@ def test_a_patch_that_fails_at_any_call_leaves_the_store_as_it_was(
     assert model.origin
 
 
-def test_the_log_of_changes_stays_short(tmp_path: Path) -> None:
+def test_the_update_log_stays_short(tmp_path: Path) -> None:
     model = Model(make(tmp_path, columns_of(None, shape=(4000,)), length=8, slack=8))
     rng = np.random.default_rng(0)
     model.write([rng.integers(0, 9, (8, 1, 4000), np.uint8)], None)
@@ -107,9 +103,7 @@ def test_the_log_of_changes_stays_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["init", "resume"])
-def test_opening_that_fails_at_any_call_leaves_the_folder_to_the_next(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_open_leaves_the_directory_usable(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = Faults(monkeypatch)
     columns = columns_of(None, Zstd(chunk=2))
     if verb == "resume":
@@ -135,7 +129,7 @@ def test_opening_that_fails_at_any_call_leaves_the_folder_to_the_next(
         assert fetch(store, ticket)[1].all()
 
 
-def test_a_large_batch_comes_in_pieces_when_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = columns_of(None)
     store = make(tmp_path, columns, length=100, slack=0)
     rows = np.arange(600, dtype=np.uint32).view(np.uint8).reshape(600, 1, 4)[:, :, [0, 1, 2, 3, 0]]
@@ -224,7 +218,7 @@ def test_damaged_chunks_are_found_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["head", "column0.open", "changes", "dictionary", "manifest.json"])
-def test_damage_that_concerns_many_rows_is_found_at_once(name: str, tmp_path: Path) -> None:
+def test_shared_damage_is_found_at_open(name: str, tmp_path: Path) -> None:
     columns = columns_of(Zstd(chunk=4), shape=(24, 24))
     store = make(tmp_path, columns, length=800)
     tickets = store.write([frames(802)[:, None]], None)
@@ -245,7 +239,7 @@ def test_damage_that_concerns_many_rows_is_found_at_once(name: str, tmp_path: Pa
         make(tmp_path, columns, length=800, resume=True, verify=False)
 
 
-def test_rows_of_no_bytes_are_there_again(tmp_path: Path) -> None:
+def test_rows_of_no_bytes_are_resumed(tmp_path: Path) -> None:
     columns = (Column("nothing", (0,), np.dtype(bool), None), Column("t", (), np.dtype(np.int64), None))
     store = make(tmp_path / "a", columns)
     store.write([np.zeros((3, 1, 0), bool), np.arange(3).reshape(3, 1)], None)

@@ -1,4 +1,4 @@
-"""A host store reads ahead: what is collected is what was there at the request, whatever became of the request."""
+"""Test prefetched reads: `collect` returns the rows at the request, or reads again."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_two_requests_are_kept_and_their_arrays_reused() -> None:
     check(requests, s.collect(numbers[0], requests), 0)  # dropped: read again
 
 
-def test_a_request_not_begun_is_read_by_the_collector() -> None:
+def test_collect_runs_a_waiting_request() -> None:
     s = store()
     tickets = write(s, 0, 12)
     GATE.open.clear()
@@ -168,7 +168,7 @@ def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch)
     assert own_thread(s).is_alive()
 
 
-def test_the_nth_decoding_fails() -> None:
+def test_a_failed_decoding_is_retried() -> None:
     """Decoding is retried; the second failure raises, and the store is unchanged."""
     for n in range(5):
         s = store()
@@ -191,7 +191,7 @@ def test_the_nth_decoding_fails() -> None:
         s.close()
 
 
-def test_no_memory_to_read_ahead_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
@@ -237,7 +237,7 @@ PROGRAM = st.lists(st.tuples(st.sampled_from("wwrrcpd"), st.integers(0, 2**16)),
 @pytest.mark.parametrize("codec", [Zstd(chunk=4), Gated()])
 @example(program=[("w", 0), ("r", 0), ("c", 0), ("w", 0), ("c", 0)])  # collected again after eviction
 @given(program=PROGRAM)
-def test_a_collected_request_has_the_rows_of_its_time(codec: Any, program: list[tuple[str, int]]) -> None:
+def test_collect_returns_the_rows_at_the_request(codec: Any, program: list[tuple[str, int]]) -> None:
     """Writes, requests, collections and changed rows in any order, compared with `read` at the request."""
     s = store(codec, length=8, slack=2)
     tickets, asked, rows = np.zeros(1, np.uint64), [], 0
@@ -271,7 +271,7 @@ def test_a_collected_request_has_the_rows_of_its_time(codec: Any, program: list[
     s.close()
 
 
-def test_a_write_of_one_row_reads_what_was_asked_for_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_of_one_row_finishes_requests_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
     s = store(slack=0)
     tickets = write(s, 0, 16)

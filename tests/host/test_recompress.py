@@ -1,4 +1,4 @@
-"""Chunks compressed again hold the same rows in fewer bytes, whatever happens meanwhile."""
+"""Test that recompressed chunks hold the same rows in fewer bytes, under failures too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
 from tests.support.store import fetch, frames
@@ -38,20 +38,20 @@ def check(store: Store, tickets: Any, rows: np.ndarray) -> None:
     assert ok.all() and np.array_equal(out, rows)
 
 
-def part_of(store: Store) -> Chunks:
+def part_of(store: Store) -> ChunkedColumn:
     part = store._parts[0]
-    assert isinstance(part, Chunks)
+    assert isinstance(part, ChunkedColumn)
     return part
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no thread: the test compresses lots."""
+    """Start no thread: the test compresses jobs."""
     monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
+def test_recompression_shrinks_a_game_and_keeps_its_rows() -> None:
     store, rows = make(), frames(4096, SIZE)
     tickets = write(store, rows)
     before, books = store.stats(), list(part_of(store).table.values())
@@ -67,11 +67,11 @@ def test_a_game_takes_a_quarter_less_and_reads_the_same() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @given(st.data())
-def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> None:
+def test_any_order_of_writes_and_jobs_keeps_every_row(data: st.DataObject) -> None:
     lanes = data.draw(st.integers(1, 3))
     codec = {"chunk": data.draw(st.integers(1, 5)), "dictionary": data.draw(st.sampled_from([0, 2]))}
     store = make(lanes, length=60, slack=data.draw(st.integers(0, 20)), **codec)
-    part_of(store).lot_size = data.draw(st.integers(1, 8))
+    part_of(store).job_size = data.draw(st.integers(1, 8))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     source = frames(4000, SIZE)
     known: list[dict[int, np.ndarray]] = [{} for _ in range(lanes)]
@@ -94,12 +94,12 @@ def test_any_order_of_writes_and_lots_keeps_every_row(data: st.DataObject) -> No
             assert there == (ticket in alive)
             assert np.array_equal(row, lane[ticket] if there else np.zeros_like(row))
     live = store._parts[0]
-    if isinstance(live, Chunks):  # rows one by one without a dictionary may turn out not to compress
+    if isinstance(live, ChunkedColumn):  # rows one by one without a dictionary may turn out not to compress
         assert sum(d.count for d in live.table.values()) <= store.stats()["chunks"]
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_chunks_that_expire_meanwhile_are_not_stored_again() -> None:
+def test_chunks_that_expired_are_not_stored_again() -> None:
     store, rows = make(length=512), frames(3000, SIZE)
     write(store, rows[:512])
     assert store.repack_some(least=1)  # part of the lot
@@ -107,7 +107,7 @@ def test_chunks_that_expire_meanwhile_are_not_stored_again() -> None:
     store.repack()
     check(store, tickets[-512:], rows[2000 - 512 : 2000])
     part = part_of(store)
-    assert part.census(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
+    assert part.column_stats(store._count).chunks == sum(s.chunks for s in part.arena.segments.values())
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -126,7 +126,7 @@ def test_a_damaged_chunk_stays_damaged_and_others_intact() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("where", ["compressor", "append", "dictionary"])
-def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_keeps_every_row(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = frames(1024, SIZE)
     for failing in range(0, 60, 7 if where == "compressor" else 1):
         store = make(length=1024)
@@ -163,9 +163,9 @@ def test_any_failure_leaves_every_row(where: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thread_compresses_while_rows_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompress, "_BUSY", 1.0)
+    monkeypatch.setattr(recompress, "_DUTY_CYCLE", 1.0)
     store, rows = make(lanes=2, length=3000), frames(6000, SIZE)
-    part_of(store).lot_size = 64
+    part_of(store).job_size = 64
     tickets: list[np.ndarray] = []
     for at in range(0, 6000, 50):
         tickets.append(store.write([np.stack([rows[at : at + 50], rows[at : at + 50]], 1)], None))
@@ -193,7 +193,7 @@ def test_the_thread_ends_with_its_store(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Store, "repack_some", slow)
     store = make()
-    part_of(store).lot_size = 8
+    part_of(store).job_size = 8
     write(store, frames(512, SIZE))
     thread, gone = store._thread, weakref.ref(store)
     assert thread is not None and thread.daemon and reached.wait(60)
@@ -216,7 +216,7 @@ def test_a_closed_store_raises() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without_chunks() -> None:
+def test_a_loaded_store_has_no_job_and_no_unused_dictionary() -> None:
     store, rows = make(), frames(2048, SIZE)
     tickets = write(store, rows)
     part = part_of(store)
@@ -231,10 +231,10 @@ def test_loaded_stores_have_nothing_left_to_compress_and_no_dictionaries_without
     check(loaded, tickets, rows)
 
 
-def test_other_codecs_are_not_compressed_again() -> None:
+def test_other_codecs_are_not_recompressed() -> None:
     for settings in ({"repack": False}, {"level": 9}):
         store = make(**settings)
-        part_of(store).lot_size = 1
+        part_of(store).job_size = 1
         write(store, frames(512, SIZE))
         before = store.stats()
         store.repack()
@@ -244,7 +244,7 @@ def test_other_codecs_are_not_compressed_again() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_frames_of_stacks_are_compressed_again_too() -> None:
+def test_frames_of_stacks_are_recompressed() -> None:
     source = frames(3000, SIZE)
     stacks = np.stack([source[i : i + 2990] for i in range(4)], axis=1)
     column = Column("stack", (4, SIZE, SIZE), np.dtype(np.uint8), Zstd(), stacks=True)
@@ -260,20 +260,20 @@ def test_frames_of_stacks_are_compressed_again_too() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("ahead", [1, 2, 5, 30])
-def test_a_chunk_that_expires_between_packing_and_swapping_is_not_freed_twice(ahead: int) -> None:
+def test_a_chunk_that_expires_during_a_job_is_freed_once(ahead: int) -> None:
     store, rows = make(length=160), frames(2000, SIZE)
     part = part_of(store)
     tickets = [write(store, rows[:160])]
-    lot = part.lot(store._count, 1)
-    assert lot is not None and part.packer is not None
+    job = part.next_job(store._count, 1)
+    assert job is not None and part.packer is not None
     for _ in range(2):  # its dictionary first
-        piece = part.packer.pack(lot, part.look(lot, part.packer.wanted(lot)))
+        piece = part.packer.pack(job, part.read_job(job, part.packer.wanted(job)))
     assert piece.at
     at = 160
     for _ in range(ahead):
         tickets.append(write(store, rows[at : at + 8]))
         at += 8
-    part.swap(lot, piece)
+    part.replace_chunks(job, piece)
     lane, chunk = part.live(store._count)
     assert part.arena.live == part.length[chunk % part.ring, lane].sum()
     assert len(lane) == sum(s.chunks for s in part.arena.segments.values())

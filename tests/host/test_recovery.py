@@ -1,4 +1,4 @@
-"""Stores in files after processes were killed, the power failed, and files were damaged, lost, mixed or exchanged."""
+"""Test stores in files after kills, power failures, and damaged, missing or mixed files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.columns.row_checksums import Sums
+from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.memory import file_arena
-from fbuf._host.recovery import longest
+from fbuf._host.store.recovery import longest_valid_run
 from fbuf._host.types import StoreCorrupted
 from tests.support.recovery import (
     SMALL,
@@ -36,14 +36,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 1024)
 
 
-def test_processes_killed_at_any_instant_lose_no_row(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     check_killed("files", tmp_path / "store", 12)
 
 
 @KIND
-def test_after_a_failure_of_power_what_was_flushed_is_there(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 8192)
     for seed in range(8):
         check_power_failed(kind, seed, tmp_path / str(seed))
@@ -71,13 +69,13 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("small_segments")
 @KIND
 @pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
-def test_no_cut_and_no_flipped_bit_shows_another_row(kind: str, verify: bool, tmp_path: Path) -> None:
+def test_truncated_and_flipped_files_show_no_wrong_row(kind: str, verify: bool, tmp_path: Path) -> None:
     check_damages(kind, verify, False, tmp_path)
 
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_two_moments_never_make_a_third(kind: str, tmp_path: Path) -> None:
+def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> None:
     """Every choice of files from an older and a newer copy of one folder."""
     path = tmp_path / "0"
     small(kind, path, 3)
@@ -108,7 +106,7 @@ def test_files_of_two_moments_never_make_a_third(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_another_store_and_missing_ones_are_noticed(kind: str, tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("mine", "other")):
         small(kind, tmp_path / name, 4, seed)
     rows = rows_there(kind, tmp_path / "mine")
@@ -131,14 +129,15 @@ def test_files_of_another_store_and_missing_ones_are_noticed(kind: str, tmp_path
 
 
 @given(data=st.data())
-def test_the_longest_run_is_the_longest(data: st.DataObject) -> None:
+def test_longest_valid_run_agrees_with_a_search(data: st.DataObject) -> None:
     lanes, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     count = np.array(data.draw(st.lists(st.integers(0, 30), min_size=lanes, max_size=lanes)))
     low = np.maximum(count - data.draw(st.integers(length, 12)), 0)
     bad = [(e, r) for e in range(lanes) for r in range(int(low[e]), int(count[e])) if data.draw(st.integers(0, 9)) == 0]
     pairs = np.array(bad, np.int64).reshape(-1, 2)
     chunks = data.draw(st.lists(st.integers(1, 4), max_size=2))
-    stop, held = longest(low, count, length, [(pairs[::2, 0], pairs[::2, 1]), (pairs[1::2, 0], pairs[1::2, 1])], chunks)
+    invalid = [(pairs[i::2, 0], pairs[i::2, 1]) for i in range(2)]
+    stop, held = longest_valid_run(low, count, length, invalid, chunks)
     for e in range(lanes):
         mine = {r for lane, r in bad if lane == e}
         if not mine:
@@ -153,12 +152,12 @@ def test_the_longest_run_is_the_longest(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_a_checksum_is_of_the_row_its_place_and_its_store(data: st.DataObject) -> None:
+def test_a_checksum_covers_row_place_and_store(data: st.DataObject) -> None:
     row = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 28, 29, 400]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows, seed = rng.integers(0, 256, (5, row), np.uint8), int(rng.integers(2**63))
     lane, count = rng.integers(0, 4, 5), rng.integers(0, 10**12, 5)
-    sums = Sums(seed, row)
+    sums = RowChecksums(seed, row)
     first = sums.of(rows, sums.names(lane, count))
     one_by_one = [sums.of(rows[i : i + 1], sums.names(lane[i : i + 1], count[i : i + 1])) for i in range(5)]
     np.testing.assert_array_equal(first, np.concatenate(one_by_one))
@@ -169,6 +168,6 @@ def test_a_checksum_is_of_the_row_its_place_and_its_store(data: st.DataObject) -
             assert (sums.of(other, sums.names(lane, count)) != first).all()
     assert (sums.of(rows, sums.names(lane, count + 1)) != first).all()
     assert (sums.of(rows, sums.names(lane + 1, count)) != first).all()
-    foreign = Sums(seed ^ 1, row)
+    foreign = RowChecksums(seed ^ 1, row)
     assert (foreign.of(rows, foreign.names(lane, count)) != first).all()
     assert (first != 0).all()  # what a hole of the file says

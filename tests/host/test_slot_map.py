@@ -1,4 +1,4 @@
-"""The host store where a row replaces that in any slot, against plain Python: what is read is that row, or zeros and False."""
+"""Compare a store whose rows replace any slot with a plain-Python model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Codec, Zstd
-from fbuf._host.store.slot_map import Places
-from fbuf._host.store.store import PATCH, Store
+from fbuf._host.store.slot_map import SlotMap
+from fbuf._host.store.store import UPDATE_BIT, Store
 from tests.support.slot_map import CODECS, Scattered, make, reload
 from tests.support.store import Deflate, fetch
 from tests.support.store_model import Drawn
@@ -43,7 +43,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
 
 
 @KINDS
-def test_a_row_replaced_stays_until_slack_more_are(codec: Codec | None) -> None:
+def test_a_replaced_row_stays_for_slack_more(codec: Codec | None) -> None:
     store = make(codec, length=3, slack=2)
 
     def put(slot: int, value: int) -> int:
@@ -61,7 +61,7 @@ def test_a_row_replaced_stays_until_slack_more_are(codec: Codec | None) -> None:
 
 
 @KINDS
-def test_futures_of_one_state_never_read_each_other_and_never_fill_the_store(codec: Codec | None) -> None:
+def test_futures_of_one_state_are_separate_and_bounded(codec: Codec | None) -> None:
     """Each of 200 futures replaces the same rows of the same state, and is dropped."""
     store, rng = make(codec, length=8, slack=3), np.random.default_rng(0)
     model = Scattered(store)
@@ -75,7 +75,7 @@ def test_futures_of_one_state_never_read_each_other_and_never_fill_the_store(cod
 
 
 @given(data=st.data())
-def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataObject) -> None:
+def test_each_future_reads_its_own_rows(data: st.DataObject) -> None:
     """States as a buffer keeps them: tickets by slot, and which write made them. Any of them may be written to."""
     length, slack = data.draw(st.integers(1, 12), "length"), data.draw(st.integers(0, 12), "slack")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
@@ -115,7 +115,7 @@ def test_whatever_futures_are_carried_on_each_reads_its_own_rows(data: st.DataOb
 
 def test_tickets_differ_and_every_place_has_one_owner() -> None:
     for first in (0, 2**40):
-        places, rng, seen, number = Places(9, 5, first), np.random.default_rng(0), set(), 0
+        places, rng, seen, number = SlotMap(9, 5, first), np.random.default_rng(0), set(), 0
         for _ in range(2000):
             move = places.plan(rng.permutation(9)[: rng.integers(0, 10)])
             places.commit(move)
@@ -123,5 +123,5 @@ def test_tickets_differ_and_every_place_has_one_owner() -> None:
             number += len(move.ticket)
             waiting = places._queue[(places._head + np.arange(places._waiting)) % places.size].tolist()
             held = [int(p) - 1 for p in places._of_slot if p]
-            assert sorted(waiting + held) == list(range(places.touched))
-        assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < PATCH
+            assert sorted(waiting + held) == list(range(places.used))
+        assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < UPDATE_BIT

@@ -1,4 +1,4 @@
-"""Rows that replace those in any slot: what they take, failures, damage, checkpoints and refusals."""
+"""Test stores whose rows replace any slot: memory, failures, damage, checkpoints, refusals."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.base import Codec, Zstd
-from fbuf._host.codecs.bitpack import BitPack
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.raw import Ring
+from fbuf._host.codecs.base import BitPack, Codec, Zstd
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store
 from tests.support.slot_map import Scattered, churn, make, reload
 from tests.support.store import Deflate, Plain, fetch, frames, same
 
 
 @pytest.mark.parametrize("codec", [Zstd(), Deflate(1)], ids=["zstd", "own"])
-def test_random_replacement_takes_no_more_and_no_more(codec: Codec) -> None:
+def test_random_replacement_takes_constant_memory(codec: Codec) -> None:
     store = make(codec, shape=(24, 24), length=2000, slack=50)
     sizes = churn(store, frames(3000), 12_000)
     part = store._parts[0]
-    assert isinstance(part, Chunks) and part.arena.capacity < 1.6 * part.arena.live + 5 * 32 * 1024
+    assert isinstance(part, ChunkedColumn) and part.arena.capacity < 1.6 * part.arena.live + 5 * 32 * 1024
     assert max(sizes[2:]) < 1.25 * min(sizes[2:])
     assert store.stats()["chunks"] == 2050
     assert store.nbytes < 2050 * 576 / 2 or not isinstance(codec, Zstd)  # the dictionary knows the background
 
 
-def test_noise_becomes_raw_and_stays_where_it_was() -> None:
+def test_noise_becomes_raw_in_place() -> None:
     store, rng = make(Zstd(), None, shape=(50, 50), length=60, slack=4), np.random.default_rng(0)
     model = Scattered(store)
     for i in range(30):
         slots = np.arange(i * 2, i * 2 + 2) if i < 20 else rng.permutation(60)[:9]
         rows = rng.integers(0, 256, (len(slots), 1, 50, 50)).astype(np.uint8)
         model.write_at([rows, rows], slots[:, None].astype(np.int32))
-    assert isinstance(store._parts[0], Ring) and store.stats()["chunks"] == 0
+    assert isinstance(store._parts[0], RawColumn) and store.stats()["chunks"] == 0
     model.check(rng)
     model.store = store = reload(store)
-    assert isinstance(store._parts[0], Ring)
+    assert isinstance(store._parts[0], RawColumn)
     model.check(rng)
 
 
-def test_empty_slots_and_slots_nobody_wrote_cost_little() -> None:
+def test_unused_slots_cost_little() -> None:
     store = make(Zstd(), None, shape=(84, 84), length=1_000_000, slack=10)
     store.write([np.zeros((1, 1, 84, 84), np.uint8)] * 2, None, np.array([[999_999]], np.int32))
     assert store.nbytes < 500_000
@@ -60,7 +59,7 @@ class Moody(Plain):
 
 
 @pytest.mark.parametrize("nth", range(5))
-def test_a_codec_that_fails_at_any_row_leaves_the_store_as_it_was(nth: int) -> None:
+def test_a_failing_codec_leaves_the_slots_unchanged(nth: int) -> None:
     rng = np.random.default_rng(0)
     store = make(None, Zstd(), Moody(1), length=8, slack=2)
     model = Scattered(store)
@@ -76,7 +75,7 @@ def test_a_codec_that_fails_at_any_row_leaves_the_store_as_it_was(nth: int) -> N
     model.check(rng)
 
 
-def test_rows_that_are_replaced_while_they_are_read_are_missing() -> None:
+def test_rows_replaced_during_a_read_are_missing() -> None:
     class Writes(Deflate):
         def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
             if store.stats()["rows_accepted"] == 8:
@@ -118,10 +117,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         Store.from_arrays(store.columns, arrays | {"count": np.array([3])}, **fits, streams=False)
 
 
-def test_wrong_slots_are_named_and_change_nothing() -> None:
+def test_invalid_slots_are_refused() -> None:
     store, rows = make(None, length=4), np.zeros((2, 1, 5), np.uint8)
     for slots, error, text in (
-        (None, ValueError, "slots is None, but rows lie in no order"),
+        (None, ValueError, "slots is None, but rows replace slots"),
         (np.zeros((2, 1), np.int64), TypeError, "slots is int64; expected int32"),
         (np.zeros((3, 1), np.int32), ValueError, r"slots has shape \[3, 1\]; expected \[2, 1\]"),
         (
@@ -135,7 +134,7 @@ def test_wrong_slots_are_named_and_change_nothing() -> None:
     assert store.stats()["rows_accepted"] == 0
 
 
-def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
+def test_codecs_of_several_rows_encode_one_or_are_refused() -> None:
     store = make(Zstd(chunk=8), BitPack(chunk=8), Zstd(level=3, chunk=1))
     assert [(type(c.codec), c.codec.chunk) for c in store.columns] == [(Zstd, 1), (BitPack, 1), (Zstd, 1)]
     assert store.columns[2].codec.level == 3
@@ -143,7 +142,7 @@ def test_codecs_for_several_rows_take_them_one_by_one_or_are_refused() -> None:
         make(Deflate(4))
 
 
-def test_a_write_that_fails_on_an_old_state_costs_the_newest_none_of_its_rows() -> None:
+def test_a_failed_write_on_an_old_state_keeps_the_newest_rows() -> None:
     store = make(Moody(1), length=4)
 
     def write(values: list[int], slots: list[int], state: tuple[int, np.ndarray] | None) -> np.ndarray:

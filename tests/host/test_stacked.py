@@ -1,4 +1,4 @@
-"""Stacks given as rows: recognised and stored as single frames, and read back bit for bit, whatever comes."""
+"""Test stacks given as rows: recognised, stored as single frames, and read back bit for bit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import frame_stream
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.frame_stream import FrameStream, RowEnds
-from fbuf._host.columns.stack_detect import Stacking, stackings
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.frame_stream import FrameStream, RowEnds, Stacking, stackings
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store import serialize
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
@@ -76,35 +75,35 @@ def test_frames_of_several_channels_side_by_side() -> None:
         assert stream(store).stacking == stacking and stream(store).count[0] == 90 + 2 * 3
 
 
-def test_colours_are_no_stack() -> None:
+def test_colours_are_not_a_stack() -> None:
     grey = np.repeat(frames(200)[..., None], 3, axis=-1)
     colour = grey // np.array([1, 2, 3], np.uint8)
     still = grey[np.repeat(np.arange(10), 20)]  # a grey picture that stands still looks shifted
     for rows in (grey, colour, still, np.moveaxis(grey, -1, 1), np.zeros_like(grey)):
         store = make(rows.shape[1:], length=200)
         got, ok = fetch(store, write(store, rows[:, None]))
-        assert ok.all() and same(got, rows[:, None]) and isinstance(part(store), Chunks)
+        assert ok.all() and same(got, rows[:, None]) and isinstance(part(store), ChunkedColumn)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 500])
-def test_rows_that_are_no_stacks_are_soon_looked_at_no_more(at_once: int) -> None:
+def test_other_rows_are_soon_not_compared(at_once: int) -> None:
     rows = np.random.default_rng(0).integers(0, 2, (60, 1, 4, 20, 20), np.uint8)
     store = make((4, 20, 20))
-    with mock.patch.object(Stacks, "_look", autospec=True, side_effect=Stacks._look) as look:
+    with mock.patch.object(StackedColumn, "_look", autospec=True, side_effect=StackedColumn._look) as look:
         got, ok = fetch(store, write(store, rows, at_once=at_once))
-    assert ok.all() and same(got, rows) and isinstance(part(store), Chunks)
+    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn)
     assert look.call_count == {1: 17, 7: 3, 500: 1}[at_once]
     assert not store._parts[0]._last.size
 
 
-def test_noise_that_is_no_stack_becomes_a_ring() -> None:
+def test_noise_becomes_a_raw_column_not_a_stack() -> None:
     store = make((4, 60, 60))
     rows = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 60, 60), np.uint8)
     got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], Stacks)
+    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], StackedColumn)
 
 
-def test_what_is_known_of_shapes() -> None:
+def test_stackings_of_shapes() -> None:
     assert stackings((4, 84, 84), 1) == (Stacking(1, 4, 84 * 84), Stacking(1, 2, 2 * 84 * 84))
     assert stackings((84, 84, 4), 1) == (Stacking(84 * 84, 4, 1), Stacking(84 * 84, 2, 2))
     assert Stacking(64 * 64, 4, 3) in stackings((64, 64, 12), 1)
@@ -129,7 +128,7 @@ def test_one_byte_decides_whether_a_stack_follows(stacking: Stacking, shared: in
     assert stacking.fresh(before[None], after[None]) == 4 - shared
 
 
-def test_rows_in_no_order_take_little_more_than_plain_ones() -> None:
+def test_shuffled_stacks_take_little_more_than_plain_rows() -> None:
     rows = game(3000)
     order = np.random.default_rng(0).permutation(3000)
     plain = Store((Column("o", (4, 24, 24), np.dtype(np.uint8), Zstd()),), lanes=1, length=3000, slack=0)
@@ -143,7 +142,7 @@ def test_rows_in_no_order_take_little_more_than_plain_ones() -> None:
     assert store.nbytes <= 1.6 * plain.nbytes
 
 
-def test_repeated_rows_add_no_frames_and_skipped_ones_those_between() -> None:
+def test_rows_add_only_new_frames() -> None:
     rows = game(60, every=1000)
     store = make((4, 24, 24))
     write(store, rows[:30, None])
@@ -155,7 +154,7 @@ def test_repeated_rows_add_no_frames_and_skipped_ones_those_between() -> None:
 
 
 @given(data=st.data())
-def test_row_ends_are_sums_of_what_was_added(data: st.DataObject) -> None:
+def test_row_ends_are_sums_of_added_frames(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     lanes, depth = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 63, 64, 200]))
     ends = RowEnds(lanes, depth)
@@ -178,7 +177,7 @@ def test_row_ends_are_sums_of_what_was_added(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("axis", [1])
-def test_a_damaged_chunk_is_noticed_by_the_rows_that_show_it(axis: int) -> None:
+def test_a_damaged_chunk_is_found_by_its_rows(axis: int) -> None:
     store, rows, tickets = filled(axis=axis)
     plane = stream(store).plane
     lane, chunk = plane.live(stream(store).count, stream(store).low)
@@ -200,27 +199,27 @@ def test_a_damaged_chunk_is_noticed_by_the_rows_that_show_it(axis: int) -> None:
 
 
 @pytest.mark.parametrize("watching", [True, False])
-def test_damage_while_rows_wait_leaves_them_as_they_are(watching: bool) -> None:
+def test_damage_before_conversion_keeps_plain_rows(watching: bool) -> None:
     rows = game(60)[:, None]
     store = make((4, 24, 24))
     tickets = write(store, rows[:12], at_once=1)
     own = part(store)
-    assert isinstance(own, Chunks) and own.closed == 3
+    assert isinstance(own, ChunkedColumn) and own.closed == 3
     own.arena.view(int(own.address[0, 0]), int(own.length[0, 0]))[3] ^= 1
     if watching:
         more = write(store, rows[12:])
-        assert isinstance(part(store), Chunks)
+        assert isinstance(part(store), ChunkedColumn)
         assert same(fetch(store, more)[0], rows[12:])
     with pytest.raises(StoreCorrupted):
         fetch(store, tickets)
 
 
 @pytest.mark.parametrize("count", [5, 17, 60])
-def test_a_store_goes_on_from_a_checkpoint(count: int) -> None:
+def test_a_store_resumes_from_a_checkpoint(count: int) -> None:
     check_goes_on(count)
 
 
-def test_checkpoints_cross_the_setting() -> None:
+def test_checkpoints_load_under_either_setting() -> None:
     rows = game(100)[:, None]
     on = make(rows.shape[2:])
     off = tuple(dataclasses.replace(c, stacks=False) for c in on.columns)
@@ -230,7 +229,7 @@ def test_checkpoints_cross_the_setting() -> None:
     write(plain, rows)
     one = Store.from_arrays(off, on.to_arrays(), **fixed)  # type: ignore[arg-type]
     two = Store.from_arrays(on.columns, plain.to_arrays(), **fixed)  # type: ignore[arg-type]
-    assert isinstance(part(one), FrameStream) and isinstance(part(two), Chunks)
+    assert isinstance(part(one), FrameStream) and isinstance(part(two), ChunkedColumn)
     for store in (one, two):
         assert same(fetch(store, tickets)[0], rows)
         assert same(fetch(store, write(store, rows))[0], rows)
@@ -256,8 +255,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             load(store, {n: a for n, a in arrays.items() if n != name})
 
 
-def test_only_zstd_looks_for_stacks() -> None:
-    assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], Stacks)
+def test_only_zstd_recognises_stacks() -> None:
+    assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
     with pytest.raises(TypeError, match="Compressed: stacks is 4; expected True or False"):
         fbuf.storages.Compressed(stacks=4)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The host store against a dict of every row ever written: what is read is that row, or zeros and False."""
+"""Compare the host store with a dict of every row written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.memory import arena
-from fbuf._host.store.store import PATCH, Column, Store, StoreClosed
+from fbuf._host.store.store import UPDATE_BIT, Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
 from tests.support.store import DTYPES, Deflate, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
@@ -50,7 +50,7 @@ def test_every_dtype_and_shape_round_trips() -> None:
             assert ok.all() and same(got, rows), (dtype, shape, codec)
 
 
-def test_strided_and_read_only_input_is_taken() -> None:
+def test_strided_and_read_only_input_is_stored() -> None:
     base = np.arange(2 * 40 * 6, dtype=np.int32).reshape(2, 6, 40)
     rows = base.transpose(2, 0, 1)[:, :, ::2]
     rows.flags.writeable = False
@@ -64,7 +64,7 @@ def test_strided_and_read_only_input_is_taken() -> None:
 
 
 @KINDS
-def test_the_newest_length_plus_slack_rows_of_each_lane_are_there(codec: Codec | None) -> None:
+def test_length_plus_slack_rows_of_each_lane_are_readable(codec: Codec | None) -> None:
     store = make(codec, length=16, slack=4, lanes=2)
     rows = np.arange(90 * 2 * 5, dtype=np.int64).astype(np.uint8).reshape(90, 2, 5)
     tickets = np.concatenate([store.write([rows[a:b]], None) for a, b in ((0, 7), (7, 30), (30, 90))])
@@ -75,7 +75,7 @@ def test_the_newest_length_plus_slack_rows_of_each_lane_are_there(codec: Codec |
 
 
 @KINDS
-def test_tickets_go_on_past_2_to_32(codec: Codec | None) -> None:
+def test_tickets_exceed_32_bits(codec: Codec | None) -> None:
     store = make(codec, lanes=3, length=30, slack=0, first_seq=2**32 - 5)
     rows = np.random.default_rng(0).integers(0, 9, (25, 3, 5), np.uint8)
     tickets = store.write([rows], None)
@@ -89,14 +89,14 @@ def test_tickets_go_on_past_2_to_32(codec: Codec | None) -> None:
 
 
 @pytest.mark.parametrize("codec", [None, Zstd(), Deflate()], ids=["raw", "zstd", "own"])
-def test_a_patch_leaves_the_old_row_and_the_other_columns(codec: Codec | None) -> None:
+def test_an_update_keeps_the_old_row_and_other_columns(codec: Codec | None) -> None:
     store = make(codec, None, shape=(100,), length=10, slack=2)
     rows = [np.random.default_rng(c).integers(0, 9, (9, 1, 100), np.uint8) for c in range(2)]
     tickets = store.write(rows, None)[:, 0]
     value = np.full((3, 100), 200, np.uint8)
     pick = np.array([tickets[2], 0, tickets[4]], np.uint64)
     new = store.patch(pick, np.array([True, True, False]), {0: value})
-    assert new[0] >= PATCH and new[1] == 0 and new[2] == tickets[4]
+    assert new[0] >= UPDATE_BIT and new[1] == 0 and new[2] == tickets[4]
     assert same(fetch(store, new[0])[0], value[0]) and same(fetch(store, new[0], 1)[0], rows[1][2, 0])
     assert same(fetch(store, tickets)[0], rows[0][:, 0])
     again = store.patch(new[:1], np.array([True]), {1: value[:1]})  # both changes
@@ -104,7 +104,7 @@ def test_a_patch_leaves_the_old_row_and_the_other_columns(codec: Codec | None) -
     assert same(fetch(store, new[:1], 1)[0], rows[1][2])
 
 
-def test_a_patch_expires_with_the_row_it_replaced() -> None:
+def test_an_update_expires_with_its_row() -> None:
     store = make(Zstd(), length=10, slack=2)
     tickets = store.write([np.ones((10, 1, 5), np.uint8)], None)[:, 0]
     new = store.patch(tickets[:1], np.array([True]), {0: np.full((1, 5), 9, np.uint8)})
@@ -118,7 +118,7 @@ def test_a_patch_expires_with_the_row_it_replaced() -> None:
     assert store.patch(new, np.array([True]), {0: np.ones((1, 5), np.uint8)}) == new
 
 
-def test_superseded_patches_are_dropped_after_slack_more() -> None:
+def test_superseded_updates_are_dropped_after_slack_more() -> None:
     store = make(None, length=10, slack=6)
     ticket = store.write([np.ones((10, 1, 5), np.uint8)], None)[:1, 0]
     chain = [ticket]
@@ -143,7 +143,7 @@ class Failing(Deflate):
         return super().encode(rows)
 
 
-def test_a_failing_codec_leaves_the_store_as_it_was() -> None:
+def test_a_failing_codec_leaves_the_store_unchanged() -> None:
     model, rng = Model(make(None, Zstd(chunk=2), Failing(), lanes=2, length=40)), np.random.default_rng(0)
     keep = np.arange(10).reshape(5, 2) != 1
     model.write([rng.integers(0, 9, (5, 2, 5), np.uint8) for _ in range(3)], keep)
@@ -159,7 +159,7 @@ def test_a_failing_codec_leaves_the_store_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("column", [0, 1])
-def test_a_write_that_ends_half_way_is_never_read_from(column: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_blocks_reads(column: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(None, Zstd(chunk=2), length=40)
     rows = [np.arange(50, dtype=np.uint8).reshape(10, 1, 5) for _ in range(2)]
     tickets = store.write(rows, None)[:, 0]
@@ -172,12 +172,12 @@ def test_a_write_that_ends_half_way_is_never_read_from(column: int, monkeypatch:
         with pytest.raises(KeyboardInterrupt):
             store.write(rows, None)
     for use in (lambda: fetch(store, tickets), lambda: store.write(rows, None), store.to_arrays, store.stats):
-        with pytest.raises(StoreCorrupted, match="half-way"):
+        with pytest.raises(StoreCorrupted, match="interrupted"):
             use()
     store.close()
 
 
-def test_running_out_of_memory_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_leaves_the_store_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(Zstd(chunk=2), Zstd(chunk=2), shape=(1000,), length=200)
     model, rng = Model(store), np.random.default_rng(0)
     rows = [rng.integers(0, 4, (101, 1, 1000), np.uint8) for _ in range(2)]
@@ -201,7 +201,7 @@ def test_running_out_of_memory_leaves_the_store_as_it_was(monkeypatch: pytest.Mo
     model.check(rng)
 
 
-def test_a_read_under_way_finishes_when_the_store_is_closed() -> None:
+def test_a_running_read_finishes_when_the_store_is_closed() -> None:
     class Closes(Deflate):
         def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
             store.close()
@@ -217,7 +217,7 @@ def test_a_read_under_way_finishes_when_the_store_is_closed() -> None:
         store.stats()
 
 
-def test_rows_that_are_written_over_while_they_are_read_are_missing() -> None:
+def test_rows_overwritten_during_a_read_are_missing() -> None:
     class Writes(Deflate):
         def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
             if store.stats()["rows_accepted"] == 20:
@@ -233,7 +233,7 @@ def test_rows_that_are_written_over_while_they_are_read_are_missing() -> None:
     assert same(outs[0], rows[:, 0] * ok[0, :, None])
 
 
-def test_close_frees_everything_and_later_calls_say_so() -> None:
+def test_close_frees_everything_and_later_calls_raise() -> None:
     store, _, tickets = compressible()
     arrays = weakref.ref(store._parts[0].arena.segments[0].array)
     store.close()
@@ -271,7 +271,7 @@ def test_a_chunk_is_decoded_once_a_call() -> None:
     assert len(calls) == 5  # rows 5 to 20 lie in chunks 1 to 5
 
 
-def test_a_codec_is_a_value_with_settings_in_range() -> None:
+def test_codecs_check_their_settings() -> None:
     settings = [
         ("level", 0),
         ("level", 23),
@@ -292,7 +292,7 @@ def test_a_codec_is_a_value_with_settings_in_range() -> None:
     assert same(out, rows)
 
 
-def test_wrong_arguments_are_named_and_change_nothing() -> None:
+def test_invalid_arguments_are_refused() -> None:
     store = make(Zstd(), lanes=2)
     good = np.zeros((3, 2, 5), np.uint8)
     for rows, keep, error, text in (
@@ -326,7 +326,7 @@ def test_wrong_arguments_are_named_and_change_nothing() -> None:
         make(None, lanes=0)
 
 
-def test_a_codec_must_give_bytes() -> None:
+def test_a_codec_must_return_bytes() -> None:
     class Lazy(Deflate):
         def encode(self, rows: np.ndarray) -> Any:
             return memoryview(rows.tobytes())

@@ -1,4 +1,4 @@
-"""Damaged bytes of a host store, in memory and in a checkpoint: what is read is the row that was written, or an error."""
+"""Test damaged bytes of a host store and of its checkpoint: the written row, or an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.store import Deflate, Plain, compressible, fetch, frames, loa
 
 
 @pytest.mark.parametrize("own", [Zstd(), Deflate(8), Plain(8)], ids=["zstd", "deflate", "plain"])
-def test_every_flipped_bit_of_a_chunk_is_noticed(own: Codec) -> None:
+def test_every_flipped_bit_of_a_chunk_is_found(own: Codec) -> None:
     store, rows, tickets = compressible(own)
     part = store._parts[0]
     segment, size = part.arena.segments[0], int(part.length[0, 0])
@@ -42,7 +42,7 @@ def with_dictionaries() -> tuple[Store, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("column", [0, 1], ids=["zstd", "own"])
 @pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length", "address"])
-def test_no_changed_byte_of_a_checkpoint_gives_other_data(column: int, name: str) -> None:
+def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row(column: int, name: str) -> None:
     """What is read is the row or an error, and the error comes for the changed chunk."""
     store, rows, tickets = with_dictionaries()
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_no_changed_byte_of_a_checkpoint_gives_other_data(column: int, name: str
         assert failed == 1
 
 
-def test_a_changed_byte_of_a_dictionary_is_noticed_when_it_is_loaded() -> None:
+def test_a_damaged_dictionary_is_found_at_load() -> None:
     store, _, _ = with_dictionaries()
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
     for name in ("dictionaries", "dictionary_checksum"):
@@ -79,7 +79,7 @@ def test_a_changed_byte_of_a_dictionary_is_noticed_when_it_is_loaded() -> None:
                 load(store, arrays | {f"column0:{name}": array})
 
 
-def test_a_dictionary_that_was_replaced_is_noticed_by_its_chunks() -> None:
+def test_chunks_find_a_replaced_dictionary() -> None:
     """The dictionary's own checksum fits, but it is not the one that the chunks were encoded against."""
     store, rows, tickets = with_dictionaries()
     arrays = store.to_arrays()
@@ -97,7 +97,7 @@ def test_a_dictionary_that_was_replaced_is_noticed_by_its_chunks() -> None:
 
 
 @pytest.mark.parametrize("own", [None, Zstd(), Deflate()], ids=["raw", "zstd", "own"])
-def test_every_flipped_bit_of_a_changed_row_is_noticed(own: Codec | None) -> None:
+def test_every_flipped_bit_of_an_update_is_found(own: Codec | None) -> None:
     store = make(own, shape=(100,), length=10)
     tickets = store.write([np.zeros((4, 1, 100), np.uint8)], None)[:, 0]
     (new,) = store.patch(tickets[:1], np.array([True]), {0: np.arange(100, dtype=np.uint8)[None] // 9})
@@ -120,7 +120,7 @@ def test_a_dictionary_is_not_made_of_damaged_rows() -> None:
     assert ok.all() and same(got, rows[504:520])
 
 
-def test_a_frame_that_claims_another_size_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_of_another_size_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreCorrupted):  # a frame without a size
         Zstd().decode(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), np.empty(100, np.uint8))
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))

@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
 HOST = (
-    ("types", "batch", "interfaces", "recovery", "__init__"),
+    ("types", "interfaces", "__init__"),
     ("io",),
     ("memory",),
     ("codecs",),

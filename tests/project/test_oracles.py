@@ -14,7 +14,7 @@ ORACLES = {
     "samplers/test_consume": "test_no_row_is_drawn_too_often test_every_row_is_as_likely_as_every_other",
     "storages/test_deduplicated": "test_rows_and_references_are_right_after_any_calls",
     "host/test_file_columns": (
-        "test_any_sequence_of_calls_agrees_with_a_dict test_a_write_that_fails_at_any_call_leaves_the_store_as_it_was"
+        "test_any_sequence_of_calls_agrees_with_a_dict test_a_failed_write_leaves_the_store_unchanged"
     ),
     "samplers/test_epoch": "test_programs test_everyone_is_as_likely_at_every_place_and_so_is_every_pair",
     "views/test_hindsight": "test_goals_are_of_the_same_episode",
@@ -24,9 +24,9 @@ ORACLES = {
         "test_every_method_does_what_the_model_does test_convert_keeps_rows_and_finds_their_anchors"
     ),
     "host/test_slot_map": "test_any_sequence_of_calls_agrees_with_a_dict",
-    "host/test_read_ahead": "test_a_collected_request_has_the_rows_of_its_time",
+    "host/test_read_ahead": "test_collect_returns_the_rows_at_the_request",
     "storages/test_ragged": "test_rows_are_those_of_a_plain_list",
-    "host/test_recovery": "test_the_longest_run_is_the_longest test_a_checksum_is_of_the_row_its_place_and_its_store",
+    "host/test_recovery": "test_longest_valid_run_agrees_with_a_search test_a_checksum_covers_row_place_and_store",
     "replay/test_replay": "test_actors_and_learners_lose_and_double_no_row",
     "writers/test_reservoir": "test_rows_are_where_algorithm_r_puts_them test_every_set_of_rows_is_equally_likely",
     "checkpoint/test_snapshot": "test_marks_tell_the_truth_and_snapshots_stay",

@@ -1,4 +1,4 @@
-"""Turns between threads: order of arrival, waiting for a change, and how signals and `Stop` end both.
+"""Turns between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both.
 
 Locks and events decide what threads do, never a sleep.
 """
@@ -20,7 +20,7 @@ import pytest
 import fbuf
 from fbuf import limits
 from fbuf._concurrency import wakeup
-from fbuf._concurrency.wakeup import Gate, Stop, Stopped
+from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._replay import fair_lock
 from fbuf._replay.defer_interrupt import Uninterrupted
 from fbuf._replay.fair_lock import Turns
@@ -128,14 +128,14 @@ def test_time_is_up_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_is_up_while_another_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that was woken before its time was up waits for the turn without a limit."""
-    turns, came, now, waits, wait_for = Turns(), [], [0.0], [], Gate.wait
+    turns, came, now, waits, wait_for = Turns(), [], [0.0], [], WakeUp.wait
 
-    def watched(gate: Gate, seconds: float | None = None) -> None:
+    def watched(gate: WakeUp, seconds: float | None = None) -> None:
         waits.append(seconds)
         wait_for(gate, seconds)
 
     monkeypatch.setattr(wakeup, "clock", lambda: now[0])
-    monkeypatch.setattr(Gate, "wait", watched)
+    monkeypatch.setattr(WakeUp, "wait", watched)
 
     def wait() -> None:
         with turns.turn():
@@ -163,7 +163,7 @@ def test_a_turn_can_be_late() -> None:
 
 @pytest.mark.parametrize("asleep", [False, True])
 def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
-    turns, stop, inside = Turns(), Stop(), threading.Event()
+    turns, stop, inside = Turns(), StopToken(), threading.Event()
 
     def work() -> None:
         with turns.turn(stop):
@@ -174,13 +174,13 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
         thread = Thread(work)
         soon(lambda: turns._places)
         if not asleep:
-            stop.ask()
+            stop.request_stop()
             with pytest.raises(Stopped):
                 thread.ends()
             assert not inside.is_set()
     if asleep:
         soon(lambda: turns._places and turns._places[0].asleep)
-        stop.ask()
+        stop.request_stop()
         with pytest.raises(Stopped):
             thread.ends()
         assert inside.is_set()
@@ -190,9 +190,9 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
 
 
 def test_a_gate_opens_once_and_takes_no_lock() -> None:
-    gate = Gate()
-    gate.open()
-    gate.open()
+    gate = WakeUp()
+    gate.set()
+    gate.set()
     gate.wait()  # at once
     gate.wait(0.0)  # shut again
     assert gate._lock.locked()

@@ -23,10 +23,8 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._algorithms import sum_tree
-from fbuf._host.priorities import store as _store
-from fbuf._host.priorities import tree as _tree
-from fbuf._host.priorities.store import Priorities
-from fbuf._host.priorities.tree import Layout, Tree
+from fbuf._host import priorities
+from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
 from tests.support.trees import same
@@ -113,14 +111,14 @@ def test_draws_are_those_of_the_device(capacity: int) -> None:
 def test_draws_in_lots_are_those_of_one() -> None:
     rng, tree = np.random.default_rng(0), Tree(layout_of(3000), False)
     tree.fill(some_leaves(rng, 3000))
-    top, bottom = rng.random((2, 3 * _tree._LOT + 5), np.float32)
+    top, bottom = rng.random((2, 3 * priorities._LOT + 5), np.float32)
     parts = [tree.draw(top[i : i + 1000], bottom[i : i + 1000]) for i in range(0, len(top), 1000)]
     assert np.array_equal(tree.draw(top, bottom), np.concatenate(parts))
 
 
 def test_what_processors_take_for_zero_is_zero() -> None:
     leaf = np.array([np.nan, 1e-45, 2.0**-126, -1.0, -0.0, 1.0], np.float32)
-    assert _tree.normal(leaf).tolist() == [0, 0, 2.0**-126, 0, 0, 1]
+    assert priorities.normal(leaf).tolist() == [0, 0, 2.0**-126, 0, 0, 1]
 
 
 # ------------------------------------------------------------------------------------------------------------ versions
@@ -185,7 +183,7 @@ def test_who_carries_on_never_expires_and_memory_is_flat() -> None:
     store, version, rng = Priorities(layout, True), 1, np.random.default_rng(0)
     for _ in range(600):
         version = store.write(version, rng.integers(0, 40_000, 64).astype(np.int32), some_leaves(rng, 64))
-    assert store.nbytes <= _store.most_bytes(layout, True)
+    assert store.nbytes <= priorities.most_bytes(layout, True)
     assert len(store._steps) < 90 and store._kept <= 5000
     check(store, version, store.leaves(version))
     with pytest.raises(RuntimeError, match=EXPIRED):
@@ -225,7 +223,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPat
     for _ in range(4):
         version = store.write(version, rng.integers(0, 5000, 50).astype(np.int32), some_leaves(rng, 50))
         known[version] = store.leaves(version)
-    real, calls = getattr(_tree, broken), [0]
+    real, calls = getattr(priorities, broken), [0]
 
     def fails(*args: Any) -> Any:
         calls[0] += 1
@@ -237,7 +235,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPat
     for act in (lambda: store.write(version, *more), lambda: store.leaves(store.first)):  # a walk writes, too
         calls[0] = 0
         with monkeypatch.context() as patch:
-            patch.setattr(_tree, broken, fails)
+            patch.setattr(priorities, broken, fails)
             with pytest.raises(MemoryError):
                 act()
         for v, expected in known.items():

@@ -100,7 +100,9 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
     buffer = make(storage, tmp_path)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5, 2))
     for verb in (buffer.init, buffer.resume):
-        with pytest.raises(BlockingIOError, match="in use by this process; expected nobody. Drop every state of it"):
+        with pytest.raises(
+            BlockingIOError, match="in use by this process; expected no other user. Drop every state of it"
+        ):
             verb(EXAMPLE)
     del state
     with pytest.raises(FileExistsError, match=r"Go on with its rows: buffer.resume\(example\)"):

@@ -279,9 +279,9 @@ def test_damaged_bytes_are_never_returned() -> None:
     rows = buffer.rows(state)
     jax.block_until_ready(rows)
     store = store_of(state)
-    shelf = store._shelves[0]
-    segment = store._arena.segments[int(shelf.address[0, 0]) >> 24]
-    segment.array[(int(shelf.address[0, 0]) & 0xFFFFFF) + int(shelf.size[0, 0]) - 1] ^= 4
+    column = store._columns[0]
+    segment = store._arena.segments[int(column.address[0, 0]) >> 24]
+    segment.array[(int(column.address[0, 0]) & 0xFFFFFF) + int(column.size[0, 0]) - 1] ^= 4
     with pytest.raises(StoreCorrupted, match="leaf 'obs' has another checksum"):
         rows.lazy["obs"]
     with pytest.raises(Exception, match="another checksum"):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked_file import FileChunks
-from fbuf._host.columns.raw_file import FileRing
+from fbuf._host.columns.chunked_file import ChunkedFileColumn
+from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.memory import file_arena
 from fbuf._host.store.store import Store
 from tests.support.disk import make
@@ -75,7 +75,7 @@ STILL = np.repeat(np.arange(400, dtype=np.uint8)[:, None, None], 2, 1) * np.ones
 def segments(store: Store) -> set[int]:
     """Return the numbers of the segments of the second column."""
     part = store._parts[1]
-    return set(part.arena.segments) if isinstance(part, FileChunks) else set()
+    return set(part.arena.segments) if isinstance(part, ChunkedFileColumn) else set()
 
 
 def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +115,4 @@ def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypat
             resumed(model, path)
             model.check(rng)
     assert failed > steps
-    assert isinstance(model.store._parts[1], FileRing if kind == "noise" else FileChunks)
+    assert isinstance(model.store._parts[1], RawFileColumn if kind == "noise" else ChunkedFileColumn)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.store.store import PATCH, Column, Store
+from fbuf._host.store.store import UPDATE_BIT, Column, Store
 from tests.support import disk
 from tests.support.store import Deflate
 
@@ -109,9 +109,9 @@ class Life:
             rows = np.stack(list(itertools.islice(self.game, 2)))
             new = self.store.patch(old, np.ones(2, bool), {0: rows})
             self.rows |= {
-                int(t): row.tobytes() for t, row in zip(new, rows, strict=True) if t >= PATCH and t not in old
+                int(t): row.tobytes() for t, row in zip(new, rows, strict=True) if t >= UPDATE_BIT and t not in old
             }
-            self.tickets += [int(t) for t in new if t >= PATCH]
+            self.tickets += [int(t) for t in new if t >= UPDATE_BIT]
 
     def step(self, call: str) -> None:
         if call == "patch":

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import stacked as _stacked
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.frame_stream import FrameStream
-from fbuf._host.columns.stack_detect import Stacking
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.frame_stream import FrameStream, Stacking
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from tests.support.store import DTYPES, fetch, frames, same
 from tests.support.store_model import Model
@@ -27,10 +26,10 @@ def make(*shapes: tuple[int, ...], lanes: int = 1, length: int = 100, slack: int
     return Store(columns, lanes=lanes, length=length, slack=slack, first_seq=more.get("first_seq", 0))
 
 
-def part(store: Store, column: int = 0) -> Chunks | FrameStream:
+def part(store: Store, column: int = 0) -> ChunkedColumn | FrameStream:
     """What a column's rows are kept as."""
     own = store._parts[column]
-    assert isinstance(own, Stacks)
+    assert isinstance(own, StackedColumn)
     return own.inner
 
 
@@ -71,7 +70,7 @@ def check_frames(store: Store) -> None:
         if isinstance(own, FrameStream):
             plane = own.plane
             held = int((own.count // plane.k - own.low // plane.k).sum())
-            assert plane.census(own.count, own.low).chunks == held
+            assert plane.column_stats(own.count, own.low).chunks == held
             assert sum(s.chunks for s in plane.arena.segments.values()) == held
             assert (own.low <= own.count).all() and (own.low >= 0).all()
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fbuf._host.codecs.base import Codec
-from fbuf._host.store.store import PATCH, Store
+from fbuf._host.store.store import UPDATE_BIT, Store
 from tests.support.store import CODECS, DTYPES, columns_of
 
 
@@ -55,7 +55,7 @@ class Model:
         np.testing.assert_array_equal(tickets > 0, kept)
         taken = [((n, e), int(tickets[n, e])) for n, e in np.argwhere(kept).tolist()]
         for at, ticket in taken:
-            assert ticket not in self.rows and ticket < PATCH
+            assert ticket not in self.rows and ticket < UPDATE_BIT
             self.rows[ticket] = [r[at].tobytes() for r in rows]
         return taken
 
@@ -66,13 +66,13 @@ class Model:
             if not keep[i] or old not in alive:
                 assert ticket == old
                 continue
-            assert ticket >= PATCH and ticket not in self.rows
+            assert ticket >= UPDATE_BIT and ticket not in self.rows
             self.rows[ticket] = [fields[c][i].tobytes() if c in fields else v for c, v in enumerate(self.rows[old])]
             self.origin[ticket] = self.origin.get(old, old)
 
     def patch_some(self, drawn: Drawn) -> None:
         """Change some of three rows that were not changed yet; superseded changes stay for `slack` patches alone."""
-        known = np.array([0, *(t for t in self.rows if t < PATCH)], np.uint64)
+        known = np.array([0, *(t for t in self.rows if t < UPDATE_BIT)], np.uint64)
         if drawn.slack == 9 and len(known) > 3:
             tickets = drawn.rng.choice(known, 3, replace=False)
             column = int(drawn.rng.integers(len(drawn.columns)))
@@ -88,9 +88,9 @@ class Model:
 
     def check(self, rng: np.random.Generator) -> None:
         """Read every ticket there was, and some that never were, in two requests a column."""
-        top = max((t for t in self.rows if t < PATCH), default=0)  # tickets of the rows to come are above it
+        top = max((t for t in self.rows if t < UPDATE_BIT), default=0)  # tickets of the rows to come are above it
         coming = range(top + 1, top + 1 + self.store.lanes)
-        tickets = rng.permutation(np.array([0, 0, 2**62, PATCH | 2**40, *coming, *self.rows], np.uint64))
+        tickets = rng.permutation(np.array([0, 0, 2**62, UPDATE_BIT | 2**40, *coming, *self.rows], np.uint64))
         split = len(tickets) // 2
         alive, requests = self.live(), []
         for c, column in enumerate(self.store.columns):

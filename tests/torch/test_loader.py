@@ -15,7 +15,7 @@ import torch
 
 import fbuf
 from fbuf._concurrency.prefetcher import Prefetch
-from fbuf._concurrency.wakeup import Stop
+from fbuf._concurrency.wakeup import StopToken
 from fbuf.torch import Loader
 
 EXAMPLE = {"t": np.float32(0)}
@@ -231,7 +231,7 @@ def test_the_thread_waits_while_there_is_no_room() -> None:
     made: list[int] = []
     gate = threading.Semaphore(0)
 
-    def make(stop: Stop) -> int:
+    def make(stop: StopToken) -> int:
         made.append(len(made))
         gate.release()
         return made[-1]

@@ -19,7 +19,7 @@ from fbuf._formats.checkpoint.dtypes import stored
 from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, write_all
 from fbuf._formats.checkpoint.layout import Layout
 from fbuf._formats.checkpoint.manifest import FileEntry
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import Array, StoreCorrupted
 
 MAX_HEADER = 100_000_000
@@ -66,7 +66,7 @@ class DataFile:
                 f"fbuf.save: the header of {path} would have {self._data_start} bytes; expected at most {MAX_HEADER}. Use "
                 f"larger blocks."
             )
-        with telling("make", path, SAVE_ELSEWHERE):
+        with annotate_os_error("make", path, SAVE_ELSEWHERE):
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._at = self._written_back = self._data_start
 
@@ -98,7 +98,7 @@ class DataFile:
     def wait(self) -> None:
         """Sync if requested, and close the file. From any thread."""
         if self._sync:
-            with telling("sync", self.path, SAVE_ELSEWHERE):
+            with annotate_os_error("sync", self.path, SAVE_ELSEWHERE):
                 self._disk.fsync(self._fd)
         self.close()
 
@@ -188,10 +188,10 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise StoreCorrupted(f"{path} is a link; expected a plain file") from None
-        with telling("open", path):
+        with annotate_os_error("open", path):
             raise error
     try:
-        with telling("look at", path):
+        with annotate_os_error("look at", path):
             return fd, disk.size(fd)
     except OSError as error:
         disk.close(fd)

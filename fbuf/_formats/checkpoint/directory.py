@@ -31,8 +31,7 @@ from fbuf._formats.checkpoint.filesystem import (
     write_partial,
 )
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, decode
-from fbuf._host.io import lock
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
 
 DAMAGED_SAVES: set[str] = set()
@@ -59,7 +58,7 @@ class Folder:
     def names(self) -> list[str]:
         """Return the names in the folder; none without a folder. Raises OSError."""
         try:
-            with telling("list", self.file("")):
+            with annotate_os_error("list", self.file("")):
                 return sorted(self.disk.listdir(self.path))
         except FileNotFoundError:
             return []
@@ -119,7 +118,7 @@ class Folder:
             missing.append(path)
             path = os.path.dirname(path)
         for path in reversed(missing):
-            with telling("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
+            with annotate_os_error("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
                 self.disk.mkdir(path)
             if sync:
                 sync_folder(self.disk, os.path.dirname(path))
@@ -128,15 +127,15 @@ class Folder:
     def locked(self) -> Iterator[None]:
         """Hold the lock. Raises BlockingIOError: another save holds it; FileExistsError: a live store is in the folder."""
         path = self.file(LOCK)
-        with telling("open", path, SAVE_ELSEWHERE):
+        with annotate_os_error("open", path, SAVE_ELSEWHERE):
             fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
         held = False
         try:
             try:
-                lock.hold(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
+                lock_file(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
                 held = True
                 with contextlib.suppress(OSError):  # leftovers may fill the disk; they are removed under the lock
-                    lock.sign(fd)
+                    sign_lock(fd)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -154,7 +153,7 @@ class Folder:
             yield
         finally:
             if held:
-                lock.release(fd)
+                unlock_file(fd)
             self.disk.close(fd)
 
     def next_number(self) -> int:
@@ -183,7 +182,7 @@ class Folder:
             sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
         if waiting is not None:
             waiting()
-        with telling("rename", new, SAVE_ELSEWHERE):
+        with annotate_os_error("rename", new, SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:
             sync_folder(self.disk, self.path)
@@ -229,7 +228,7 @@ class Folder:
     def _remove(self, names: list[str]) -> None:
         for name in names:
             try:
-                with telling("remove", self.file(name)):
+                with annotate_os_error("remove", self.file(name)):
                     self.disk.unlink(self.file(name))
             except FileNotFoundError:
                 pass

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterable
 
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 
 LOCK = "lock"
 MAX_GENERATION = 10**12 - 1
@@ -133,7 +133,7 @@ def write_all(disk: Disk, fd: int, path: str, data: memoryview | bytes, at: int)
     """Write all of `data` from byte `at` on. Raises OSError."""
     left = memoryview(data).cast("B")
     while left.nbytes:
-        with telling(f"write {left.nbytes} bytes to", path, SAVE_ELSEWHERE):
+        with annotate_os_error(f"write {left.nbytes} bytes to", path, SAVE_ELSEWHERE):
             done = disk.pwrite(fd, left[:_MAX_CALL_BYTES], at)
             if done <= 0:
                 raise OSError(errno.EIO, "no bytes were written")
@@ -144,7 +144,7 @@ def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
     """Fill `out` from byte `at` on; return the number of bytes read. Raises OSError."""
     got = 0
     while got < out.nbytes:
-        with telling("read", path):
+        with annotate_os_error("read", path):
             done = disk.pread(fd, out[got : got + _MAX_CALL_BYTES], at + got)
         if done <= 0:
             break
@@ -154,7 +154,7 @@ def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
 
 def sync_folder(disk: Disk, path: str) -> None:
     """Sync the names in a folder, where the file system can. Raises OSError."""
-    with telling("sync", path, SAVE_ELSEWHERE):
+    with annotate_os_error("sync", path, SAVE_ELSEWHERE):
         fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             disk.fsync(fd)
@@ -167,12 +167,12 @@ def sync_folder(disk: Disk, path: str) -> None:
 
 def write_partial(disk: Disk, path: str, text: bytes, sync: bool, advice: str) -> None:
     """Create or replace a file that is to be renamed. Raises OSError."""
-    with telling("make", path, advice):
+    with annotate_os_error("make", path, advice):
         fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         write_all(disk, fd, path, text, 0)
         if sync:
-            with telling("sync", path, advice):
+            with annotate_os_error("sync", path, advice):
                 disk.fsync(fd)
     finally:
         disk.close(fd)

@@ -22,7 +22,7 @@ from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound
 from fbuf._formats.checkpoint.filesystem import DISK, Disk
 from fbuf._formats.checkpoint.manifest import ArrayEntry, Manifest
-from fbuf._host.types import Array, StoreCorrupted, bare, flat
+from fbuf._host.types import Array, StoreCorrupted, flat, without_traceback
 
 _STEP_BYTES = 1 << 20
 
@@ -304,7 +304,7 @@ def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
                 raise
             if saved is not None:
                 DAMAGED_SAVES.add(saved.manifest.save)
-            wrong[left[0]] = bare(error)
+            wrong[left[0]] = without_traceback(error)
             continue
         _warn_of_damage(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made

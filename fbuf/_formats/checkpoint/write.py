@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._concurrency.background_task import Beside
+from fbuf._concurrency.parallel import BackgroundTask
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
 from fbuf._formats.checkpoint.dedupe import NEW, PendingArray, PreviousSave
@@ -29,7 +29,7 @@ from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, data_name
 from fbuf._formats.checkpoint.layout import Plan, Source, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, encode
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 MAX_FILES = 64
@@ -46,7 +46,7 @@ class Save:
         self._columns = [PendingArray(plan, previous) for plan in plans]
         self._data: DataFile | None = None
         self._buffer = memoryview(bytearray(_STEP_BYTES))
-        self._beside = Beside("fbuf-save")
+        self._beside = BackgroundTask("fbuf-save")
         self._header = self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
@@ -211,7 +211,7 @@ class Save:
         if entry.synced or not self._sync:
             return entry
         try:
-            with telling("sync", file.path, SAVE_ELSEWHERE):
+            with annotate_os_error("sync", file.path, SAVE_ELSEWHERE):
                 self._folder.disk.fsync(file.fd)
         except OSError:
             UNSYNCED_SAVES.add(entry.save)

@@ -20,10 +20,9 @@ from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.codecs.encoder import coder_of
 from fbuf._host.codecs.zstd import Dictionary
-from fbuf._host.columns.chunk_cache import Cache
-from fbuf._host.columns.chunk_reader import Plan, plan
+from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
+from fbuf._host.memory.arena import Spans
 from fbuf._host.memory.lazy_array import expect, lazily, within
-from fbuf._host.memory.segments import Spans
 from fbuf._host.types import Array, StoreCorrupted
 
 _BITS = 40  # an address is file << 40 | offset
@@ -150,7 +149,7 @@ class ChunkedLeaf:
         self.coder = coder_of(leaf.codec, leaf.shape, leaf.dtype, 1)
         self.arena = FileChunks(files)
         self.table = DictionaryTable()
-        self.cache = Cache(cache) if cache else None
+        self.cache = ChunkCache(cache) if cache else None
         self.open: Array = np.empty((0,), leaf.dtype)  # no chunk is being filled
         self._parts: list[tuple[Array, ...]] = []
         self.first: list[int] = []  # place of each segment's first row
@@ -223,10 +222,10 @@ class ChunkedLeaf:
         """Return the bytes of the chunks."""
         return int(self.length.sum(dtype=np.int64))
 
-    def fetch(self, place: Array, there: Array, starts: Array) -> Plan:
+    def fetch(self, place: Array, there: Array, starts: Array) -> ChunkFetch:
         """Plan the read of rows by place int64[M], those in `there` bool[M], of requests that begin at `starts`."""
         end: Array = np.full(1, self.ring * self.k, np.int64)
-        return plan(self, np.zeros(len(place), np.int64), place, there, end, starts)
+        return fetch_chunks(self, np.zeros(len(place), np.int64), place, there, end, starts)
 
 
 def _addresses(payload: Any, place: Array, length: Array, file: int) -> Array:

@@ -23,10 +23,10 @@ from fbuf._formats.dataset.chunked_leaf import ChunkedLeaf
 from fbuf._formats.dataset.manifest import Manifest, SegmentEntry
 from fbuf._formats.dataset.plain_leaf import PlainLeaf
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
-from fbuf._host.columns.spec import Column, check_request
-from fbuf._host.store.read_ahead import ReadAhead, Reading, Still
-from fbuf._host.store.row_updates import Patches
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, bare, flat
+from fbuf._host.columns.spec import Column
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted
 
 _alive: dict[int, weakref.ref[DataSetStore]] = {}
 
@@ -37,7 +37,7 @@ def is_open(path: str) -> bool:
     return any(store is not None and store.path == path and not store.closed for store in stores)
 
 
-class DataSetStore:
+class DataSetStore(TicketReads):
     """Rows 0 to `rows` - 1 of some columns.
 
     Args:
@@ -57,17 +57,15 @@ class DataSetStore:
         places: Mapping[int, Array],
         disk: int,
     ) -> None:
+        super().__init__()
         self.columns = tuple(Column(part.leaf.name, part.leaf.shape, part.leaf.dtype, None) for part in columns)
         self.path = path
         self.identity = ""
         self.rows = rows
         self.disk = disk
-        self.last_error: Exception | None = None
         self._columns: list[ChunkedLeaf | PlainLeaf] = list(columns)
         self._first = first
         self._shift = {column: place - first for column, place in places.items()}
-        self._patches = Patches([], 0)
-        self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
         self.closed = False
         _alive[id(self)] = weakref.ref(self)
         weakref.finalize(self, _alive.pop, id(self), None).atexit = False
@@ -78,39 +76,18 @@ class DataSetStore:
             raise StoreClosed("fbuf.datasets: the data set is closed. Open it again.")
         return columns
 
-    def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Read rows by ticket, as `Store.read` does; chunks shared by requests of a column are decoded once."""
-        try:
-            for index, tickets, out in requests:
-                check_request(self.columns, index, tickets, out)
-            reading = self._look_up([(column, tickets) for column, tickets, _ in requests])
-            return self._finish(reading, [out for *_, out in requests])
-        except Exception as error:
-            self.last_error = bare(error)
-            raise
+    def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
+        there = (tickets != 0) & (tickets <= np.uint64(self.rows))
+        row = np.where(there, tickets - np.uint64(1), np.uint64(0)).astype(np.int64)
+        part = self._open_columns()[column]
+        if isinstance(part, PlainLeaf):
+            fetch: Any = part.fetch(row, starts)
+        else:
+            fetch = part.fetch(self._chunk_places(column, row), there, starts)
+        return fetch, there, [], PendingRows(column, tickets, row, row)
 
-    def _look_up(self, requests: Sequence[tuple[int, Array]]) -> Reading:
-        columns = self._open_columns()
-        wanted = [np.ascontiguousarray(t).reshape(-1) for _, t in requests]
-        present: list[Array] = [np.ones(0, bool)] * len(requests)
-        fetches: list[Any] = []
-        for column in sorted({c for c, _ in requests}):
-            group = [i for i, request in enumerate(requests) if request[0] == column]
-            sizes = [wanted[i].size for i in group]
-            starts = np.cumsum([0, *sizes[:-1]])
-            tickets = np.concatenate([wanted[i] for i in group]) if len(group) > 1 else wanted[group[0]]
-            there = (tickets != 0) & (tickets <= np.uint64(self.rows))
-            row = np.where(there, tickets - np.uint64(1), np.uint64(0)).astype(np.int64)
-            pieces = [slice(b, b + n) for b, n in zip(starts.tolist(), sizes, strict=True)]
-            for i, piece in zip(group, pieces, strict=True):
-                present[i] = there[piece]
-            part = columns[column]
-            if isinstance(part, PlainLeaf):
-                fetch: Any = part.fetch(row, starts)
-            else:
-                fetch = part.fetch(self._chunk_places(column, row), there, starts)
-            fetches.append((fetch, group, pieces, Still(column, tickets, row, row)))
-        return Reading(wanted, present, fetches, [], self._patches)
+    def _check_open(self) -> None:
+        self._open_columns()
 
     def _chunk_places(self, column: int, row: Array) -> Array:
         """Return the places of rows among the chunks of a column."""
@@ -118,24 +95,6 @@ class DataSetStore:
         if len(shift) == 1:
             return np.asarray(row + shift[0])
         return np.asarray(row + shift[np.searchsorted(self._first, row, side="right") - 1])
-
-    def _finish(self, reading: Reading, outs: Sequence[Array]) -> Array:
-        wanted, present, fetches, *_ = reading
-        for fetch, group, *_ in fetches:
-            fetch.run([flat(outs[i]) for i in group])
-        for out, there in zip(outs, present, strict=True):
-            if not there.all() and out.nbytes:
-                out.reshape(-1).view(np.uint8).reshape(len(there), -1)[~there] = 0
-        oks = [there | (t == 0) for there, t in zip(present, wanted, strict=True)]
-        return np.concatenate(oks) if oks else np.ones(0, bool)
-
-    def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """Start a read in the store's own thread, as `Store.request` does."""
-        return self._ahead.request(self.columns, requests, self._look_up)
-
-    def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Read as `read` does, from request `number` if it asked for these rows."""
-        return self._ahead.collect(self.columns, number, requests, self.read)
 
     def write(self, *_: Any) -> NoReturn:
         """Raise TypeError: rows do not change."""

@@ -23,7 +23,7 @@ from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, check_save_id,
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
-from fbuf._host.io.file import telling
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import StoreCorrupted
 
 NAME = "dataset.json"
@@ -160,7 +160,7 @@ def encode(manifest: Manifest) -> bytes:
 def _publish(base: str, text: bytes, sync: bool, disk: Disk) -> None:
     new, unchanged = os.path.join(base, NAME + ".new"), "the previous file is unchanged"
     write_partial(disk, new, text, sync, unchanged)
-    with telling("rename", new, unchanged):
+    with annotate_os_error("rename", new, unchanged):
         disk.rename(new, os.path.join(base, NAME))
     if sync:
         sync_folder(disk, base)

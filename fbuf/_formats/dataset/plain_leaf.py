@@ -113,7 +113,7 @@ class PlainRead:
     row: Array
     starts: Array
 
-    volatile = False
+    may_be_overwritten = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
         """Fill the requests' outputs. Raises StoreCorrupted."""

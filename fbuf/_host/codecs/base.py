@@ -1,25 +1,24 @@
-"""How rows become bytes: the `Codec` Protocol, for a codec of one's own, and the values `Zstd` and `Raw`.
+"""Codecs of host columns: the `Codec` Protocol, for a user's own, and the values `Zstd`, `Raw` and `BitPack`.
 
-In a store `Zstd` works with dictionaries (`coder`, `zstd`); on its own, as here, without.
+In a store `Zstd` works with dictionaries (`encoder`, `zstd`); on its own, as here, without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fbuf._host.codecs.zstd import compressor, unpacker
-from fbuf._host.types import Array, flat
+from fbuf._host.types import Array, corrupted, flat
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """What a host column needs of a codec: any hashable value with these. Called from several threads at once.
+    """What a host column needs of a codec: a hashable value with these members. Called from several threads at once.
 
-    Example: frames in sixteen shades, half the bytes before zlib has begun. What it loses is the user's affair; the store
-    checks that the bytes it stored are the bytes it decodes.
+    Example: frames in sixteen shades, half the bytes before zlib. A codec may be lossy; the store checks encoded bytes only.
       >>> import dataclasses, zlib, fbuf, numpy as np
       >>> @dataclasses.dataclass(frozen=True)
       ... class Shades:
@@ -40,13 +39,13 @@ class Codec(Protocol):
 
     @property
     def chunk(self) -> int:
-        """k, rows of one lane encoded together, >= 1."""
+        """Return k, the rows of one lane encoded together, >= 1."""
 
     def encode(self, rows: Array) -> bytes:
-        """Bytes of rows `[k, *shape]`, C-contiguous; lossless, as far as the user cares."""
+        """Return bytes of rows `[k, *shape]`, C-contiguous."""
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`, `[k, *shape]`. A store has checked `data` against a checksum before."""
+        """Fill `out`, `[k, *shape]`. The store has checked the checksum of `data`."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Zstd:
 
     Attributes:
       level: 1 to 22. Higher levels write 4x slower and up from 9; with a dictionary they save 5-20 %.
-      chunk: k, 1 to 64. Rows compressed together: more is smaller, fewer read faster. 1 is right where the rows of a lane are
-        not alike from one to the next (a data set in random order: a chunk would only make draws decode rows that nobody
-        asked for), and is what is used, whatever is said here, with a writer that replaces any row.
+      chunk: k, 1 to 64. Rows compressed together: more is smaller, fewer read faster. Use 1 where the rows of a lane are
+        not similar from one to the next (a data set in random order), where a larger chunk would only decode rows that were
+        not asked for. With a writer that replaces any row, 1 is used regardless.
       dictionary: Past rows in a dictionary, 0 (none) to 256.
       repack: Compress chunks again in the background once some 38,000 frames are closed, with a longer search against a
         dictionary of their own: 10-30 % smaller and read faster, for 8 to 20 us of a thread a frame of 84x84. Not done
@@ -87,20 +86,20 @@ class Zstd:
             raise ValueError(f"Zstd: repack is {self.repack!r}; expected True or False. The default is True.")
 
     def encode(self, rows: Array) -> bytes:
-        """One frame, with its content size; the checksum is the store's."""
+        """Return one frame, with its content size and without a checksum."""
         return compressor(self.level, rows.nbytes).compress(flat(rows))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
+        """Fill `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
         if out.nbytes:
             flat(out)[:] = unpacker(out.nbytes)(memoryview(data))
 
 
 @dataclass(frozen=True)
 class Raw:
-    """No codec: rows as they are, in a ring, neither encoded nor checked. For leaves that do not compress.
+    """No codec: rows are stored as they are, neither encoded nor checked. For leaves that do not compress.
 
-    A leaf for which `Zstd` gains less than 1.3x becomes such a ring by itself; this says it beforehand.
+    A leaf for which `Zstd` gains less than 1.3x is stored this way automatically; `Raw` decides it beforehand.
 
     Example:
       >>> import fbuf
@@ -109,13 +108,98 @@ class Raw:
 
     @property
     def chunk(self) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     def encode(self, rows: Array) -> bytes:
-        """The bytes of the rows."""
+        """Return the bytes of the rows."""
         return bytes(flat(np.ascontiguousarray(rows)))
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fills `out`."""
+        """Fill `out`."""
         flat(out)[:] = memoryview(data)
+
+
+_RAW, _BITS = 0, 1  # first byte of a chunk
+_WHOLE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # by bytes of an element
+
+
+def is_packable(rows: Array) -> bool:
+    """Return whether every element is exactly 0 or 1 (a float's -0.0 is neither)."""
+    whole, one = _whole(rows)
+    return whole is not None and bool(((whole == 0) | (whole == one)).all())
+
+
+def pack_bits(rows: Array) -> bytes:
+    """Return packable rows `[k, *shape]` as bits, each row in whole bytes, its first element in the highest bit."""
+    whole, _ = _whole(rows)
+    assert whole is not None
+    return np.packbits(whole.reshape(len(rows), -1) != 0, axis=1).tobytes()
+
+
+def unpack_bits(data: bytes | memoryview, out: Array) -> None:
+    """Unpack bits into a C-contiguous array."""
+    whole, one = _whole(out)
+    assert whole is not None
+    each = out.size // len(out)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8).reshape(len(out), -1), axis=1, count=each)
+    np.multiply(bits.reshape(-1), one, out=whole, casting="unsafe")
+
+
+def packed_bytes(rows: Array) -> int:
+    """Return how many bytes `pack_bits` makes of rows of this shape."""
+    return len(rows) * -(-(rows.size // len(rows)) // 8)
+
+
+def _whole(rows: Array) -> tuple[Array | None, Any]:
+    """Return the rows as unsigned integers of their width, and 1 as one of those."""
+    kind = _WHOLE.get(rows.dtype.itemsize)
+    if kind is None or rows.dtype.kind == "c":
+        return None, None
+    flat_rows = np.ascontiguousarray(rows).reshape(-1) if not rows.flags.c_contiguous else rows.reshape(-1)
+    return flat_rows.view(kind), np.ones(1, rows.dtype).view(kind)[0]
+
+
+@dataclass(frozen=True)
+class BitPack:
+    """Encode rows of zeros and ones (masks, one-hot boards) as bits: 8 elements a byte, whatever their dtype.
+
+    Writes and reads at the speed of a copy. `Zstd` packs such rows too before it compresses, and is smaller where they repeat.
+
+    Attributes:
+      chunk: k, 1 to 64. Rows encoded together.
+    Raises:
+      ValueError: chunk out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> board = np.eye(12, dtype=np.float32)[None]
+      >>> codec = BitPack(chunk=1)
+      >>> len(codec.encode(board)), board.nbytes
+      (19, 576)
+    """
+
+    chunk: int = 16
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or not 1 <= self.chunk <= 64:
+            raise ValueError(
+                f"BitPack: chunk is {self.chunk!r}; expected an integer from 1 to 64. The default is BitPack(chunk=16)."
+            )
+
+    def encode(self, rows: Array) -> bytes:
+        """Return one byte that says which, then bits, or the rows as they are."""
+        if is_packable(rows):
+            return bytes([_BITS]) + pack_bits(rows)
+        return bytes([_RAW]) + bytes(flat(np.ascontiguousarray(rows)))
+
+    def decode(self, data: bytes | memoryview, out: Array) -> None:
+        """Fill `out`. Raises StoreCorrupted unless `data` is of its size."""
+        body = memoryview(data)[1:]
+        kind = data[0] if len(data) else -1
+        if kind == _BITS and len(body) == packed_bytes(out):
+            unpack_bits(body, out)
+        elif kind == _RAW and len(body) == out.nbytes:
+            flat(out)[:] = body
+        else:
+            raise corrupted(f"a chunk of bits has kind {kind} and {len(body)} bytes", f"{packed_bytes(out)} of bits")

@@ -1,24 +1,26 @@
-"""A column's codec at work: what is kept between the chunks of one column, dictionaries above all.
+"""Encode and decode the chunks of one column, with dictionaries for `Zstd`.
 
-A new dictionary is tried early, once there is variety, then regularly, and sooner where chunks have grown since the last one
-(the game changed); it is kept if it saves more than it takes.
+A new dictionary is tried early, then regularly, and sooner when the size of chunks has changed (the game changed). It is kept
+if it saves more bytes than it takes.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs import bitpack
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.base import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
 from fbuf._host.codecs.zstd import Dictionary, Unpack, checksum, compressor, damaged, unpacker
 from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
-"""Encoded bytes with this checksum and dictionary, verified first, to rows; the result is valid until the next call."""
+"""(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
+Encoded = tuple[memoryview, int, "Dictionary | None", int]
+"""A chunk: its bytes, their checksum, its dictionary and its address."""
+Copy = tuple[bool, int, slice, slice]
+"""Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
 
 FIRST_DICTIONARY, SECOND_DICTIONARY, RENEWAL = 512, 4096, 65_536
 """Rows after which a dictionary is tried: early, once there is variety, then regularly."""
@@ -32,12 +34,7 @@ _TRIAL = 16  # chunks a new dictionary is tried on
 
 
 class Coder:
-    """A column's codec at work. This one serves any user value: no dictionaries, nothing kept."""
-
-    @property
-    def reuses(self) -> bool:
-        """Whether decoded rows lie in memory that the next chunk's take."""
-        return True
+    """Encode and decode with any user's codec: no dictionaries."""
 
     def __init__(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.codec = codec
@@ -46,11 +43,11 @@ class Coder:
 
     @property
     def nbytes(self) -> int:
-        """Contexts kept between calls."""
+        """Return the bytes of contexts kept between calls."""
         return 0
 
     def encode(self, rows: Array) -> bytes:
-        """One chunk `[k, *shape]` as bytes, against `current`."""
+        """Return one chunk `[k, *shape]` as bytes, against `current`."""
         data = self.codec.encode(rows)
         if not isinstance(data, bytes):
             raise TypeError(
@@ -64,57 +61,86 @@ class Coder:
         return data
 
     def decoder(self) -> Decode:
-        """Verifies and decodes chunks; for one thread, for one call. The result is valid until the next one."""
-        unpackers: dict[Dictionary | None, tuple[Unpack, int]] = {}
-        crc32 = zlib.crc32
+        """Return a function that verifies and decodes chunks, for one thread and one call."""
+        unpackers: dict[Dictionary | None, Unpack] = {}
 
         def decode(data: memoryview, expected: int, dictionary: Dictionary | None) -> memoryview:
-            pair = unpackers.get(dictionary)
-            if pair is None:
-                pair = unpackers[dictionary] = self.unpacker(dictionary), checksum(b"", dictionary)
-            unpack, seed = pair
-            crc = crc32(data, seed)
-            if crc != expected:
-                raise damaged("a chunk", crc, expected)
-            return unpack(data)
+            if dictionary not in unpackers:
+                unpackers[dictionary] = self._unpacker(dictionary)
+            return unpackers[dictionary](data, expected)
 
         return decode
 
-    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        """Decodes chunks that used this dictionary, unverified; for one thread, for one call."""
+    def decode_chunks(
+        self,
+        chunks: Iterable[Encoded],
+        opened: Iterable[memoryview],
+        copies: Iterable[Copy],
+        outs: Sequence[memoryview],
+        cache: Any = None,
+    ) -> None:
+        """Verify and decode chunks one after another, and copy their rows to `outs`.
+
+        Args:
+          chunks: In the order of `copies`.
+          opened: Rows of further chunks, which are not encoded.
+          cache: A `ChunkCache`, or None.
+        Raises:
+          StoreCorrupted: A chunk is damaged.
+        """
+        encoded, plain, unpackers = iter(chunks), iter(opened), dict[Dictionary | None, Unpack]()
+        rows = memoryview(b"")
+        for next_chunk, out, to, source in copies:
+            if next_chunk:
+                chunk = next(encoded, None)
+                cached = None if chunk is None or cache is None else cache.get(chunk[3])
+                if chunk is None:
+                    rows = next(plain)
+                elif cached is not None:
+                    rows = cached
+                else:
+                    data, crc, dictionary, address = chunk
+                    unpack = unpackers.get(dictionary)
+                    if unpack is None:
+                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
+                    rows = unpack(data, crc)
+                    if cache is not None:
+                        rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
+                        cache.put(address, rows)
+            outs[out][to] = rows[source]
+
+    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        """Return a function that verifies and decodes chunks of this dictionary, for one thread and one call."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def unpack(data: memoryview) -> memoryview:
+        def unpack(data: memoryview, expected: int) -> memoryview:
+            if checksum(data, dictionary) != expected:
+                raise damaged("a chunk", checksum(data, dictionary), expected)
             self.codec.decode(data, scratch)
             return flat(scratch)
 
         return unpack
 
     def due(self, rows: int) -> bool:
-        """Whether a new dictionary should be tried after `rows` rows."""
+        """Return whether a new dictionary should be tried after `rows` rows."""
         return False
 
     def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
-        """Tries a new dictionary; bytes a chunk with it, None if there is none."""
+        """Try a new dictionary; return bytes a chunk with it, None if the old one stays."""
         return None
 
     def adopt(self, dictionary: Dictionary | None, rows: int) -> None:
-        """Goes on from a checkpoint: this dictionary, after `rows` rows."""
+        """Resume from a checkpoint: this dictionary, after `rows` rows."""
 
 
 class ZstdCoder(Coder):
-    """`Zstd` with the dictionaries of one column. Not thread-safe but for `decoder` and `unpacker`."""
+    """`Zstd` with the dictionaries of one column. Only `decoder` and `decode_chunks` are thread-safe."""
 
     codec: Zstd
 
-    @property
-    def reuses(self) -> bool:
-        """Bits are unpacked into one array."""
-        return self._packed < self._size
-
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)
-        self._size = codec.chunk * int(np.prod(shape)) * dtype.itemsize
+        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
         self._compressor = compressor(codec.level, self._size, None)
@@ -123,17 +149,17 @@ class ZstdCoder(Coder):
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
         self._last = self._adopted = 0  # rows when a dictionary was tried, and when one was taken
         rows = np.zeros((codec.chunk, *shape), dtype)  # never touched: a hostile file may claim large ones
-        self._packed = bitpack.packed_bytes(rows) if rows.size and bitpack.packable(rows[:0]) else self._size
+        self._packed = packed_bytes(rows) if rows.size and is_packable(rows[:0]) else self._size
         # Whether rows are zeros and ones; None: none was seen yet. Where bits are no fewer they cannot be told apart.
         self._bits: bool | None = None if self._packed < self._size else False
 
     @property
     def nbytes(self) -> int:
-        """The compression context, with its digest of the dictionary."""
+        """Return the bytes of the compression context, with its digest of the dictionary."""
         return int(self._compressor.memory_size())
 
     def encode(self, rows: Array) -> bytes:
-        """One chunk as one frame."""
+        """Return one chunk as one frame."""
         data = self._compressor.compress(self.packed(rows))
         self._mean += (len(data) - self._mean) / 64 if self._mean else len(data)
         self._least = min(self._least or self._mean, self._mean)
@@ -141,29 +167,25 @@ class ZstdCoder(Coder):
         return data
 
     def packed(self, rows: Array) -> memoryview:
-        """What is compressed: the bytes of rows `[k, *shape]`, or their bits where the column is zeros and ones."""
+        """Return the bytes to compress: those of rows `[k, *shape]`, or their bits where the column is zeros and ones."""
         if self._bits is None:
-            self._bits = bitpack.packable(rows)
-        if self._bits and bitpack.packable(rows):
-            return memoryview(bitpack.pack(rows))
+            self._bits = is_packable(rows)
+        if self._bits and is_packable(rows):
+            return memoryview(pack_bits(rows))
         return flat(rows)
 
     def chunk_of(self, data: memoryview) -> Array:
-        """The rows of a decoded chunk."""
+        """Return the rows of a decoded chunk."""
         return np.frombuffer(data, np.uint8).view(self._dtype).reshape(self.codec.chunk, *self._shape)
 
-    def unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        decompress = unpacker(self._size, dictionary, self._packed)
+    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
+        return unpacker(self._size, dictionary, self._packed, self._expand)
+
+    def _expand(self, bits: memoryview) -> memoryview:
+        """Return the rows that are packed as bits."""
         rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
-
-        def unpack(data: memoryview) -> memoryview:
-            out = decompress(data)
-            if len(out) == self._size:
-                return out
-            bitpack.unpack(out, rows)
-            return flat(rows)
-
-        return unpack
+        unpack_bits(bits, rows)
+        return flat(rows)
 
     def due(self, rows: int) -> bool:
         if rows >= self._next:
@@ -173,7 +195,7 @@ class ZstdCoder(Coder):
         return self._mean > DRIFT * self._least or DRIFT * self._mean < self._most
 
     def renew(self, rows: int, total: int, fetch: Callable[[int], memoryview]) -> float | None:
-        """Makes dictionaries of rows drawn from `total` chunks, oldest first, and keeps the best if it pays for itself.
+        """Make dictionaries of rows drawn from `total` chunks, oldest first, and keep the best if it pays for itself.
 
         One is drawn from all of them, one from the latest 4,096 rows, which is better where the game has changed.
 
@@ -187,7 +209,7 @@ class ZstdCoder(Coder):
         early = rows >= self._next
         self._last = rows
         self._next = _milestone(rows) if early else self._next
-        self._least = self._most = self._mean  # drift is counted from here, whatever comes of the trial
+        self._least = self._most = self._mean  # drift is counted from here, also if the trial fails
         chunk = self.codec.chunk
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
         firsts = {0, max(trial.start - SECOND_DICTIONARY // chunk, 0)}
@@ -215,7 +237,7 @@ class ZstdCoder(Coder):
         return self._mean
 
     def _drawn(self, chunks: range, fetch: Callable[[int], memoryview]) -> Dictionary | None:
-        """A dictionary of rows drawn uniformly from these."""
+        """Return a dictionary of rows drawn uniformly from these chunks."""
         k = self.codec.chunk
         choice = len(chunks) * k
         content = bytearray()
@@ -224,7 +246,7 @@ class ZstdCoder(Coder):
         return Dictionary(bytes(content)) if len(content) >= 8 else None
 
     def row_of(self, data: memoryview, at: int) -> memoryview:
-        """What of a dictionary one row of a decoded chunk makes."""
+        """Return what one row of a decoded chunk adds to a dictionary."""
         packed = self.packed(self.chunk_of(data))
         size = len(packed) // self.codec.chunk
         return packed[at * size : (at + 1) * size]
@@ -243,7 +265,7 @@ def _milestone(rows: int) -> int:
 
 
 def coder_of(codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> Coder:
-    """What a column of `capacity` rows encodes and decodes with."""
+    """Return the coder of a column of `capacity` rows."""
     if isinstance(codec, Zstd):
         return ZstdCoder(codec, shape, dtype, capacity)
     return Coder(codec, shape, dtype)

@@ -1,13 +1,8 @@
-"""Zstandard frames against a shared dictionary: what `Zstd` in a store is made of.
+"""Zstandard frames against a shared dictionary, for `Zstd` in a store.
 
-A chunk is one frame, compressed against a *raw-content dictionary*: a few past rows, untrained. On Atari frames that is
-1.2-4x smaller than no dictionary and faster both ways, because matches are long. Rejected: trained dictionaries (worse than
-8 raw frames), XOR against the previous frame, bit planes, lz4, and `multi_decompress_to_buffer` (slower than a loop: it sizes
-outputs by the compressed total), `stream_reader(..., read_across_frames=True).readinto` of several chunks at once (saves an
-allocation a chunk and costs as much), and zstandard's cffi backend (no faster a chunk; it can decode on two threads, but
-waking the other costs most of what that gains). A decompressor shared by two threads corrupts its output or crashes, so every
-call makes its own (about 8 us a dictionary) and none is kept: there is nothing to share, and nothing held for threads that
-have ended.
+A chunk is one frame, compressed against a raw-content dictionary: a few past rows, untrained. On Atari frames that is 1.2-4x
+smaller than without, and faster both ways. A decompressor shared by two threads corrupts its output, so every call makes its
+own (about 8 us a dictionary).
 
 Source: RFC 8878; measured with python-zstandard 0.25 on six Atari games.
 """
@@ -16,14 +11,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import zstandard
 
 from fbuf._host.memory.lazy_array import Identity
-from fbuf._host.types import StoreCorrupted
+from fbuf._host.types import StoreCorrupted, corrupted
 
-Unpack = Callable[[memoryview], memoryview]
-"""Encoded bytes to rows; the result is valid until the next call."""
+Unpack = Callable[..., memoryview]
+"""(encoded bytes, their checksum or None) -> rows, valid until the next call."""
 
 _DDICT_BYTES = 27_352
 """What zstd 1.5 allocates beside the content to decode with a dictionary (`ZSTD_sizeof_DDict`, not exposed)."""
@@ -53,21 +49,18 @@ class Dictionary:
 
     @property
     def nbytes(self) -> int:
-        """Content and what decoding needs beside it."""
+        """Return the bytes of the content and of what decoding needs besides."""
         return len(self.data) + _DDICT_BYTES
 
 
 def checksum(data: bytes | memoryview, dictionary: Dictionary | None) -> int:
-    """crc32 of encoded bytes and of what they were encoded against: any changed byte, of either, changes it."""
+    """Return the crc32 of encoded bytes and of their dictionary."""
     return zlib.crc32(data, dictionary.crc if dictionary is not None else 0)
 
 
 def damaged(what: str, crc: int, expected: int) -> StoreCorrupted:
-    """The error of bytes with another checksum."""
-    return StoreCorrupted(
-        f"Store.read: {what} has checksum {crc:#010x}; expected {expected:#010x}. "
-        f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-    )
+    """Return the error of bytes with another checksum."""
+    return corrupted(f"{what} has checksum {crc:#010x}", f"{expected:#010x}")
 
 
 def compressor(level: int, size: int, dictionary: Dictionary | None = None, **search: int) -> zstandard.ZstdCompressor:
@@ -91,31 +84,37 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
-def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1) -> Unpack:
-    """Decompresses frames of `size` bytes, or of `packed`; for one thread, for one call."""
-    if dictionary is None:
-        decompressor = zstandard.ZstdDecompressor()
-    else:
-        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary.data)
-    decompress, content_size = decompressor.decompress, zstandard.frame_content_size
+def unpacker(
+    size: int,
+    dictionary: Dictionary | None = None,
+    packed: int = -1,
+    expand: Callable[[memoryview], memoryview] | None = None,
+) -> Unpack:
+    """Return a function that verifies and decompresses frames of `size` bytes, for one thread and one call.
 
-    def unpack(data: memoryview) -> memoryview:
+    Args:
+      packed, expand: Frames of `packed` bytes are allowed too; `expand` makes rows of them.
+    """
+    settings: dict[str, Any] = {} if dictionary is None else {"dict_data": dictionary.data}
+    seed = checksum(b"", dictionary)
+    decompress = zstandard.ZstdDecompressor(**settings).decompress
+    content_size, crc32 = zstandard.frame_content_size, zlib.crc32
+
+    def unpack(data: memoryview, expected: int | None = None) -> memoryview:
+        if expected is not None:
+            crc = crc32(data, seed)
+            if crc != expected:
+                raise damaged("a chunk", crc, expected)
         try:
-            # `decompress` believes the header whatever limit it is given: a small frame may claim gigabytes.
+            # `decompress` trusts the header despite any limit: a small frame may claim gigabytes.
             claimed = content_size(data)
             if claimed in (size, packed):
-                out = decompress(data)
+                out = memoryview(decompress(data))
                 if len(out) == claimed:
-                    return memoryview(out)
+                    return out if expand is None or claimed == size else expand(out)
                 claimed = len(out)
         except zstandard.ZstdError as error:
-            raise StoreCorrupted(
-                f"Store.read: a zstd frame does not decode ({error}); expected {size} bytes. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            ) from error
-        raise StoreCorrupted(
-            f"Store.read: a zstd frame claims {claimed} bytes; expected {size}. "
-            f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-        )
+            raise corrupted(f"a zstd frame does not decode ({error})", f"{size} bytes") from error
+        raise corrupted(f"a zstd frame claims {claimed} bytes", f"{size}")
 
     return unpack

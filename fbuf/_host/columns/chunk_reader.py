@@ -1,88 +1,102 @@
-"""How rows come out of a `Chunks` column: what to decode and what to copy where, found under the lock, done without it.
+"""Read rows of encoded chunks: `fetch_chunks` finds the chunks under the store's lock, `ChunkFetch.run` decodes without it.
 
-Rows that lie next to each other in a chunk and go to neighbouring places are one copy (a stack of frames is one or two), and a
-chunk is decoded once whatever number of requests needs it. The index is consulted with a few numpy calls for all rows
-together; Python steps are left for one decompression a chunk and one copy a run. Rejected: decoding straight into the output
-(zstd's stream reader is slower a chunk than the copy it saves, and few requests want whole chunks).
+Each chunk is decoded once for all requests. A run of rows that are neighbours both in a chunk and in
+the output is one copy. The index is read with a few numpy calls for all rows together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from fbuf._host.codecs.encoder import Coder
-from fbuf._host.codecs.zstd import Dictionary
-from fbuf._host.columns.chunk_cache import Cache
+from fbuf._host.codecs.encoder import Coder, Copy, Encoded
 from fbuf._host.types import Array, flat
 
 
-class Encoded(Protocol):
-    """What a column of chunks is asked for: `Chunks`, or one that only reads."""
+class ChunkCache:
+    """Decoded chunks by address; the least recently used are evicted first. Thread-safe.
+
+    Addresses are never reused, so no entry is ever stale.
+
+    Args:
+      limit: Bytes of rows kept at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        self.hits = self.misses = 0
+        self._rows: OrderedDict[int, memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, address: int) -> memoryview | None:
+        """Return the rows of a chunk, or None."""
+        with self._lock:
+            rows = self._rows.get(address)
+            if rows is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self._rows.move_to_end(address)
+            return rows
+
+    def put(self, address: int, rows: memoryview) -> None:
+        """Keep rows that are never written again."""
+        with self._lock:
+            if len(rows) > self.limit or address in self._rows:
+                return
+            self._rows[address] = rows
+            self.nbytes += len(rows)
+            while self.nbytes > self.limit:
+                self.nbytes -= len(self._rows.popitem(last=False)[1])
+
+
+class ChunkIndex(Protocol):
+    """A column of chunks: `ChunkedColumn`, or a read-only one."""
 
     k: int  # rows of a chunk
-    row: int  # bytes of one
+    row: int  # bytes of a row
     lanes: int
-    ring: int  # places of chunks in the index, whose arrays are [ring, E], or [ring] of one lane
+    ring: int  # chunks the index has room for; its arrays are [ring, E], or [ring] of one lane
     address: Array
     length: Array
     checksum: Array
     slot: Array
-    table: Any  # dictionaries, `get(slot)`
-    arena: Any  # `views(addresses, lengths)`: the bytes, one after another
+    table: Any  # dictionaries: `get(slot)`
+    arena: Any  # `views(addresses, lengths)` yields the bytes
     open: Array  # [E, k, *shape], chunks that are being filled
     coder: Coder
-    cache: Cache | None
+    cache: ChunkCache | None
 
 
 @dataclass
-class Plan:
-    """Bytes to decode and where their rows go. Holds what it reads alive."""
+class ChunkFetch:
+    """Chunks to decode and where their rows go. Keeps alive what it reads."""
 
-    volatile = False  # the bytes of a chunk are never overwritten
+    may_be_overwritten = False  # the bytes of a chunk are never overwritten
 
     coder: Coder
-    blobs: Iterator[tuple[memoryview, int, Dictionary | None]]  # encoded chunks, with checksums
-    addresses: list[int]  # of those
-    cache: Cache | None
-    opened: list[memoryview]  # chunks that were still open, after those
-    moves: Iterator[tuple[bool, int, slice, slice]]  # whether the next chunk begins; request, its bytes, the chunk's
+    chunks: Iterable[Encoded]
+    opened: list[memoryview]  # rows of chunks that were still open, which follow those
+    copies: Iterable[Copy]
+    cache: ChunkCache | None
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs. Raises StoreCorrupted, or what a codec of the user's raises."""
-        chunks = self._decoded()
-        data = memoryview(b"")
-        for fresh, request, to, source in self.moves:
-            if fresh:
-                data = next(chunks)
-            outs[request][to] = data[source]
-
-    def _decoded(self) -> Iterator[memoryview]:
-        decode = self.coder.decoder()
-        if self.cache is None:
-            for blob, crc, dictionary in self.blobs:
-                yield decode(blob, crc, dictionary)
-        else:
-            for (blob, crc, dictionary), address in zip(self.blobs, self.addresses, strict=True):
-                rows = self.cache.get(address)
-                if rows is None:
-                    rows = decode(blob, crc, dictionary)
-                    if self.coder.reuses:
-                        rows = memoryview(bytes(rows))
-                    self.cache.put(address, rows)
-                yield rows
-        yield from self.opened
+        """Fill the outputs of the requests. Raises StoreCorrupted, or what a user's codec raises."""
+        self.coder.decode_chunks(self.chunks, self.opened, self.copies, outs, self.cache)
 
 
-def plan(part: Encoded, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
-    """How to fetch rows of encoded chunks, as `Part.fetch` describes it.
+def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
+    """Find the chunks of rows, as `ColumnData.fetch` describes it.
 
     Cost: a few tens of microseconds, and about 0.5 us a chunk.
     """
-    k, ring, lanes = part.k, part.ring, part.lanes
+    k, ring, lanes = index.k, index.ring, index.lanes
     chunk = count // k
     at = count - chunk * k
     # A run is consecutive rows of one chunk that go to consecutive places: one copy.
@@ -98,29 +112,29 @@ def plan(part: Encoded, lane: Array, count: Array, there: Array, rows: Array, st
     key = np.where(chunk == rows[lane] // k, ring, chunk % ring) * lanes + lane
     order = np.argsort(key, kind="stable")
     begin, size, key = begin[order], size[order], key[order]
-    fresh = np.ones(len(key), bool)
-    fresh[1:] = key[1:] != key[:-1]
+    first_of_chunk = np.ones(len(key), bool)
+    first_of_chunk[1:] = key[1:] != key[:-1]
     request = np.searchsorted(starts, begin, side="right") - 1
-    size *= part.row
-    to = (begin - starts[request]) * part.row
-    source = at[begin] * part.row
-    moves = zip(
-        fresh.tolist(),
+    size *= index.row
+    to = (begin - starts[request]) * index.row
+    source = at[begin] * index.row
+    copies = zip(
+        first_of_chunk.tolist(),
         request.tolist(),
         map(slice, to.tolist(), (to + size).tolist()),
         map(slice, source.tolist(), (source + size).tolist()),
         strict=True,
     )
-    unique = key[fresh]
+    unique = key[first_of_chunk]
     closed = unique[: np.searchsorted(unique, ring * lanes)]
-    slots = part.slot.reshape(-1)[closed].tolist()
-    addresses = part.address.reshape(-1)[closed]
-    blobs = zip(
-        part.arena.views(addresses, part.length.reshape(-1)[closed]),
-        part.checksum.reshape(-1)[closed].tolist(),
-        [part.table.get(slot) for slot in slots],
+    addresses = index.address.reshape(-1)[closed]
+    chunks = zip(
+        index.arena.views(addresses, index.length.reshape(-1)[closed]),
+        index.checksum.reshape(-1)[closed].tolist(),
+        map(index.table.get, index.slot.reshape(-1)[closed].tolist()),
+        addresses.tolist(),
         strict=True,
     )
     # The store keeps filling open chunks: take a copy now. Their keys are the largest, so they come last.
-    opened = [flat(part.open[e].copy()) for e in (unique[len(closed) :] - ring * lanes).tolist()]
-    return Plan(part.coder, blobs, addresses.tolist() if part.cache else [], part.cache, opened, moves)
+    opened = [flat(index.open[e].copy()) for e in (unique[len(closed) :] - ring * lanes).tolist()]
+    return ChunkFetch(index.coder, chunks, opened, copies, index.cache)

@@ -1,12 +1,9 @@
-"""A host column as encoded chunks: k consecutive rows of a lane each, in an `Arena`, behind an index of numpy arrays.
+"""Keep a column as encoded chunks in memory: k consecutive rows of a lane each, in an `Arena`.
 
-The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and a checksum of the *encoded* bytes.
-That is a crc32 which begins with the dictionary's own, so that bytes which are damaged, swapped or paired with another
-dictionary are noticed before they are decoded. Rejected: zstd's checksum of the decoded rows (as large, and a third of the
-time of a read, because there are 50-200 times more of those); a Python object a chunk (weighs half as much as the chunk).
-
-Closed chunks may be compressed again (`repack`), which takes a lot of them here and swaps it in piece by piece. Which rows are
-live follows from their count, or is said from outside (`low`, of frames that stacks show; `Batch.gone`, of rows in no order).
+The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and the checksum of the encoded bytes.
+The checksum is a crc32 seeded with the dictionary's own, so bytes that are damaged, swapped or paired with another
+dictionary are noticed before they are decoded. Live rows follow from their count, or are given: `low` for the frames of
+stacks, `Batch.evicted` for rows in any order. `recompress` replaces closed chunks.
 """
 
 from __future__ import annotations
@@ -16,15 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec, Zstd
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
 from fbuf._host.codecs.zstd import Dictionary, checksum
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunk_cache import Cache
-from fbuf._host.columns.chunk_reader import Plan, plan
-from fbuf._host.columns.recompress import Lot, Packer, Piece
-from fbuf._host.interfaces import Census
+from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
+from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
+from fbuf._host.interfaces import Batch, ColumnStats, ranges
 from fbuf._host.memory.arena import Arena
 from fbuf._host.memory.file_arena import FileArena
 from fbuf._host.types import Array, StoreCorrupted
@@ -34,7 +29,7 @@ _INDEX_BYTES = 18  # a chunk
 
 @dataclass
 class Staged:
-    """A batch encoded for one column, not yet visible."""
+    """Hold a batch encoded for one column, not yet visible."""
 
     lanes: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
@@ -45,8 +40,8 @@ class Staged:
     incompressible: bool = False
 
 
-class Chunks:
-    """The newest `depth` rows of each lane, k rows an encoded chunk; the chunk still filling is raw."""
+class ChunkedColumn:
+    """The newest `depth` rows of each lane, k rows an encoded chunk; the open chunk of a lane is not encoded."""
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class Chunks:
         arena: Arena | FileArena | None = None,
     ) -> None:
         self.k = codec.chunk
-        self.cache = Cache(cache) if cache else None  # of so many bytes
+        self.cache = ChunkCache(cache) if cache else None  # of so many bytes
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -80,23 +75,25 @@ class Chunks:
         self.packer: Packer | None = None
         if isinstance(self.coder, ZstdCoder) and recompress.applies(codec) and arena is None:
             self.packer = Packer(self.coder, self.k * self.row)
-        self.lot_size = max(recompress.LOT_BYTES // max(self.k * self.row, 1), 256)
+        self.job_size = max(recompress.JOB_BYTES // max(self.k * self.row, 1), 256)
 
     # ---------------------------------------------------------------- size
 
     def span(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
-        """First live and first unclosed chunk of each lane when it has `count` rows; `low`: its first row, if not by depth."""
+        """Return the first live and the first open chunk of each lane with `count` rows; `low` is its first row if not given
+        by depth.
+        """
         first = np.maximum(count - self.depth, 0) if low is None else low
         return first // self.k, count // self.k
 
     def live(self, count: Array, low: Array | None = None) -> tuple[Array, Array]:
-        """(lane, chunk) of all closed live chunks, oldest first."""
+        """Return (lane, chunk) of all closed live chunks, oldest first."""
         lane, chunk = ranges(*self.span(count, low))
         order = np.argsort(chunk, kind="stable")
         return lane[order], chunk[order]
 
     def size(self, count: Array) -> int:
-        """Segments (capacity), index rows written to, dictionaries, context, open chunks."""
+        """Return the bytes of segments (capacity), index rows written to, dictionaries, context and open chunks."""
         used = min(int(count.max(initial=0)) // self.k, self.ring)
         total = self.arena.memory + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
         held = {id(d): d.nbytes for d in self.table.values()}
@@ -105,15 +102,15 @@ class Chunks:
                 held[id(book)] = book.nbytes
         return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
-    def census(self, count: Array, low: Array | None = None) -> Census:
-        """Closed chunks, their bytes, and dictionaries with live chunks."""
+    def column_stats(self, count: Array, low: Array | None = None) -> ColumnStats:
+        """Count closed chunks, their bytes, and dictionaries with live chunks."""
         start, stop = self.span(count, low)
-        return Census(int((stop - start).sum()), self.arena.live, len(self.table))
+        return ColumnStats(int((stop - start).sum()), self.arena.live, len(self.table))
 
     # ---------------------------------------------------------------- writing
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
-        """Encodes the chunks a batch completes. Readers see no change, whatever happens here."""
+        """Encode the chunks that a batch completes. Readers see no change."""
         k, staged = self.k, Staged()
         first = batch.before // k
         stop = batch.after // k
@@ -150,7 +147,7 @@ class Chunks:
         return staged
 
     def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:
-        """Whether the column compresses; rows that only repeat one another may need a dictionary to."""
+        """Return whether the column compresses; rows that repeat one another may need a dictionary first."""
         if total * self.k * self.row >= WORTHWHILE * encoded:
             return True
         mean = self._renew(batch, staged, total)
@@ -175,7 +172,7 @@ class Chunks:
             return None
 
     def _fill(self, batch: Batch, rows: Array, chunk: Array, only: Array | None = None) -> None:
-        """Puts into the open chunk of each lane its rows of that chunk."""
+        """Copy rows of a batch into the open chunks of their lanes."""
         k = self.k
         if batch.uniform:
             begin = max(int(chunk[0]) * k - int(batch.before[0]), 0)
@@ -191,12 +188,12 @@ class Chunks:
         self.open[lane[here], count[here] % k] = rows[step[here], lane[here]]
 
     def widen(self, chunks: int, count: Array, low: Array) -> None:
-        """Makes room in the index for so many live chunks a lane; for rows that are not kept by depth alone."""
+        """Make room in the index for this many live chunks a lane, of rows that are not kept by depth alone."""
         if chunks > self.ring:
             self.resize(max(chunks, self.ring + self.ring // 4), count, low)
 
     def resize(self, ring: int, count: Array, low: Array) -> None:
-        """Makes room in the index for exactly so many."""
+        """Give the index room for exactly `ring` chunks a lane."""
         lane, chunk = self.live(count, low)
         wider = []
         for array in (self.address, self.length, self.checksum, self.slot):
@@ -206,23 +203,23 @@ class Chunks:
         self.address, self.length, self.checksum, self.slot = wider
 
     def reserve(self, staged: Staged) -> None:
-        """Stores the bytes. The last step that can fail; `cancel` undoes it."""
+        """Store the encoded bytes. The last step that can fail; `cancel` undoes it."""
         if staged.blobs:
             staged.addresses = self.arena.append(staged.blobs)
 
     def cancel(self, staged: Staged) -> None:
-        """Undoes `reserve`."""
+        """Undo `reserve`."""
         if staged.addresses is not None:
             self.arena.release(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
         low, new_low = batch.low or (None, None)
         tail, head = self.span(batch.before, low)
         new_tail, new_head = self.span(batch.after, new_low)
         gone = np.minimum(new_tail, head)
-        if batch.gone is not None:
-            self._evict(np.zeros(len(batch.gone), np.int64), batch.gone)
+        if batch.evicted is not None:
+            self._evict(np.zeros(len(batch.evicted), np.int64), batch.evicted)
         elif (gone > tail).any():
             self._evict(*ranges(tail, gone))
         if staged.blobs:
@@ -238,7 +235,7 @@ class Chunks:
         self._fill(batch, rows, new_head)
 
     def enter(self, dictionary: Dictionary | None) -> int:
-        """The slot of a dictionary that one more live chunk needs."""
+        """Return the slot of a dictionary that one more live chunk needs."""
         if dictionary is None:
             return 0
         if dictionary.count == 0:
@@ -253,7 +250,7 @@ class Chunks:
         self.length[at] = 0  # `swap` must know: the entry stays until another chunk takes it
 
     def _release(self, address: Array, length: Array, slot: Array) -> None:
-        """Gives up chunks' bytes, and dictionaries with their last chunk."""
+        """Free the bytes of chunks, and dictionaries with their last chunk."""
         self.arena.release(address, length)
         slots, counts = np.unique(slot, return_counts=True)
         for number, n in zip(slots.tolist(), counts.tolist(), strict=True):
@@ -263,7 +260,7 @@ class Chunks:
                     del self.table[number]
 
     def compact(self, count: Array, low: Array | None = None) -> None:
-        """Moves chunks out of segments that are mostly empty."""
+        """Move chunks out of segments that are mostly empty."""
         numbers = self.arena.sparse()
         if not numbers:
             return
@@ -283,56 +280,56 @@ class Chunks:
         tail, head = self.span(count, low)
         return int(np.maximum(head - np.maximum(tail, self.packed), 0).sum())
 
-    def lot(self, count: Array, least: int | None, low: Array | None = None) -> Lot | None:
-        """The oldest of those, if there are `least` (None: a whole lot); the store's lock is held."""
-        if self.packer is None or self._waiting(count, low) < (self.lot_size if least is None else least):
+    def next_job(self, count: Array, least: int | None, low: Array | None = None) -> RecompressJob | None:
+        """Return the oldest chunks not yet recompressed, if there are `least` (None: a whole job); the store's lock is held."""
+        if self.packer is None or self._waiting(count, low) < (self.job_size if least is None else least):
             return None
         tail, head = self.span(count, low)
         lane, chunk = ranges(np.maximum(tail, self.packed), head)
-        order = np.argsort(chunk, kind="stable")[: self.lot_size]
+        order = np.argsort(chunk, kind="stable")[: self.job_size]
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
         books = [self.table.get(slot) for slot in self.slot[at].tolist()]
-        return Lot(self, lane, chunk, self.address[at], self.checksum[at], books)
+        return RecompressJob(self, lane, chunk, self.address[at], self.checksum[at], books)
 
-    def _still(self, lot: Lot, picks: list[int]) -> tuple[Array, Array, Array]:
-        """Which of some chunks of a lot are there still, int64[M], and their places in the index."""
-        at = lot.chunk[picks] % self.ring, lot.lane[picks]
-        there = np.flatnonzero((self.address[at] == lot.address[picks]) & (self.length[at] > 0))  # never used twice
+    def _still(self, job: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
+        """Return which chunks of a job are still there, int64[M], and their places in the index."""
+        at = job.chunk[picks] % self.ring, job.lane[picks]
+        there = np.flatnonzero((self.address[at] == job.address[picks]) & (self.length[at] > 0))  # never used twice
         return there, at[0][there], at[1][there]
 
-    def look(self, lot: Lot, picks: list[int]) -> dict[int, memoryview]:
-        """Chunks of a lot, those that are there still; the store's lock is held."""
-        there, *where = self._still(lot, picks)
+    def read_job(self, job: RecompressJob, picks: list[int]) -> dict[int, memoryview]:
+        """Return the chunks of a job that are still there; the store's lock is held."""
+        there, *where = self._still(job, picks)
         at = where[0], where[1]
         return dict(
             zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
         )
 
-    def swap(self, lot: Lot, piece: Piece) -> None:
-        """Puts chunks compressed again in place of those that are still there; both locks of the store are held."""
-        there, *where = self._still(lot, piece.at)
+    def replace_chunks(self, job: RecompressJob, piece: RecompressedChunks) -> None:
+        """Replace chunks that are still there by recompressed ones; both locks of the store are held."""
+        there, *where = self._still(job, piece.at)
         picks, at = there.tolist(), (where[0], where[1])
         blobs = [piece.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
         except MemoryError:  # it would only have saved memory
-            self.leave(lot)
+            self.abandon(job)
             return
         old = self.address[at], self.length[at], self.slot[at]
         self.address[at] = addresses
         self.length[at] = [len(blob) for blob in blobs]
         self.checksum[at] = [piece.checksums[i] for i in picks]
-        self.slot[at] = [self.enter(piece.books[i]) for i in picks]
+        self.slot[at] = [self.enter(piece.dictionaries[i]) for i in picks]
         self._release(*old)
-        np.maximum.at(self.packed, lot.lane[: lot.done], lot.chunk[: lot.done] + 1)
+        np.maximum.at(self.packed, job.lane[: job.done], job.chunk[: job.done] + 1)
 
-    def leave(self, lot: Lot) -> None:
-        """Lets a lot be as it is."""
-        np.maximum.at(self.packed, lot.lane, lot.chunk + 1)
+    def abandon(self, job: RecompressJob) -> None:
+        """Leave the chunks of a job as they are."""
+        np.maximum.at(self.packed, job.lane, job.chunk + 1)
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
-        """How to fetch rows, as `Part.fetch` describes it."""
-        return plan(self, lane, count, there, rows, starts)
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
+        return fetch_chunks(self, lane, count, there, rows, starts)

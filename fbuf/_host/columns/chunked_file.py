@@ -1,9 +1,8 @@
-"""A host column as encoded chunks in files: `Chunks` over a `FileArena`, with what else it takes to find the rows again.
+"""Keep a column as encoded chunks in files: `ChunkedColumn` over a `FileArena`, and what a resume needs besides.
 
-Beside the segments lie the dictionaries, a file each, named by a hash of what is in them, and `<name>.open`, the rows of the
-chunks that are still filling: two halves a lane, each with the number of its chunk. A new chunk begins in the half that the
-old one is not in, so that a write that fails, or is killed, before it is counted has overwritten nothing. The index and the
-open rows are in memory too; they are made again from the files when a store is resumed.
+Each dictionary is a file named by a hash of its content. `<name>.open` holds the rows of open chunks in two halves a lane,
+each labelled with the number of its chunk. A new chunk begins in the other half, so a write that fails before it is counted
+overwrites nothing. Index and open rows are also in memory; a resume rebuilds them from the files.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
 from fbuf._host.codecs.zstd import Dictionary, checksum
-from fbuf._host.columns.chunk_reader import Plan
-from fbuf._host.columns.chunked import Chunks, Staged
-from fbuf._host.columns.row_checksums import Sums
-from fbuf._host.interfaces import Census, Part
+from fbuf._host.columns.chunk_reader import ChunkFetch
+from fbuf._host.columns.chunked import ChunkedColumn, Staged
+from fbuf._host.columns.raw_file import RowChecksums
+from fbuf._host.interfaces import Batch, ColumnData, ColumnStats, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.recovery import Lost
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, damaged_file, flat
 
 
 @dataclass
 class FileStaged:
-    """A batch encoded for one column, not yet visible."""
+    """Hold a batch encoded for one column, not yet visible."""
 
     inner: Staged
     batch: Batch
@@ -42,11 +39,11 @@ class FileStaged:
 
     @property
     def incompressible(self) -> bool:
-        """Whether the column is to be kept as it is."""
+        """Return whether the column should keep its rows as they are."""
         return self.inner.incompressible
 
 
-class FileChunks(Part):
+class ChunkedFileColumn(ColumnData):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
 
     def __init__(
@@ -63,14 +60,14 @@ class FileChunks(Part):
         cache: int = 0,
     ) -> None:
         self.arena = FileArena(folder, name)
-        self.chunks = Chunks(codec, shape, dtype, lanes, depth, cache, self.arena)
+        self.chunks = ChunkedColumn(codec, shape, dtype, lanes, depth, cache, self.arena)
         self.lanes = lanes
         self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
         self._folder = folder
         self._name = name
         self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
         self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
-        self._sums = Sums(folder.seed, self.chunks.row)
+        self._sums = RowChecksums(folder.seed, self.chunks.row)
         self._marks = self._labels + 2 * lanes * self.chunks.k * self.chunks.row  # then a sum for each row
         size = self._marks + 2 * lanes * self.chunks.k * 8
         path = folder.file(f"{name}.open")
@@ -78,29 +75,26 @@ class FileChunks(Part):
         self._books: dict[int, Dictionary] = {}
         self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:
-            raise StoreCorrupted(
-                f"Buffer.resume: {self._open.path} has {self._open.size} bytes; expected {size}. Its bytes were damaged: "
-                f"start a new store at another path."
-            )
+            raise damaged_file(f"{self._open.path} has {self._open.size} bytes", f"{size}")
 
     # ---------------------------------------------------------------- size
 
     def size(self, count: Array) -> int:
-        """Bytes of memory: index, dictionaries, context, open chunks."""
+        """Return the bytes of memory: index, dictionaries, context, open chunks."""
         return self.chunks.size(count)
 
-    def census(self, count: Array) -> Census:
-        """Closed chunks, their bytes (with headers), and dictionaries with live chunks."""
-        return self.chunks.census(count)
+    def column_stats(self, count: Array) -> ColumnStats:
+        """Count closed chunks, their bytes with headers, and dictionaries with live chunks."""
+        return self.chunks.column_stats(count)
 
     # ---------------------------------------------------------------- writing
 
     def stage(self, batch: Batch, rows: Array) -> FileStaged:
-        """Encodes the chunks a batch completes."""
+        """Encode the chunks that a batch completes."""
         return FileStaged(self.chunks.stage(batch, rows), batch, rows)
 
     def reserve(self, staged: FileStaged) -> None:
-        """Writes everything; nothing of it counts yet."""
+        """Write everything; none of it counts yet."""
         inner = staged.inner
         if inner.blobs:
             known = {d: self._save(d) for d in dict.fromkeys(inner.dictionaries)}
@@ -110,7 +104,7 @@ class FileChunks(Part):
         staged.half = self._write_open(staged.batch, staged.rows)
 
     def _write_open(self, batch: Batch, rows: Array) -> Array:
-        """The rows of the batch that stay open; int64[E], the halves they are in."""
+        """Write the rows of the batch that stay open; return int64[E], the halves they are in."""
         k, lanes = self.chunks.k, self.lanes
         old, new = batch.before // k, batch.after // k
         half = np.where(new > old, 1 - self.half, self.half)
@@ -135,7 +129,7 @@ class FileChunks(Part):
         return half
 
     def _put_open(self, half: Array, lane: Array, count: Array, values: Array) -> None:
-        """Rows `[M, *shape]` of open chunks, by lane and count, and their checksums."""
+        """Write rows `[M, *shape]` of open chunks, by lane and count, and their checksums."""
         k, lanes = self.chunks.k, self.lanes
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
         places = (half[lane] * k + count % k) * lanes + lane
@@ -146,7 +140,7 @@ class FileChunks(Part):
         self._open.scatter(sums, places, self._marks)
 
     def _save(self, dictionary: Dictionary | None) -> int:
-        """Puts a dictionary on the disk, if it is not there; its number."""
+        """Write a dictionary to disk unless it is there; return its number."""
         if dictionary is None:
             return 0
         number = self._saved.get(dictionary)
@@ -161,14 +155,14 @@ class FileChunks(Part):
         return self._folder.file(f"{self._name}.dictionary-{number:016x}")
 
     def cancel(self, staged: FileStaged) -> None:
-        """Undoes `reserve`."""
+        """Undo `reserve`."""
         inner = staged.inner
         if inner.addresses is not None:
             self.arena.undo(inner.addresses, np.array([len(b) for b in inner.blobs], np.int64))
             inner.addresses = None
 
     def commit(self, batch: Batch, rows: Array, staged: FileStaged) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
         self.chunks.commit(batch, rows, staged.inner)
         self.arena.settle()
         if staged.half is not None:
@@ -178,20 +172,20 @@ class FileChunks(Part):
             unlink(self._dictionary(self._saved.pop(dictionary)))
 
     def compact(self, count: Array) -> None:
-        """Moves chunks out of segments that are mostly empty."""
+        """Move chunks out of segments that are mostly empty."""
         self.chunks.compact(count)
         self.arena.settle()
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Plan:
-        """How to fetch rows, as `Part.fetch` describes it."""
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         return self.chunks.fetch(lane, count, there, rows, starts)
 
     # ---------------------------------------------------------------- whole columns
 
     def records(self) -> Callable[[int, int, int, bytes, int], bytes]:
-        """What chunks are stored as: (lane, chunk, slot, encoded rows, checksum) -> bytes. Its dictionaries go to the disk."""
+        """Return a function (lane, chunk, slot, encoded rows, checksum) -> stored bytes; write the dictionaries to disk."""
         known = {slot: self._save(book) for slot, book in self.chunks.table.items()} | {0: 0}
 
         def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
@@ -200,7 +194,7 @@ class FileChunks(Part):
         return record
 
     def loaded(self, count: Array) -> None:
-        """Writes the open rows of lanes with int64[E] `count` rows, when all else is there; this column is new."""
+        """Write the open rows of lanes with int64[E] `count` rows, the last step of loading a new column."""
         mine = self.chunks
         first = count // mine.k * mine.k
         here, number = ranges(first, count)
@@ -208,8 +202,8 @@ class FileChunks(Part):
         self._open.scatter(labels, np.arange(self.lanes))
         self._put_open(self.half, here, number, mine.open[here, number % mine.k])
 
-    def damaged(self, low: Array, count: Array) -> Lost:
-        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+    def damaged(self, low: Array, count: Array) -> InvalidRows:
+        """Return lanes and counts of the invalid rows among those from int64[E] `low` to `count`."""
         mine, k = self.chunks, self.chunks.k
         found, books = self._found(count), set[int]()
         for number in {entry.dictionary for entry in found.values()} - {0}:
@@ -230,7 +224,7 @@ class FileChunks(Part):
         return np.concatenate([gone[held], open_lane[~right]]), np.concatenate([row[held], open_row[~right]])
 
     def _found(self, count: Array) -> dict[tuple[int, int], Entry]:
-        """Where the chunks of lanes with int64[E] `count` rows lie."""
+        """Return where the chunks of lanes with int64[E] `count` rows are."""
         if not self._entries:
             self._entries = list(self.arena.scan())
         tail, stop = self.chunks.span(count)
@@ -241,9 +235,8 @@ class FileChunks(Part):
         }
 
     def resume(self, count: Array) -> None:
-        """Finds the chunks of lanes with int64[E] `count` rows; those that are not there are damaged when they are read.
-
-        What lies there of later rows is none of those to come, for good.
+        """Find the chunks of lanes with int64[E] `count` rows; missing ones raise when they are read. Chunks of later rows are
+        erased for good.
 
         Raises:
           StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
@@ -279,13 +272,13 @@ class FileChunks(Part):
         self._read_open(count)
 
     def _hole(self, at: tuple[int, int]) -> None:
-        """A chunk that was lost: reading it raises StoreCorrupted."""
+        """Mark a chunk as lost: reading it raises StoreCorrupted."""
         mine = self.chunks
         mine.address[at], mine.length[at], mine.slot[at] = NOWHERE, 0, 0
         mine.checksum[at] = 1 ^ zlib.crc32(b"")
 
     def _read_dictionary(self, number: int) -> Dictionary | None:
-        """One from the disk; None if it is not what it was."""
+        """Read a dictionary from disk; None if it is missing or damaged."""
         known = self._books.get(number)
         if known is None:
             try:
@@ -320,7 +313,7 @@ class FileChunks(Part):
         return self._open.read(at, size).ljust(size, b"\0")  # it may have been cut short a moment ago
 
     def _look_open(self, count: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Lane, count and wholeness of every open row; the half of each lane, and the rows, uint8[2, k, E, row]."""
+        """Return lane, count and validity of every open row, the half of each lane, and the rows uint8[2, k, E, row]."""
         mine, lanes = self.chunks, self.lanes
         first = count // mine.k * mine.k
         labels = np.frombuffer(self._read(0, self._labels), "<u8").astype(np.int64)
@@ -345,7 +338,7 @@ class FileChunks(Part):
         rows = table[self.half, :, np.arange(lanes)]
         if mine.open.nbytes:
             flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
-        # What else lies there is no row to come: another half, and rows beyond the count.
+        # Erase what must not pass for later rows: the other half, and rows beyond the count.
         labels = np.zeros((2, lanes), "<u8")
         labels[self.half, np.arange(lanes)] = count // mine.k + 1
         kept = np.zeros((2, mine.k, lanes), "<u8")
@@ -357,5 +350,5 @@ class FileChunks(Part):
 
 
 def _hash(content: bytes) -> int:
-    """Names a dictionary; 0 is none."""
+    """Return the number of a dictionary; 0 stands for none."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1

@@ -1,41 +1,122 @@
-"""A host column of stacks as a stream of single frames: each is stored once, a row is the newest of its lane when it came.
+"""Keep a column of frame stacks as a stream of single frames: each frame is stored once.
 
-Stacks that are handed in row by row hold every frame several times. Here a row whose first frames are the last of the row
-before it adds only the others: one as a rule, none if it repeats that row, all of them at the start of an episode, or if
-rows come in no order. What rows hold is compared byte by byte, so nothing depends on whether they are what they look like.
-Measured on Atari games, per row of four frames: the bytes of the frames handed in singly, and 4 %; reads in the same time;
-writes take two to three times as long, because every byte is looked at once. Rows in no order that come after the column was
-recognised take 0.9 to 1.3 times the bytes of plain rows, and three times as long to write.
-
-The frames are a `Chunks` column of their own, whose rows live as long as a row shows them; a row is a byte in `RowEnds`.
-Episodes begin with frames that repeat each other: they are stored as they come, because next to one another they compress
-to a few bytes. Frames that do not compress stay here all the same: as single frames they are still the smaller ones.
-
-Rejected: an id for every frame of every row (16 bytes a row for frames that already lie side by side); fingerprints in place
-of comparing (as slow, and not exact).
+A row whose first frames are the last of the row before it adds only the others: one as a rule, none if it repeats that row,
+all of them at the start of an episode or where rows come in any order. Rows are compared byte by byte. The frames are a
+`ChunkedColumn` whose rows live as long as a stack shows them; each row is one byte in `RowEnds`. `Stacking` says how the
+bytes `[outer, frames, inner]` of a row are a stack, on its first or its last axis, with the newest frame last.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import chunked
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.stack_detect import Stacking
-from fbuf._host.interfaces import Census, Fetch, Job
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
+from fbuf._host.types import Array, corrupted, flat
+
+_DEEPEST = 16  # frames of a stack
+_CHANNELS = (1, 2, 3, 4)  # of a frame, side by side with those of its neighbours on the axis of the stack
+_SMALLEST = 256  # bytes of a row; below, what is known of a row would weigh more than what is saved
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """How a row is a stack: bytes `[outer, frames, inner]`."""
+
+    outer: int
+    frames: int
+    inner: int
+
+    @property
+    def frame(self) -> int:
+        """Return the bytes of a frame."""
+        return self.outer * self.inner
+
+    @property
+    def at_once(self) -> int:
+        """Return how many stacks to compare together: those that fit a processor's cache."""
+        return max((1 << (19 if self.outer > 1 else 21)) // (self.frame * self.frames), 1)
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """Return the dtype in which pixels are moved."""
+        return np.dtype(f"u{self.inner}" if self.inner in (1, 2, 4, 8) else f"V{self.inner}")
+
+    def split(self, rows: Array) -> Array:
+        """Return uint8[N, E, outer, frames, inner] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+        return as_bytes(rows).reshape(*rows.shape[:2], self.outer, self.frames, self.inner)
+
+    def follows(self, before: Array, after: Array, shared: int, scratch: Array | None = None) -> Array:
+        """Return bool[...]: whether the last `shared` frames of stacks `before` are the first of stacks `after`.
+
+        Args:
+          before: uint8[..., outer, frames, inner], as is `after`.
+          scratch: bool[of a byte a byte of `after`, or more], to work in; new memory costs as much as the comparison.
+        """
+        lead, size = after.shape[:-3], self.frames * self.inner
+        at = (self.frames - shared) * self.inner
+        # Of four bytes numpy compares words fastest; on the last axis shifted frames are a byte or so off.
+        word = next(w for w in (4, 2, 1) if self.inner % w == 0) if self.outer == 1 else 1
+        new, old = (a.reshape(*lead, self.outer * size) for a in (after, before))
+        new, old = new[..., : new.shape[-1] - at].view(f"u{word}"), old[..., at:].view(f"u{word}")
+        shape = (*lead, self.outer * size // word)
+        number = math.prod(shape)
+        differ = (np.empty(number, bool) if scratch is None else scratch[:number]).reshape(shape)
+        skipped = at // word
+        np.not_equal(new, old, out=differ[..., skipped:])
+        if self.outer == 1:
+            return np.asarray(~differ[..., skipped:].any(axis=-1))
+        differ[..., :skipped] = False
+        # What a pixel's neighbour gave is not looked at: the lower bytes of a word, or the first of `size`.
+        if size in (2, 4, 8):
+            return np.asarray(differ.view(f"<u{size}").max(axis=-1) < 1 << 8 * at)
+        return np.asarray(~differ.reshape(*lead, self.outer, size)[..., at:].any(axis=(-2, -1)))
+
+    def fresh(self, before: Array, after: Array) -> Array:
+        """Return uint8[M], frames of each stack of `after` with which the one of `before` does not end; 0 if they are equal."""
+        added = np.full(len(after), self.frames, np.uint8)
+        for shared in range(self.frames, 0, -1):
+            first = (after[:, :, 0] == before[:, :, self.frames - shared]).all(axis=(1, 2))
+            maybe = np.flatnonzero(first & (added == self.frames))
+            if len(maybe):
+                found = maybe[self.follows(before[maybe], after[maybe], shared)]
+                added[found] = self.frames - shared
+        return added
+
+
+def as_bytes(rows: Array) -> Array:
+    """Return uint8[N, E, row] of rows `[N, E, *shape]`; a view if they are C-contiguous."""
+    size = math.prod(rows.shape[2:]) * rows.dtype.itemsize
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(*rows.shape[:2], size)
+
+
+def stackings(shape: tuple[int, ...], itemsize: int) -> tuple[Stacking, ...]:
+    """Return every way in which rows of this shape can be stacks."""
+    total = math.prod(shape) * itemsize
+    found = []
+    if len(shape) < 2 or total < _SMALLEST:
+        return ()
+    axes = (1, shape[0]), (total // (shape[-1] * itemsize), shape[-1])
+    for channels in _CHANNELS:
+        for outer, length in axes:
+            frames, rest = divmod(length, channels)
+            if not rest and 2 <= frames <= _DEEPEST:
+                found.append(Stacking(outer, frames, total // outer // frames))
+    return tuple(dict.fromkeys(found))
+
 
 _AT_ONCE = 16  # rows that are copied to be compared
 
 
-class Picked:
-    """Frames of stacks as an array `[F, E, frame]` that is put together piece by piece: as a whole it would be a copy."""
+class PickedFrames:
+    """Frames of stacks as an array `[F, E, frame]`, assembled slice by slice to avoid a copy of the whole."""
 
     def __init__(self, stacking: Stacking, stacks: Array, source: Array) -> None:
         self.shape = (*source.shape, stacking.frame)
@@ -58,12 +139,12 @@ class Picked:
 
 @dataclass
 class Staged:
-    """A batch whose frames are encoded, not yet visible."""
+    """Hold a batch whose frames are encoded, not yet visible."""
 
     stacks: Array  # uint8[N, E, outer, frames, inner], the rows
     added: Array  # uint8[N, E], frames of each row that are new; 0 where it is not kept
     end: Array  # int64[N, E], frames of the lane up to each row
-    frames: Array  # uint8[F, E, frame], the new ones (`Picked`)
+    frames: Array  # uint8[F, E, frame], the new ones (`PickedFrames`)
     batch: Batch  # of frames
     inner: chunked.Staged
     incompressible: bool = False
@@ -77,7 +158,7 @@ class FrameStream:
         self.depth = depth
         self.lanes = lanes
         # Room for a frame a row, and more as it is needed.
-        self.plane = Chunks(codec, (stacking.frame,), np.dtype(np.uint8), lanes, depth + stacking.frames, cache)
+        self.plane = ChunkedColumn(codec, (stacking.frame,), np.dtype(np.uint8), lanes, depth + stacking.frames, cache)
         self.plane.probed = True
         self.ends = RowEnds(lanes, depth)
         self.count: Array = np.zeros(lanes, np.int64)  # frames of each lane
@@ -88,17 +169,17 @@ class FrameStream:
     # ---------------------------------------------------------------- size
 
     def size(self, count: Array) -> int:
-        """Bytes of the frames, of where rows end, and of the last row of each lane."""
+        """Return the bytes of the frames, of the row ends, and of the last row of each lane."""
         return self.plane.size(self.count) + self.ends.size(count) + self.last.nbytes
 
-    def census(self, count: Array) -> Census:
-        """Chunks of frames."""
-        return self.plane.census(self.count, self.low)
+    def column_stats(self, count: Array) -> ColumnStats:
+        """Count the chunks of frames."""
+        return self.plane.column_stats(self.count, self.low)
 
     # ---------------------------------------------------------------- writing
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
-        """Encodes the frames that a batch adds. Readers see no change, whatever happens here."""
+        """Encode the frames that a batch adds. Readers see no change."""
         stacks = self.stacking.split(rows)
         added = self._added(batch, stacks)
         end = np.cumsum(added, axis=0, dtype=np.int64)
@@ -111,7 +192,7 @@ class FrameStream:
         return Staged(stacks, added, end, frames, own, self.plane.stage(own, frames))
 
     def _added(self, batch: Batch, stacks: Array) -> Array:
-        """uint8[N, E], frames that each row adds."""
+        """Return uint8[N, E], the number of frames that each row adds."""
         n, lanes = stacks.shape[:2]
         added = np.zeros((n, lanes), np.uint8)
         if batch.keep is None:
@@ -138,12 +219,12 @@ class FrameStream:
             added[s, e] = np.where(earlier & ~self.known[e], self.stacking.frames, new)
         return added
 
-    def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[Picked, Array | None]:
-        """The new frames `[F, E, frame]`; and which of them there are, None: all."""
+    def _frames(self, stacks: Array, added: Array, end: Array) -> tuple[PickedFrames, Array | None]:
+        """Return the new frames `[F, E, frame]`, and which of them exist (None: all)."""
         n, lanes = added.shape
         depth, total = self.stacking.frames, end[-1]
         if (added == 1).all():
-            return Picked(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
+            return PickedFrames(self.stacking, stacks, np.arange(n * lanes).reshape(n, lanes) * depth + depth - 1), None
         step, lane = np.nonzero(added)
         number = added[step, lane].astype(np.int64)
         which = np.repeat(np.arange(len(step)), number)
@@ -153,10 +234,10 @@ class FrameStream:
         keep = None if (total == size).all() else np.arange(size)[:, None] < total
         source = np.zeros((size, lanes), np.int64)
         source[end[step, lane] - ago, lane] = (step * lanes + lane) * depth + depth - ago
-        return Picked(self.stacking, stacks, source), keep
+        return PickedFrames(self.stacking, stacks, source), keep
 
     def _low(self, batch: Batch, end: Array) -> Array:
-        """int64[E], the oldest frame that rows show once the batch is in."""
+        """Return int64[E], the oldest frame that rows show once the batch is stored."""
         oldest = batch.after - self.depth
         if (oldest <= 0).all():
             return self.low
@@ -176,18 +257,18 @@ class FrameStream:
         return np.clip(low, self.low, np.maximum(after, self.low))
 
     def reserve(self, staged: Staged) -> None:
-        """Stores the bytes. The last step that can fail."""
+        """Store the encoded bytes. The last step that can fail."""
         assert staged.batch.low is not None
         k, low = self.plane.k, staged.batch.low[1]
         self.plane.widen(int((staged.batch.after // k - low // k).max()) + 2, self.count, self.low)
         self.plane.reserve(staged.inner)
 
     def cancel(self, staged: Staged) -> None:
-        """Undoes `reserve`."""
+        """Undo `reserve`."""
         self.plane.cancel(staged.inner)
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
         assert staged.batch.low is not None
         step, lane, count = batch.places()
         if len(step) > self.depth:  # lanes may have rows that expire at once
@@ -199,17 +280,17 @@ class FrameStream:
         remember(self.last, self.known, batch, staged.stacks)
 
     def compact(self, count: Array) -> None:
-        """The frames' business."""
+        """Compact the chunks of frames."""
         self.plane.compact(self.count, self.low)
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
-        """Frames to compress again."""
-        return self.plane.lot(self.count, least, self.low)
+    def next_job(self, count: Array, least: int | None) -> Job | None:
+        """Return frames to recompress."""
+        return self.plane.next_job(self.count, least, self.low)
 
     # ---------------------------------------------------------------- reading
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
-        """How to fetch rows, as `Part.fetch` describes it."""
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         depth = self.stacking.frames
         end = np.full(len(lane), depth, np.int64)
         end[there] = self.ends.of(lane[there], count[there], rows, self.count)
@@ -220,15 +301,15 @@ class FrameStream:
 
 @dataclass
 class Interleaved:
-    """Stacks on the last axis, to put together of frames."""
+    """Fetch stacks on the last axis, which are assembled from frames."""
 
     frames: Fetch
     stacking: Stacking
 
-    volatile = False
+    may_be_overwritten = False
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs."""
+        """Fill the outputs of the requests."""
         outer, depth, word = self.stacking.outer, self.stacking.frames, self.stacking.word
         apart = [np.empty(len(out), np.uint8) for out in outs]
         self.frames.run([flat(a) for a in apart])
@@ -242,7 +323,9 @@ class Interleaved:
 
 
 def predecessors(batch: Batch) -> tuple[Array, Array, Array]:
-    """Of every kept row: its place on axis 0, its lane, and the place of the lane's row before it, -1: an earlier batch's."""
+    """Return for every kept row its place on axis 0, its lane, and the place of the row before it in the lane; -1 if that is
+    in an earlier batch.
+    """
     step, lane, _ = batch.places()
     order = np.argsort(lane, kind="stable")
     step, lane = step[order], lane[order]
@@ -253,7 +336,7 @@ def predecessors(batch: Batch) -> tuple[Array, Array, Array]:
 
 
 def remember(last: Array, known: Array, batch: Batch, rows: Array) -> None:
-    """Keeps the last row of each lane of a batch in `last`, and that it is known."""
+    """Store the last row of each lane of a batch in `last`, and mark it as known."""
     if batch.keep is None:
         last[:] = rows[-1]
         known[:] = True
@@ -271,7 +354,7 @@ _BLOCKS_AT_ONCE = 1024  # blocks
 
 
 class RowEnds:
-    """The newest `depth` rows of each lane and a few more: how many frames each added, and their sum."""
+    """The newest `depth` rows of each lane and a few more: the frames each added, and their sum."""
 
     def __init__(self, lanes: int, depth: int) -> None:
         self.blocks = depth // _BLOCK + 2
@@ -279,11 +362,13 @@ class RowEnds:
         self.base = np.zeros((self.blocks, lanes), np.int64)  # frames before a block
 
     def size(self, count: Array) -> int:
-        """Bytes written to when the lanes have `count` rows."""
+        """Return the bytes written to when the lanes have `count` rows."""
         return self.used(count) * (self.added.nbytes + self.base.nbytes) // self.blocks
 
     def saved(self, first: Array, count: Array, depth: int) -> Array:
-        """uint8[blocks, E, 64], frames added by rows `first` to `count` of each lane, copied; by the first of them `depth`."""
+        """Return uint8[blocks, E, 64], a copy of the frames added by rows `first` to `count` of each lane; the first of them
+        added `depth`.
+        """
         used = self.used(count)
         out = self.added[:used].copy()
         end = first + self.blocks * _BLOCK
@@ -296,11 +381,12 @@ class RowEnds:
         return out
 
     def used(self, count: Array) -> int:
-        """Blocks written to when the lanes have `count` rows."""
+        """Return the blocks written to when the lanes have `count` rows."""
         return min(int(count.max(initial=0)) // _BLOCK + 1, self.blocks)
 
     def restore(self, saved: Array, first: Array, count: Array, low: Array, depth: int) -> Array:
-        """Enters what `saved` gave of rows `first` to `count` of each lane; int64[E], frames up to the last of them.
+        """Enter what `saved` returned for rows `first` to `count` of each lane; return int64[E], the frames up to the last of
+        them.
 
         Args:
           low: int64[E], the first frame that the oldest row shows.
@@ -327,7 +413,7 @@ class RowEnds:
         return end
 
     def write(self, lane: Array, count: Array, added: Array, end: Array) -> None:
-        """Enters rows, each lane's in order: frames added, and their number up to the row. Cannot fail."""
+        """Enter rows, each lane's in order: frames added, and their number up to the row. Cannot fail."""
         block, at = np.divmod(count, _BLOCK)
         block %= self.blocks
         self.added[block, lane, at] = added
@@ -335,7 +421,7 @@ class RowEnds:
         self.base[block[first], lane[first]] = (end - added)[first]
 
     def of(self, lane: Array, count: Array, rows: Array, frames: Array, checked: bool = True) -> Array:
-        """int64[M], frames up to each row.
+        """Return int64[M], the number of frames up to each row.
 
         Args:
           rows: int64[E], rows of each lane now.
@@ -353,8 +439,7 @@ class RowEnds:
             then = np.where(left[:, 0] > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
             total = base + np.where(position < left, added, 0).sum(axis=1, dtype=np.int64)
             if (total != then).any():
-                raise StoreCorrupted(
-                    f"Store.read: rows of a lane end at frame {int(total[total != then][0])}; expected "
-                    f"{int(then[total != then][0])}. The index was damaged: load the last checkpoint with fbuf.load(path)."
+                raise corrupted(
+                    f"rows of a lane end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}"
                 )
         return np.asarray(base + np.where(position <= at[:, None], added, 0).sum(axis=1, dtype=np.int64))

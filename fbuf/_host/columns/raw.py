@@ -1,31 +1,124 @@
-"""A host column as it is: a ring of rows, for leaves that are not compressed or do not compress.
+"""Keep a column as it is, in a ring of rows; snapshots of an array that is overwritten in place.
 
-Source: the pages of a new array are committed by the system as they are first written, so a ring costs what it holds.
+A snapshot costs nothing when it is taken. A writer calls `touch` first, which copies the blocks that snapshots still need:
+never more than the array. A block is named by how often it was written, so an unchanged block is not read again. Pages of a
+new array are committed as they are first written, so a ring costs what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch
-from fbuf._host.columns.dirty_blocks import Tracked
-from fbuf._host.interfaces import Part
-from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.types import Array
+from fbuf._host.interfaces import Batch, ColumnData
+from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows
+from fbuf._host.types import Array, without_traceback
 
 
-class Unstaged:
-    """What a ring knows of a batch beforehand: nothing, it takes rows as they come."""
+class _Snapshot:
+    """Rows as they were, for one writer and any number of readers."""
+
+    def __init__(self, read: Callable[[int, int], Array], rows: int, block: int) -> None:
+        self._read, self._rows, self._block = read, rows, block
+        self._kept: dict[int, Array] = {}  # blocks that were written since, as they were
+        self._lock = threading.Lock()
+        self._failed: Exception | None = None
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Copy blocks that are about to be written."""
+        with self._lock:
+            for at in blocks:
+                first = at * self._block
+                if first < self._rows and at not in self._kept and self._failed is None:
+                    try:
+                        self._kept[at] = self._read(first, min(first + self._block, self._rows))
+                    except Exception as error:  # no memory, a broken disk, damaged rows: who writes need not hear of it
+                        self._failed = without_traceback(error)
+                        self._kept.clear()
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows. Raises MemoryError, or what reading raised, if overwritten rows could not be kept."""
+        found: list[Array] = []
+        while start < stop or not found:
+            at = start // self._block
+            first, end = at * self._block, min((at + 1) * self._block, stop)
+            with self._lock:  # a write waits for as long as it takes to copy a block
+                if isinstance(self._failed, MemoryError):
+                    raise MemoryError(
+                        "fbuf: no memory to keep rows that were written over while they were saved; save again."
+                    )
+                if self._failed is not None:
+                    raise self._failed
+                kept = self._kept.get(at)
+                found.append(self._read(start, end) if kept is None else kept[start - first : end - first].copy())
+            start = max(end, start + 1)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+class DirtyBlocks:
+    """Count the writes to each block of an array of `rows` rows, and keep what snapshots need of them."""
+
+    def __init__(self, rows: int, nbytes: int) -> None:
+        self.block = block_rows(rows, nbytes)
+        self._written: Array = np.zeros(
+            -(-max(rows, 1) // self.block), np.int64
+        )  # the number of the last write to each
+        self._writes = 0
+        self._snapshots: list[weakref.ref[_Snapshot]] = []
+        self._identity = Identity()
+
+    def touch(self, start: int, stop: int) -> None:
+        """Announce a write to rows `start` to `stop`."""
+        if stop > start:
+            blocks = slice(start // self.block, (stop - 1) // self.block + 1)
+            if self._snapshots:
+                self._keep(range(blocks.start, blocks.stop))
+            self._writes += 1
+            self._written[blocks] = self._writes
+
+    def touch_at(self, rows: Array) -> None:
+        """Announce a write to rows int64[M]."""
+        if len(rows):
+            blocks = rows // self.block
+            if self._snapshots:
+                self._keep(np.unique(blocks).tolist())
+            self._writes += 1
+            self._written[blocks] = self._writes
+
+    def _keep(self, blocks: Sequence[int]) -> None:
+        alive = [(reference, snapshot) for reference in self._snapshots if (snapshot := reference()) is not None]
+        self._snapshots = [reference for reference, _ in alive]
+        for _, snapshot in alive:
+            snapshot.keep(blocks)
+
+    def snapshot(self, shape: tuple[int, ...], dtype: Any, read: Callable[[int, int], Array]) -> Lazy:
+        """Return the first `shape[0]` rows as they are now.
+
+        Args:
+          read: (start, stop) -> rows of an array as they are when it is called; never more than a block of them.
+        """
+        held = _Snapshot(read, shape[0], self.block)
+        self._snapshots = [r for r in self._snapshots if r() is not None] + [weakref.ref(held)]
+        marks, name, number = [], str(self._identity), -(-shape[0] // self.block)
+        for at, written in enumerate(self._written[:number].tolist()):
+            rows = min(self.block, shape[0] - at * self.block)
+            marks.append(f"{name}:{at}:{written}:{rows}")
+        return Lazy(shape, dtype, held.read, block=self.block, marks=marks)
+
+
+class NothingStaged:
+    """Stand for a batch that needs no staging."""
 
     incompressible = False
 
 
-class Ring(Part):
-    """The newest `depth` rows of each lane, as they are. Pages are committed as they are first written."""
+class RawColumn(ColumnData):
+    """The newest `depth` rows of each lane, as they are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
         self.array: Array = np.empty((depth, lanes, *shape), dtype)
@@ -33,23 +126,23 @@ class Ring(Part):
         self.depth = depth
         self.lanes = lanes
         self.touched = 0  # rows a lane written so far, at most depth
-        self._tracked = Tracked(depth, lanes * self.row)
+        self._tracked = DirtyBlocks(depth, lanes * self.row)
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to so far; the rest of the array is address space only."""
+        """Return the bytes written to so far; the rest of the array is address space only."""
         return self.array.nbytes // max(self.depth, 1) * self.touched
 
     def size(self, count: Array) -> int:
-        """`nbytes`, whatever is live."""
+        """Return `nbytes`; expired rows take as much as live ones."""
         return self.nbytes
 
-    def stage(self, batch: Batch, rows: Array) -> Unstaged:
-        """Nothing to prepare."""
-        return Unstaged()
+    def stage(self, batch: Batch, rows: Array) -> NothingStaged:
+        """Do nothing: rows are copied by `commit`."""
+        return NothingStaged()
 
-    def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
-        """Takes the newest rows of a batch."""
+    def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
+        """Copy the newest rows of a batch."""
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)
         if batch.at is not None:
@@ -73,11 +166,11 @@ class Ring(Part):
         array[count[new] % depth, lane[new]] = rows[step[new], lane[new]]
 
     def resume(self, count: Array) -> None:
-        """Rows of no bytes lie in no file: as many as the lanes have are there again."""
+        """Count rows of no bytes, which have no file."""
         self.touched = min(int(count.max()), self.depth)
 
     def put(self, lane: Array, count: Array, values: Array) -> None:
-        """Takes rows `[M, *shape]`, or their bytes uint8[M, row], of lanes and counts int64[M]."""
+        """Write rows `[M, *shape]`, or their bytes uint8[M, row], at lanes and counts int64[M]."""
         self._tracked.touch_at(count % self.depth)
         data = np.ascontiguousarray(values).reshape(-1).view(self.array.dtype)
         self.array[count % self.depth, lane] = data.reshape(-1, *self.array.shape[2:])
@@ -85,11 +178,11 @@ class Ring(Part):
 
     @property
     def places(self) -> int:
-        """Rows of a lane there is room for."""
+        """Return the number of rows a lane has room for."""
         return self.depth
 
     def saved(self, count: Array) -> Lazy:
-        """uint8[rows, E, bytes]: row `count` of a lane at `count % places`."""
+        """Return uint8[rows, E, bytes]: row `count` of a lane is at `count % places`."""
         array, row, lanes = self.array, self.row, self.lanes
 
         def read(start: int, stop: int) -> Array:
@@ -98,28 +191,28 @@ class Ring(Part):
         return self._tracked.snapshot((self.touched, lanes, row), np.uint8, read)
 
     def restore(self, start: int, rows: Array) -> None:
-        """Fills places from `start` on with uint8[rows, E, bytes]."""
+        """Fill places from `start` on with uint8[rows, E, bytes]."""
         self._tracked.touch(start, start + len(rows))
         if rows.size:
             self.array[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Gather:
-        """How to fetch rows, as `Part.fetch` describes it."""
-        return Gather(self.array, count % self.depth * self.lanes + lane, starts)
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFetch:
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
+        return RawFetch(self.array, count % self.depth * self.lanes + lane, starts)
 
 
 @dataclass
-class Gather:
-    """Rows to copy, all of them: those that are not there are somebody else's."""
+class RawFetch:
+    """Copy rows, including those that are not there: the store zeroes them."""
 
     array: Array
     at: Array  # int64[M], place of each row
     starts: Array
 
-    volatile = True  # the ring goes on
+    may_be_overwritten = True  # the ring wraps around
 
     def run(self, outs: Sequence[memoryview]) -> None:
-        """Fills the requests' outputs."""
+        """Fill the outputs of the requests."""
         if not self.array.nbytes:
             return
         table = self.array.reshape(-1).view(np.uint8).reshape(self.array.shape[0] * self.array.shape[1], -1)

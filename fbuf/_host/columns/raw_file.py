@@ -1,9 +1,10 @@
-"""A host column as it is, in a file: the ring of `Ring` with spare places, so that no write touches a row that can be read.
+"""Keep a column as it is, in a file: a ring with spare places, and a checksum of each row.
 
-Row `count` of a lane lies at place `count % places`, where `places` is `depth` and some to spare. A batch of no more rows than
-are spare therefore falls on places of rows that have expired, and one that fails half-way, or is killed, leaves every other row
-as it was; larger batches come in pieces (`room`). Rejected: a copy of the rows to undo a failed write (readers would see the
-new ones meanwhile, and writing them back may fail too).
+Row `count` of a lane is at place `count % places`. A batch of no more rows than there are spare places overwrites expired
+rows only, so a write that fails or is killed leaves every other row intact; larger batches are written in parts (`room`).
+A checksum covers the bytes of a row, its lane, its count and the store: damaged, stale and foreign rows are found. It is
+multilinear modulo 2^64: each 32-bit word times an odd number of its own. A change within one word is always found, any
+other is missed with a probability of about 2^-40 at worst.
 """
 
 from __future__ import annotations
@@ -15,16 +16,56 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch
-from fbuf._host.columns.dirty_blocks import Tracked
-from fbuf._host.columns.raw import Unstaged
-from fbuf._host.columns.row_checksums import Sums
-from fbuf._host.interfaces import Part
+from fbuf._host.columns.raw import DirtyBlocks, NothingStaged
+from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.recovery import Lost
-from fbuf._host.types import Array, StoreCorrupted, flat, intact
+from fbuf._host.types import Array, damaged_file, flat, raise_if_corrupted
+
+_FEW = 6
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _numbers(seed: int, count: int) -> Array:
+    """Return uint64[count], odd and well mixed (splitmix64), the same on every machine."""
+    x = np.uint64(seed) + _STEP * np.arange(1, count + 1, dtype=np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
+
+
+class RowChecksums:
+    """Checksums of rows of `row` bytes in the store named `seed` (64 bits)."""
+
+    def __init__(self, seed: int, row: int) -> None:
+        self._words, rest = divmod(row, 4)
+        numbers = _numbers(seed, 2 + self._words + rest)
+        self._lane, self._count = numbers[0], numbers[1]
+        self._weights, self._rest = numbers[2 : 2 + self._words], numbers[2 + self._words :]
+
+    def names(self, lane: Array, count: Array) -> Array:
+        """Return uint64[...] that identify rows by lanes and counts int64[...]; the same for all columns of a store."""
+        return lane.astype(np.uint64) * self._lane + (count.astype(np.uint64) + np.uint64(1)) * self._count
+
+    def of(self, rows: Array, names: Array) -> Array:
+        """Return the checksums uint64[M] of rows uint8[M, row] with `names` uint64[M]."""
+        total = names.copy()
+        if self._words:
+            words = np.ascontiguousarray(rows[:, : 4 * self._words]) if len(self._rest) else rows
+            _add(total, words.view("<u4"), self._weights)
+        if len(self._rest):
+            _add(total, rows[:, 4 * self._words :], self._rest)
+        return total
+
+
+def _add(total: Array, words: Array, weights: Array) -> None:
+    if len(weights) > _FEW:
+        total += np.einsum("ij,j->i", words, weights, dtype=np.uint64, casting="unsafe")
+    else:  # a sum for each row would cost more than the sums
+        for at, weight in enumerate(weights):
+            total += np.multiply(words[:, at], weight, dtype=np.uint64)
+
 
 SUM = 8
 """Bytes of a row's checksum."""
@@ -35,11 +76,11 @@ _HEADER = struct.Struct("<4sQ")  # magic, places; then a crc of these, then 64 b
 
 
 def spare(depth: int) -> int:
-    """Places a lane beyond its rows: a sixteenth, from 16 to 1024."""
+    """Return the spare places of a lane: a sixteenth of its rows, from 16 to 1024."""
     return max(16, min(depth // 16, _SPARE))
 
 
-class FileRing(Part):
+class RawFileColumn(ColumnData):
     """The newest `depth` rows of each lane, as they are, in a file, and their checksums in another.
 
     Args:
@@ -67,8 +108,8 @@ class FileRing(Part):
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._sums = Sums(folder.seed, self.row)
-        self.unchecked: Array | None = None  # bool[places * E], rows that lay there and that nobody has looked at yet
+        self._sums = RowChecksums(folder.seed, self.row)
+        self.unchecked: Array | None = None  # bool[places * E], rows of an existing file that are not checked yet
         rows, sums = folder.file(f"{name}.rows"), folder.file(f"{name}.sums")
         if fresh:
             self.places = depth + max(spare(depth), batch)
@@ -84,12 +125,9 @@ class FileRing(Part):
                 (self._marks, _HEADER.size + 4 + self.places * lanes * SUM),
             ):
                 if file.size != size or self.places <= depth:
-                    raise StoreCorrupted(
-                        f"Buffer.resume: {file.path} has {file.size} bytes; expected {size}. It was cut short, or belongs to "
-                        f"another store: start a new store at another path."
-                    )
+                    raise damaged_file(f"{file.path} has {file.size} bytes", f"{size}")
         self.table: Array = np.frombuffer(self.file.map(), np.uint8)
-        self._tracked = Tracked(self.places, lanes * self.row)
+        self._tracked = DirtyBlocks(self.places, lanes * self.row)
 
     def _read_header(self, folder: Folder) -> int:
         text = self._marks.read(0, _HEADER.size + 4)
@@ -97,21 +135,18 @@ class FileRing(Part):
             magic, places = _HEADER.unpack(text[:-4])
             if magic == _MAGIC:
                 return int(places)
-        raise StoreCorrupted(
-            f"Buffer.resume: {self._marks.path} does not say how many rows there is room for; expected that of this store. "
-            f"Its bytes were damaged: start a new store at another path."
-        )
+        raise damaged_file(f"{self._marks.path} does not say how many rows there is room for", "that of this store")
 
     def room(self, count: Array) -> int:
-        """Rows a lane that can be written at once, when the lanes have int64[E] `count` rows."""
+        """Return how many rows a lane can take at once when the lanes have int64[E] `count` rows."""
         return self.places - min(int(count.max()), self.depth)
 
     def size(self, count: Array) -> int:
-        """Nothing lies in memory but what the system keeps in its page cache."""
+        """Return 0: rows are in the page cache only."""
         return 0
 
-    def stage(self, batch: Batch, rows: Array) -> Unstaged:
-        """Writes the rows where only expired ones lay."""
+    def stage(self, batch: Batch, rows: Array) -> NothingStaged:
+        """Write the rows to places of expired ones."""
         if batch.uniform:
             stop = int(batch.after[0])
             start = max(int(batch.before[0]), stop - self.depth)
@@ -132,16 +167,16 @@ class FileRing(Part):
             step, lane, count = batch.places()
             kept = count >= batch.after[lane] - self.depth
             self.put(lane[kept], count[kept], rows[step[kept], lane[kept]])
-        return Unstaged()
+        return NothingStaged()
 
     @staticmethod
     def _write(file: File, data: memoryview, first: int, head: int, size: int, start: int) -> None:
-        """Rows of `size` bytes from place `first` on, and after `head` of them from the beginning."""
+        """Write rows of `size` bytes from place `first` on; after `head` of them continue at the beginning."""
         file.write(data[: head * size], start + first * size)
         file.write(data[head * size :], start)
 
     def put(self, lane: Array, count: Array, values: Array) -> None:
-        """Writes rows `[M, *shape]` of lanes and counts int64[M]."""
+        """Write rows `[M, *shape]` at lanes and counts int64[M]."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
         self._tracked.touch_at(count % self.places)
         places = count % self.places * self.lanes + lane
@@ -153,8 +188,8 @@ class FileRing(Part):
 
     # ---------------------------------------------------------------- resuming
 
-    def damaged(self, low: Array, count: Array) -> Lost:
-        """Lanes and counts of the rows that are not what was written, of those from int64[E] `low` up to `count`."""
+    def damaged(self, low: Array, count: Array) -> InvalidRows:
+        """Return lanes and counts of the invalid rows among those from int64[E] `low` to `count`."""
         lanes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         stride = self.lanes * self.row
         used = min(int(count.max(initial=0)), self.places)
@@ -178,7 +213,7 @@ class FileRing(Part):
         return np.frombuffer(text.ljust(number * SUM, b"\0"), "<u8")
 
     def resume(self, low: Array, count: Array, checked: bool) -> None:
-        """Goes on with rows int64[E] `low` to `count`: what lies where others go is none of these, for good.
+        """Resume with rows int64[E] `low` to `count`; erase the checksums of all other places for good.
 
         Args:
           checked: Every row was looked at (`damaged`); else each one is when it is read first.
@@ -203,7 +238,7 @@ class FileRing(Part):
             self._marks.sync()
 
     def check(self, table: Array, places: Array, lane: Array, count: Array) -> Array:
-        """bool[M], which rows uint8[M, row], just read from `places`, are not what was written."""
+        """Return bool[M], which rows uint8[M, row], just read from `places`, are invalid."""
         wrong = np.zeros(len(places), bool)
         if self.unchecked is None:
             return wrong
@@ -217,11 +252,11 @@ class FileRing(Part):
             self.unchecked[at[~wrong[new]]] = False
         return wrong
 
-    def commit(self, batch: Batch, rows: Array, staged: Unstaged) -> None:
-        """Do nothing: `stage` wrote the rows where no row was, and the store's count makes them readable."""
+    def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
+        """Do nothing: `stage` wrote the rows, and the store's count makes them readable."""
 
     def saved(self, count: Array) -> Lazy:
-        """As `Ring.saved`, read from the file: nothing of it comes to lie in memory. Rows nobody has looked at yet are."""
+        """Return what `RawColumn.saved` does, read from the file; rows not checked yet are checked."""
         count = count.copy()
         file, row, lanes = self.file, self.row, self.lanes
 
@@ -232,31 +267,31 @@ class FileRing(Part):
                 place, lane = np.divmod(np.arange(start * lanes, stop * lanes), lanes)
                 newest = _newest(count[lane], place, self.places)
                 bad = self.check(rows.reshape(-1, row), place * lanes + lane, lane, newest)
-                intact(bad, np.ones(len(bad), bool))
+                raise_if_corrupted(bad, np.ones(len(bad), bool))
             return rows
 
         return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> FileGather:
-        """How to fetch rows, as `Part.fetch` describes it."""
-        return FileGather(self, count % self.places * self.lanes + lane, lane, count, there, starts)
+    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFileFetch:
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
+        return RawFileFetch(self, count % self.places * self.lanes + lane, lane, count, there, starts)
 
 
 @dataclass
-class FileGather:
+class RawFileFetch:
     """Rows to copy."""
 
-    ring: FileRing
+    ring: RawFileColumn
     at: Array  # int64[M], place of each row
     lane: Array  # int64[M]
     count: Array  # int64[M]
     there: Array
     starts: Array
 
-    volatile = True  # the ring goes on
+    may_be_overwritten = True  # the ring wraps around
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
-        """Fills the requests' outputs; bool[M] of rows that are damaged, if some were looked at for the first time."""
+        """Fill the outputs of the requests; return bool[M] of damaged rows if some were read for the first time."""
         row = self.ring.row
         table = self.ring.table.reshape(-1, row)
         some = np.flatnonzero(self.there)
@@ -283,5 +318,5 @@ def _little(sums: Array) -> Array:
 
 
 def _newest(count: Array, place: Array, places: int) -> Array:
-    """int64[M], the newest of `count` rows of a lane that goes to a place; negative: none does."""
+    """Return int64[M], the newest of `count` rows of a lane that belongs at a place; negative if there is none."""
     return count - 1 - (count - 1 - place) % places

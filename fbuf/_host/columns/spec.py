@@ -1,4 +1,4 @@
-"""What a host column is, and whether the arrays of a call fit the columns: before the first byte of a store changes."""
+"""Describe a host column, and check the arrays of a call against the columns before anything is stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Raw, Zstd
-from fbuf._host.codecs.bitpack import BitPack
+from fbuf._host.codecs.base import BitPack, Codec, Raw, Zstd
 from fbuf._host.types import Array
 
 
@@ -46,12 +45,12 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row."""
+        """Return the bytes of a row."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 def one_by_one(column: Column) -> Column:
-    """The column for rows in no order, of which none can be encoded together.
+    """Return the column for rows in any order, which cannot be encoded together.
 
     Raises:
       ValueError: a codec of the user's wants several.
@@ -70,7 +69,7 @@ def one_by_one(column: Column) -> Column:
 
 
 def check_rows(columns: Sequence[Column], lanes: int, rows: Sequence[Array], keep: Array | None) -> Array | None:
-    """What `Store.write` takes: `[N, E, *shape]` a column and bool[N, E]; None instead of a `keep` that keeps all."""
+    """Check what `Store.write` takes: `[N, E, *shape]` a column and bool[N, E]. Returns None for a `keep` that keeps all."""
     if len(rows) != len(columns):
         raise ValueError(
             f"Store.write: rows has {len(rows)} arrays; expected {len(columns)}, one a column. "
@@ -86,10 +85,10 @@ def check_rows(columns: Sequence[Column], lanes: int, rows: Sequence[Array], kee
 
 
 def check_slots(slots: Array | None, keep: Array | None, shape: tuple[int, int], capacity: int) -> Array | None:
-    """Which rows are kept, where each names its slot: those with one from 0 to `capacity` - 1; None for all."""
+    """Return which rows are kept: those with a slot from 0 to `capacity` - 1; None for all."""
     if slots is None:
         raise ValueError(
-            "Store.write: slots is None, but rows lie in no order; expected int32[N, E]. Say which row each replaces."
+            "Store.write: slots is None, but rows replace slots; expected int32[N, E]. Pass the slot of each row."
         )
     check("Store.write", "slots", slots, np.dtype(np.int32), shape)
     inside = (slots >= 0) & (slots < capacity)
@@ -98,7 +97,7 @@ def check_slots(slots: Array | None, keep: Array | None, shape: tuple[int, int],
 
 
 def check_request(columns: Sequence[Column], index: int, tickets: Array, out: Array) -> None:
-    """One request of `Store.read`."""
+    """Check one request of `Store.read`."""
     column = column_at("Store.read", columns, index)
     check("Store.read", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
     check("Store.read", f"out of '{column.name}'", out, column.dtype, (*tickets.shape, *column.shape))
@@ -110,7 +109,7 @@ def check_request(columns: Sequence[Column], index: int, tickets: Array, out: Ar
 
 
 def check_patch(columns: Sequence[Column], tickets: Array, keep: Array, fields: Mapping[int, Array]) -> None:
-    """What `Store.patch` takes."""
+    """Check what `Store.patch` takes."""
     check("Store.patch", "tickets", tickets, np.dtype(np.uint64), tickets.shape[:1])
     check("Store.patch", "keep", keep, np.dtype(bool), tickets.shape)
     for index, values in fields.items():
@@ -119,7 +118,7 @@ def check_patch(columns: Sequence[Column], tickets: Array, keep: Array, fields: 
 
 
 def column_at(call: str, columns: Sequence[Column], index: int) -> Column:
-    """A column by number."""
+    """Return a column by number."""
     if not 0 <= index < len(columns):
         raise ValueError(
             f"{call}: column is {index}; expected 0 to {len(columns) - 1}. Columns are {[c.name for c in columns]}."
@@ -128,7 +127,7 @@ def column_at(call: str, columns: Sequence[Column], index: int) -> Column:
 
 
 def check(call: str, what: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """One array."""
+    """Check one array."""
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"{call}: {what} is {type(array).__name__}; expected a numpy array. Convert with np.asarray(x)."

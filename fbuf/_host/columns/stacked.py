@@ -1,12 +1,9 @@
-"""A host column whose rows may be stacks of frames: plain rows until it is seen what they are.
+"""Keep a column whose rows may be stacks of frames: plain chunks until it is known what the rows are.
 
-The first rows wait as plain chunks while each is compared with the one before it in its lane, for every way in which a row
-of this shape could be a stack. Only rows that differ from the one before say something: a picture that stands still looks
-shifted, and the colours of a grey one alike. If half of the first of these are shifted the column becomes a `FrameStream`, and
-what had waited is entered there; if not, it stays as it is and is looked at no more. Half, because an episode's first
-row is not shifted, and episodes may be short.
-
-Rejected: a setting for every leaf (the rows say it); deciding again later (rows that no longer shift cost what plain rows do).
+The first rows are stored as plain chunks, and each is compared with the row before it in its lane, for every way in which a
+row of this shape can be a stack. Only rows that differ from the one before count. If half of the first of these are shifted
+(the first row of an episode is not), the column becomes a `FrameStream` and the stored rows are converted; otherwise it stays
+plain for good.
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.frame_stream import FrameStream, predecessors, remember
-from fbuf._host.columns.stack_detect import Stacking, as_bytes, stackings
-from fbuf._host.interfaces import Census, Fetch, Job
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
@@ -32,7 +27,7 @@ _LOOKED_AT = 128  # rows of a batch
 
 @dataclass(frozen=True)
 class Seen:
-    """Rows that differ from the one before, and how many of them are shifted, for each way to stack."""
+    """Count rows that differ from the one before, and how many of them are shifted, for each way to stack."""
 
     telling: int
     shifted: tuple[int, ...]
@@ -40,20 +35,20 @@ class Seen:
 
 @dataclass
 class Staged:
-    """A batch staged for what the column is from then on."""
+    """Hold a batch staged for what the column becomes."""
 
-    inner: Chunks | FrameStream
+    inner: ChunkedColumn | FrameStream
     staged: Any
     seen: Seen
     watching: bool
 
     @property
     def incompressible(self) -> bool:
-        """Whether it asks for a ring."""
+        """Return whether the column should keep its rows as they are."""
         return bool(self.staged.incompressible)
 
 
-class Stacks:
+class StackedColumn:
     """The newest `depth` rows of each lane, as plain chunks or as a stream of frames."""
 
     def __init__(
@@ -64,34 +59,34 @@ class Stacks:
         self.lanes = lanes
         self.depth = depth
         self.row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self.inner: Chunks | FrameStream = Chunks(codec, shape, dtype, lanes, depth, cache)
+        self.inner: ChunkedColumn | FrameStream = ChunkedColumn(codec, shape, dtype, lanes, depth, cache)
         self.watching = True
         self._codec = codec
         self._seen = Seen(0, (0,) * len(self.candidates))
         self._last = np.zeros((lanes, self.row), np.uint8)
         self._known = np.zeros(lanes, bool)
 
-    def plain(self) -> Chunks:
-        """The column as chunks of rows."""
-        assert isinstance(self.inner, Chunks)
+    def plain(self) -> ChunkedColumn:
+        """Return the column as chunks of rows."""
+        assert isinstance(self.inner, ChunkedColumn)
         return self.inner
 
     def stream(self, stacking: Stacking) -> FrameStream:
-        """An empty column of such stacks."""
+        """Return an empty stream of such stacks."""
         return FrameStream(self._codec, stacking, self.lanes, self.depth, self.cache)
 
     def size(self, count: Array) -> int:
-        """Bytes of the rows, and of the last of each lane."""
+        """Return the bytes of the rows, and of the last row of each lane."""
         return self.inner.size(count) + self._last.nbytes
 
-    def census(self, count: Array) -> Census:
-        """Of the rows, or of the frames."""
-        return self.inner.census(count)
+    def column_stats(self, count: Array) -> ColumnStats:
+        """Count the chunks of rows, or of frames."""
+        return self.inner.column_stats(count)
 
     # ---------------------------------------------------------------- writing
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
-        """Stages a batch, as what it turns out to be. Readers see no change, whatever happens here."""
+        """Stage a batch in the form that its rows turn out to have. Readers see no change."""
         inner, seen, watching = self.inner, self._seen, self.watching
         if watching:
             seen = self._look(batch, rows)
@@ -100,7 +95,7 @@ class Stacks:
             best = int(np.argmax(seen.shifted))
             if not undecided and 2 * seen.shifted[best] >= seen.telling:
                 inner = self._converted(batch.before, self.candidates[best])
-            if isinstance(inner, Chunks):
+            if isinstance(inner, ChunkedColumn):
                 inner.probed = watching  # rows that wait do not become a ring
         return Staged(inner, inner.stage(batch, rows), seen, watching)
 
@@ -119,8 +114,8 @@ class Stacks:
             shifted[i] += int(s.follows(a, b, s.frames - 1).sum())
         return Seen(self._seen.telling + len(new), tuple(shifted))
 
-    def _converted(self, count: Array, stacking: Stacking) -> Chunks | FrameStream:
-        """The rows there are as a stream of frames; unchanged if they are damaged."""
+    def _converted(self, count: Array, stacking: Stacking) -> ChunkedColumn | FrameStream:
+        """Return the stored rows as a stream of frames; unchanged if they are damaged."""
         stream, low = self.stream(stacking), np.maximum(count - self.depth, 0)
         start = int(low.min())
         while start < int(count.max()):
@@ -143,15 +138,15 @@ class Stacks:
         return stream
 
     def reserve(self, staged: Staged) -> None:
-        """Stores the bytes. The last step that can fail."""
+        """Store the encoded bytes. The last step that can fail."""
         staged.inner.reserve(staged.staged)
 
     def cancel(self, staged: Staged) -> None:
-        """Undoes `reserve`; a stream that was made for the batch goes with it."""
+        """Undo `reserve`; a stream made for the batch is dropped."""
         staged.inner.cancel(staged.staged)
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
-        """Makes a staged batch readable and drops what has expired."""
+        """Make a staged batch readable and drop expired rows."""
         staged.inner.commit(batch, rows, staged.staged)
         self.inner, self._seen = staged.inner, staged.seen
         if staged.watching:
@@ -160,7 +155,7 @@ class Stacks:
             self.watching, self._last = False, self._last[:0]
 
     def resume(self, count: Array, watching: bool) -> None:
-        """Goes on from a checkpoint, whose lanes have `count` rows: what the last of them was is read back."""
+        """Resume from a checkpoint whose lanes have `count` rows: the last row of each is read back."""
         self.watching = watching
         stream = self.inner if isinstance(self.inner, FrameStream) else None
         last, known = (stream.last, stream.known) if stream is not None else (self._last, self._known)
@@ -169,21 +164,21 @@ class Stacks:
             try:
                 self.inner.fetch(*at, np.ones(1, bool), count, np.zeros(1, np.int64)).run([flat(last[lane])])
                 known[lane] = True
-            except StoreCorrupted:  # whoever reads it will hear; the next row is then stored in full
+            except StoreCorrupted:  # a read of it raises; the next row is then stored in full
                 continue
         if not watching:
             self._last = self._last[:0]
 
     def compact(self, count: Array) -> None:
-        """Gives memory back, where that pays."""
+        """Free memory where that pays."""
         self.inner.compact(count)
 
-    def lot(self, count: Array, least: int | None) -> Job | None:
-        """Chunks to compress again."""
-        return self.inner.lot(count, least)
+    def next_job(self, count: Array, least: int | None) -> Job | None:
+        """Return chunks to recompress."""
+        return self.inner.next_job(count, least)
 
     # ---------------------------------------------------------------- reading
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
-        """How to fetch rows, as `Part.fetch` describes it."""
+        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         return self.inner.fetch(lane, count, there, rows, starts)

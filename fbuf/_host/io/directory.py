@@ -1,15 +1,10 @@
-"""The folder a store keeps its files in: who may use it, what it says of itself, and how many rows of it count.
+"""The directory of a store in files: who may use it, what it says of the store, and how many rows count.
 
-`manifest.json` says what the store is (never a pickle) and is written last of all when a store is made, so that a folder
-without one holds nothing. `head` says how many rows each lane has, in two places that are written in turn, each with a
-sequence number and a checksum: whatever moment a process is killed at, one of them is whole. It is written after the rows it
-counts, so rows that it does not count may be half-written and rows that it counts are not. `lock` is held for as long as the
-store is open, by the system, so that no process that is gone can keep it.
-
-Each store has a random number of its own, which goes into every checksum of every file, so that files of two stores never pass
-for one. What was written outlives the process; a failure of power only if `flush` was called since, which waits for the
-disk. What a failure of power did not spare has other checksums than it should (`fbuf._host.columns.row_checksums`): whoever
-opens the store finds out (`fbuf._host.recovery`).
+`manifest.json` describes the store and is written last when a store is made. `head` counts the rows of each lane, in two
+places written in turn, each with a sequence number and a checksum: one is intact whenever the process is killed. It is
+written after the rows it counts. The system holds `lock` while the store is open. The store's own random number is part of
+every checksum, so files of two stores are never confused. Written rows outlive the process; only `flush` protects them from
+a power failure, after which invalid rows are found (`raw_file.RowChecksums`) and dropped (`recovery`).
 """
 
 from __future__ import annotations
@@ -31,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.io import lock
-from fbuf._host.io.file import File, telling, unlink
-from fbuf._host.types import Array, StoreCorrupted
+from fbuf._host.io.file import File, annotate_os_error, lock_file, sign_lock, unlink, unlock_file
+from fbuf._host.types import Array, damaged_file
 
 VERSION = 2
 RING, CHUNKS, NOTHING = b"r", b"c", b"n"
@@ -46,21 +40,21 @@ _FOLDERS = "Give the store a folder of its own."
 
 
 class Folder:
-    """A folder held by one store of this process.
+    """A directory held by one store of this process.
 
     Args:
       call: For messages, `"Memmap"`.
       path: The folder; None: a temporary one, removed when nothing refers to this any more, and at exit.
       identity: What the store is, as JSON: `lanes`, `length`, `slack`, and `columns` with `name`, `shape`, `dtype`, `codec`.
-      resume: Open the store that lies there; otherwise there must be none.
-      verify: Look at every byte when a store is opened, and go on with what is whole; otherwise each row is looked at when it
-        is read first, and one that is damaged is an error.
+      resume: Open the existing store; otherwise there must be none.
+      verify: Check every byte when a store is opened, and resume with the intact rows; otherwise each row is checked when it
+        is read first, and a damaged one is an error.
       sync: Seconds after which a write waits for the disk; None: only `flush` does.
     Raises:
       FileExistsError: there is a store already, or something else.
       FileNotFoundError: there is none to resume.
       BlockingIOError: another store holds the folder.
-      ValueError: the store that lies there is another than `identity`, or cannot be read.
+      ValueError: The existing store differs from `identity`, or cannot be read.
       OSError: the folder or a file cannot be made.
     """
 
@@ -87,7 +81,7 @@ class Folder:
         self.first: Array = np.zeros(lanes, np.int64)  # rows of each lane before this one are not there
         self.kinds = b"".join(_kind(column) for column in columns)
         if path is None:
-            with telling("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
+            with annotate_os_error("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
                 path = tempfile.mkdtemp(prefix="fbuf-")
         self.path = os.path.abspath(path)
         if resume and not os.path.exists(self.file("manifest.json")):
@@ -97,7 +91,7 @@ class Folder:
                 f"the path it was made with.",
             )
         try:
-            with telling("make", self.file("lock")):
+            with annotate_os_error("make", self.file("lock")):
                 os.makedirs(self.path, exist_ok=True)
             fd = _lock(call, self.file("lock"))
         except BaseException:
@@ -123,27 +117,27 @@ class Folder:
             raise
 
     def file(self, name: str) -> str:
-        """Path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.path, name)
 
     def files(self, prefix: str) -> list[str]:
-        """Names of the files that begin so, in order."""
-        with telling("list", self.file(prefix)):
+        """Return the names of the files that begin with `prefix`, sorted."""
+        with annotate_os_error("list", self.file(prefix)):
             return sorted(name for name in os.listdir(self.path) if name.startswith(prefix))
 
     def delete_chunks(self, name: str) -> None:
-        """Deletes the files of an encoded column that is kept as it is now."""
+        """Delete the files of an encoded column that is now stored raw."""
         for file in self.files(f"{name}."):
             if not file.endswith((".rows", ".sums")):
                 unlink(self.file(file))
 
     @property
     def nbytes(self) -> int:
-        """Bytes the files take on the disk; holes take none."""
+        """Return the bytes of the files on disk, without holes."""
         return self.size("")
 
     def size(self, prefix: str) -> int:
-        """Bytes of the files whose names begin so."""
+        """Return the bytes of the files whose names begin with `prefix`."""
         total = 0
         for entry in Path(self.path).iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -151,13 +145,13 @@ class Folder:
         return total
 
     def publish(self) -> None:
-        """Says that a new store is here: all of it, or nothing."""
+        """Write the manifest of a new store, atomically."""
         known = {"format": "fbuf store", "version": VERSION, "id": f"{self.seed:016x}"}
         text = json.dumps({**known, **self.identity}, indent=1)
         replace(self.file("manifest.json"), lambda file: file.write(text.encode(), 0), len(text.encode()))
 
     def save(self, kinds: bytes, count: Array, changes: int | None = None) -> None:
-        """Counts the rows that were written, and changed. Raises OSError: it counts what it counted before."""
+        """Count the rows written and updated. On OSError the counts stay as they were."""
         self._sequence += 1
         before, self.changes = self.changes, self.changes if changes is None else changes
         try:
@@ -174,18 +168,18 @@ class Folder:
         return body + struct.pack("<I", self.crc(body))
 
     def crc(self, data: bytes) -> int:
-        """A checksum of bytes that belong to this store."""
+        """Return the checksum of bytes that belong to this store."""
         return zlib.crc32(data, self.seed & 0xFFFFFFFF)
 
     def flush(self) -> None:
-        """Waits until everything that was written is on the disk. Raises OSError."""
+        """Wait until everything written is on disk. Raises OSError."""
         for name in self.files(""):
             self._flush(self.file(name))
         self._flush(self.path)
 
     @staticmethod
     def _flush(path: str) -> None:
-        with telling("flush", path):
+        with annotate_os_error("flush", path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # given up in the meantime
@@ -204,18 +198,15 @@ class Folder:
             if len(text) == size and struct.pack("<I", self.crc(body)) == text[-4:] and any(body[:8]):
                 best = max(best, body, key=lambda b: int.from_bytes(b[:8], "little"))
         if not best:
-            raise StoreCorrupted(
-                f"Buffer.resume: {self._head.path} does not say how many rows there are; expected one of its two places whole. "
-                f"Its bytes were damaged: start a new store at another path."
-            )
+            raise damaged_file(f"{self._head.path} does not say how many rows there are", "one of its two places whole")
         self._sequence, self.changes = struct.unpack_from("<QQ", best)
         self.kinds = best[16 : 16 + columns]
         self.count, self.first = np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(2, -1)
 
     def _check(self) -> None:
-        """Refuses a store that is not the one expected."""
+        """Raise ValueError unless this is the expected store."""
         path = self.file("manifest.json")
-        with telling("read", path):
+        with annotate_os_error("read", path):
             text = Path(path).read_bytes()
         try:
             there = json.loads(text)
@@ -255,7 +246,7 @@ class Folder:
                     )
 
     def _clean(self, call: str) -> None:
-        """Makes sure that there is nothing but what a store that was never finished left behind, and removes that."""
+        """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""
         names = self.files("")
         if "manifest.json" in names:
             raise FileExistsError(
@@ -273,15 +264,15 @@ class Folder:
                 unlink(self.file(name))
 
     def close(self) -> None:
-        """Lets another store have it, and removes it if it is temporary. Twice is fine."""
+        """Release the directory, and remove it if it is temporary. Closing twice is fine."""
         self._end()
 
 
 @contextlib.contextmanager
-def undone(path: str | None) -> Iterator[None]:
-    """Removes the store that is made at `path` meanwhile, if what is to fill it fails: half of its rows look like all."""
+def rollback(path: str | None) -> Iterator[None]:
+    """Remove the store made at `path` in the `with` block if the block fails."""
     here = None if path is None else os.path.abspath(os.path.expanduser(path))
-    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # what was there is nobody's to remove
+    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # an existing store is not removed
         yield
         return
     there = os.path.isdir(here)
@@ -298,12 +289,12 @@ def undone(path: str | None) -> Iterator[None]:
 
 
 def replace(path: str, write: Callable[[File], None], size: int) -> None:
-    """Puts a new file in the place of an old one: whoever looks finds the one or the other, whole."""
+    """Replace a file atomically."""
     new = f"{path}.new"
     file = File(new, size)
     try:
         write(file)
-        with telling("rename", new):
+        with annotate_os_error("rename", new):
             os.replace(new, path)
     except BaseException:
         unlink(new)
@@ -319,15 +310,15 @@ def _kind(column: Mapping[str, Any]) -> bytes:
 
 
 def _lock(call: str, path: str) -> int:
-    with telling("open", path):
+    with annotate_os_error("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        lock.hold(
+        lock_file(
             f"{call}: the store at {os.path.dirname(path)}",
             fd,
             "Drop every state of it (or close it: fbuf.stores()), or give another path.",
         )
-        lock.sign(fd)
+        sign_lock(fd)
     except BaseException:
         os.close(fd)
         raise
@@ -335,11 +326,11 @@ def _lock(call: str, path: str) -> int:
 
 
 def _release(fd: int, path: str | None, process: int) -> None:
-    """Runs in any thread, inside the garbage collector or at exit: takes no lock of ours."""
+    """Release the directory. Runs in the garbage collector or at exit, so it takes no lock."""
     if os.getpid() != process:  # a fork of the process that holds it
         return
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-        lock.release(fd)
+        unlock_file(fd)
         os.close(fd)

@@ -1,14 +1,15 @@
-"""A file that rows are written to with `pwrite` and read from through a read-only mapping.
+"""Files that are written with `pwrite` and read through a read-only mapping, and locks on them.
 
-Writing through a mapping would turn a full disk into SIGBUS, which ends the process; a failed `pwrite` is an OSError.
-Reading through one costs no call a row, and the page cache is shared between the two. A file gets its whole size at once
-(`ftruncate`); the system allocates its blocks as they are first written. Only bytes that were written are read through the
-mapping, because on some file systems (tmpfs) the first look at a hole allocates too.
+Writing through a mapping would turn a full disk into SIGBUS, which ends the process; a failed `pwrite` is an OSError. A file
+gets its whole size at once (`ftruncate`), and the system allocates blocks as they are written. Only written bytes are read
+through the mapping: on tmpfs, reading a hole allocates too. The system releases a lock when its process ends; the locked
+file names the process, for the message to the next one.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 
@@ -35,14 +36,14 @@ class File:
     def __init__(self, path: str, size: int | None = None) -> None:
         self.fd = -1
         self.path = path
-        with telling("open", path):
+        with annotate_os_error("open", path):
             flags = os.O_RDWR | os.O_CLOEXEC | (0 if size is None else os.O_CREAT | os.O_TRUNC)
             self.fd = os.open(path, flags, 0o644)
         if size is None:
             size = os.fstat(self.fd).st_size
         else:
             try:
-                with telling(f"give {size} bytes to", path):
+                with annotate_os_error(f"give {size} bytes to", path):
                     os.ftruncate(self.fd, size)
             except OSError:
                 self.close()
@@ -51,17 +52,17 @@ class File:
         self.size = size
 
     def write(self, data: memoryview | bytes, at: int) -> None:
-        """All of `data`, from byte `at` on. Raises OSError; part of it may then be written."""
+        """Write all of `data` from byte `at` on. Raises OSError; part of it may then be written."""
         left = memoryview(data).cast("B")
         while left.nbytes:
-            with telling(f"write {left.nbytes} bytes to", self.path):
+            with annotate_os_error(f"write {left.nbytes} bytes to", self.path):
                 done = os.pwrite(self.fd, left, at)
                 if done <= 0:
                     raise OSError(errno.EIO, "nothing was written")
             left, at = left[done:], at + done
 
     def scatter(self, rows: Array, places: Array, start: int = 0) -> None:
-        """Rows uint8[M, row] to places int64[M] of that size; neighbours in one call."""
+        """Write rows uint8[M, row] to places int64[M] of that size; neighbours in one call."""
         if not len(places):
             return
         row = rows.shape[1]
@@ -76,16 +77,16 @@ class File:
             self.write(view[first * row : last * row], start + int(places[first]) * row)
 
     def empty(self, at: int) -> None:
-        """Forgets the bytes from `at` on, which nobody may be reading. Raises OSError."""
-        with telling("empty the end of", self.path):
+        """Erase the bytes from `at` on, which no reader uses. Raises OSError."""
+        with annotate_os_error("empty the end of", self.path):
             os.ftruncate(self.fd, at)
             os.ftruncate(self.fd, self.size)
 
     def read(self, at: int, size: int) -> bytes:
-        """At most `size` bytes from `at` on; allocates nothing, not even for holes."""
+        """Return at most `size` bytes from `at` on; allocates nothing, not even for holes."""
         parts = []
         while size > 0:
-            with telling("read", self.path):
+            with annotate_os_error("read", self.path):
                 part = os.pread(self.fd, min(size, _READ), at)
             if not part:
                 break
@@ -94,20 +95,20 @@ class File:
         return b"".join(parts)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk. Raises OSError."""
-        with telling("flush", self.path):
+        """Wait until the written bytes are on disk. Raises OSError."""
+        with annotate_os_error("flush", self.path):
             os.fsync(self.fd)
 
     def map(self) -> memoryview:
-        """The whole file, read-only; it lives as long as something refers to it, even when the file is gone."""
-        with telling("map", self.path):
+        """Return the whole file, read-only; the mapping outlives the file."""
+        with annotate_os_error("map", self.path):
             return memoryview(mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def fill(self, out: Array, at: int) -> None:
-        """Reads into a C-contiguous array, from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
+        """Read into a C-contiguous array from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
         left = flat(out)
         while left.nbytes:
-            with telling("read", self.path):
+            with annotate_os_error("read", self.path):
                 done = os.preadv(self.fd, [left], at)
             if not done:
                 left[:] = bytes(left.nbytes)
@@ -115,7 +116,7 @@ class File:
             left, at = left[done:], at + done
 
     def close(self) -> None:
-        """No more writes; mappings stay."""
+        """Close the file for writing; mappings stay."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self._close(fd)
@@ -125,7 +126,7 @@ class File:
 
 
 def existing(path: str) -> File:
-    """A file of a store that is opened again. Raises StoreCorrupted: it is not there."""
+    """Open a file of an existing store. Raises StoreCorrupted if it is missing."""
     if not os.path.exists(path):
         raise StoreCorrupted(
             f"Buffer.resume: {path} is missing; expected every file of the store. Put it back, or start a new store at "
@@ -134,8 +135,8 @@ def existing(path: str) -> File:
     return File(path)
 
 
-class telling:
-    """Gives the OSErrors of what is done inside the words a user needs: what, where, how much room, what to do.
+class annotate_os_error:
+    """Add to an OSError what failed, where, how much room there is, and what to do.
 
     Args:
       instead: What else to do where there is no room, and what is as it was.
@@ -177,17 +178,48 @@ class telling:
 
 
 def once(view: memoryview, at: int, size: int) -> Array:
-    """Bytes of a whole mapping, copied; this process then keeps no page of it (more may have come than were asked for)."""
+    """Return a copy of bytes of a mapping, and release its pages."""
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
     if isinstance(mapping, mmap.mmap):
-        mapping.madvise(mmap.MADV_DONTNEED)  # what others read meanwhile is mapped anew
+        mapping.madvise(mmap.MADV_DONTNEED)  # pages that others read are mapped again
     return out
 
 
 def unlink(path: str) -> None:
-    """Removes a file, if that can be done: what it held is no longer needed."""
+    """Remove a file if that is possible."""
     try:
         os.unlink(path)
     except OSError:
         pass
+
+
+def lock_file(what: str, fd: int, fix: str) -> None:
+    """Lock the open file `fd`, or fail at once.
+
+    Args:
+      what: Who asks for what, for the message: `"Memmap: the store at /path"`.
+      fix: What to do if it is held.
+    Raises:
+      BlockingIOError: this or another process holds it.
+      OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace")
+        who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
+        raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected no other user. {fix}") from None
+
+
+def sign_lock(fd: int) -> None:
+    """Write the process id into a locked file. Raises OSError."""
+    mine = str(os.getpid()).encode()
+    if os.pread(fd, 32, 0) != mine:  # to cut a file takes as long as to wait for it
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, mine, 0)
+
+
+def unlock_file(fd: int) -> None:
+    """Release the lock, also where a forked child has the file open."""
+    fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,21 +1,91 @@
-"""Encoded chunks as byte strings behind addresses, in segments that are freed with their last string.
+"""Store encoded chunks as byte strings behind addresses, in segments that are freed with their last string.
 
-Strings are appended and their bytes never overwritten, so a reader decodes outside the store's lock: it holds
-memoryviews, and a segment freed meanwhile lives until the last of them is gone. Rejected: a list of `bytes` (41 bytes of
-overhead each), one preallocated byte ring (a lane that stalls blocks it).
+Strings are appended and never overwritten, so a reader decodes outside the store's lock: it holds memoryviews, and a freed
+segment lives until the last of them is gone. An arena is saved segment by segment, unused strings included, so what was
+saved stays valid until its segment is freed, and loaded strings keep their addresses (`Spans`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces
-from fbuf._host.memory.segments import Spans
-from fbuf._host.types import Array, flat
+from fbuf._host.types import Array, flat, unfit
+
+_AT_ONCE = 1 << 18
+
+
+class Spans:
+    """Parts int64[P, 3] of segments, one after another: number, offset, size.
+
+    Args:
+      bits: Of an address that are its offset.
+    Raises:
+      ValueError: they overlap, are not in order or have no bytes.
+    """
+
+    def __init__(self, table: Array, bits: int) -> None:
+        if bits not in (24, 30):
+            raise unfit(f"offsets have {bits} bits", "24 or 30")
+        self.table = table
+        number, offset, size = table.T
+        end = offset + size
+        follows = (number[1:] == number[:-1]) & (offset[1:] == end[:-1])
+        after = (number[1:] > number[:-1]) | ((number[1:] == number[:-1]) & (offset[1:] >= end[:-1]))
+        ranges = (number >= 0) & (number < 1 << 63 - bits) & (offset >= 0) & (size > 0) & (size <= 1 << 40)
+        first = np.concatenate([[True], ~follows])[: len(table)]
+        begin = np.flatnonzero(first)
+        if not ranges.all() or not after.all() or (offset[begin] >= 1 << bits).any():
+            raise unfit(f"span has {len(table)} pieces of segments, not all in order", "them in order, none twice")
+        place = np.concatenate([[0], np.cumsum(size)])
+        self.total = int(place[-1])
+        # Pieces that follow one another are one run; a string may span its pieces.
+        self._address = (number[begin] << bits | offset[begin]).astype(np.uint64)
+        self._place = place[begin]
+        self._size = np.diff(place[np.append(begin, len(table))])
+
+    def find(self, address: Array, length: Array) -> Array:
+        """Return int64[M], the places of strings in the whole. Raises ValueError if one is elsewhere."""
+        if not len(address):
+            return np.zeros(0, np.int64)
+        run = np.searchsorted(self._address, address, side="right") - 1
+        if len(self._address):
+            inside = (address - self._address[run]).astype(np.int64)
+            if (run >= 0).all() and ((inside >= 0) & (inside + length <= self._size[run])).all():
+                return np.asarray(self._place[run] + inside)
+        raise unfit("address names bytes that span does not have", "pieces of segments")
+
+    def segments(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Yield each segment with its parts: offset, size, place."""
+        place = 0
+        for number, rows in itertools.groupby(self.table.tolist(), key=lambda row: int(row[0])):
+            own = []
+            for _, offset, size in rows:
+                own.append((offset, size, place))
+                place += size
+            yield number, own
+
+
+def strings(payload: Source, place: Array, length: Array) -> Iterator[tuple[Array, list[memoryview]]]:
+    """Yield strings of a whole, some at a time, in the order of their places: which, and their bytes."""
+    order = np.argsort(place, kind="stable")
+    end = (place + length)[order]
+    reach = np.maximum.accumulate(end)
+    start = 0
+    while start < len(order):
+        low = int(place[order[start]])
+        stop = max(int(np.searchsorted(reach, low + _AT_ONCE, side="right")), start + 1)
+        data = flat(np.ascontiguousarray(payload[low : int(reach[stop - 1])]))
+        which = order[start:stop]
+        first = place[which] - low
+        yield which, [data[a:b] for a, b in zip(first.tolist(), (first + length[which]).tolist(), strict=True)]
+        start = stop
+
 
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
@@ -27,14 +97,14 @@ _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is la
 
 @dataclass
 class Slab:
-    """Memory that several segments were loaded into at once: in 4 KB pages, touching it takes as long as reading."""
+    """Memory that several segments were loaded into at once, which saves page faults."""
 
     size: int
     segments: int = 0  # that are there still
 
 
 class Segment:
-    """A stretch of bytes, append-only."""
+    """A range of bytes, append-only."""
 
     __slots__ = ("array", "view", "bytes", "chunks", "used", "slab")
 
@@ -67,7 +137,7 @@ class Arena:
         self._identity = Identity()
 
     def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
-        """Addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
+        """Store strings; return addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
         addresses = np.empty(len(blobs), np.uint64)
         done = 0
         try:
@@ -108,12 +178,12 @@ class Arena:
             self.capacity -= _freed(segment)
 
     def view(self, address: int, length: int) -> memoryview:
-        """A string, in place: it stays as it is for as long as the view lives."""
+        """Return a string, in place: it does not change while the view lives."""
         offset = address & _OFFSET
         return self.segments[address >> _OFFSET_BITS].view[offset : offset + length]
 
     def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
-        """Many strings."""
+        """Return many strings."""
         numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
         low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
         segments = {n: self.segments[n].view for n in set(numbers)}
@@ -122,15 +192,15 @@ class Arena:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Return the bytes of memory."""
         return self.capacity
 
     def move(self, addresses: Array, lengths: Array) -> Array:
-        """Stores strings again; the old ones are still there. Raises MemoryError."""
+        """Store strings again; the old ones are still there. Raises MemoryError."""
         return self.append(self.views(addresses, lengths))
 
     def release(self, addresses: Array, lengths: Array) -> None:
-        """Gives up strings; cost: a few numpy calls and one step per segment touched."""
+        """Free strings. Cost: a few numpy calls and one step per segment touched."""
         if not addresses.size:
             return
         numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
@@ -144,7 +214,7 @@ class Arena:
             self._drop_if_empty(number)
 
     def sparse(self) -> list[int]:
-        """Segments worth emptying: less than half used, when a quarter of all is waste.
+        """Return the segments worth emptying: less than half used, when a quarter of all is waste.
 
         Without this a lane that gets few rows would keep whole segments alive for one chunk each.
         """
@@ -155,13 +225,13 @@ class Arena:
 
     @staticmethod
     def within(addresses: Array, segments: Sequence[int]) -> Array:
-        """Which strings lie in one of these segments."""
+        """Return which strings are in one of these segments."""
         return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
 
     # ---------------------------------------------------------------- checkpoints
 
     def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
-        """The segments, of live strings (or more): `Spans.table`, and their bytes, of which nothing is copied."""
+        """Return the segments that hold live strings: `Spans.table`, and their bytes, without a copy."""
         table, parts, name = [], [], str(self._identity)
         for number, segment in sorted(self.segments.items()):
             for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
@@ -172,7 +242,7 @@ class Arena:
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
     def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
-        """Takes the segments of another arena over, into this one, which is new, with the strings that are live.
+        """Load the segments of another arena into this new one, with the strings that are live.
 
         Raises:
           ValueError: pieces of a segment are missing.
@@ -180,9 +250,7 @@ class Arena:
         whole, start = list(spans.segments()), 0
         sizes = [own[-1][0] + own[-1][1] for _, own in whole]
         if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
-            raise ValueError(
-                "Store.from_arrays: pieces of segments are missing; expected all of each. Load another checkpoint."
-            )
+            raise unfit("pieces of segments are missing", "all of each")
         while start < len(whole):
             stop, size = start, 0
             while stop < len(whole) and size < _SLAB:
@@ -215,7 +283,7 @@ class Arena:
 
 
 def _freed(segment: Segment) -> int:
-    """Bytes of memory that went with a segment."""
+    """Return the bytes of memory freed with a segment."""
     if segment.slab is None:
         return len(segment.array)
     return 0 if segment.slab.segments else segment.slab.size

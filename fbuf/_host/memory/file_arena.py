@@ -1,12 +1,10 @@
-"""Encoded chunks in files: what `Arena` is for memory, for columns larger than it.
+"""Store encoded chunks in files: what `Arena` is for memory, for columns larger than that.
 
-A segment is a file that is appended to, with `pwrite`, and read through a mapping. It is deleted with its last chunk; readers
-that hold its bytes keep them. Before each chunk goes a header that says which chunk it is, so that the index, which is in
-memory, can be made again by walking over the headers (`scan`). Of two headers for one chunk the later is right: a chunk is
-written again only when it was moved, or after a write that came to nothing. Room for what came to nothing is emptied before it
-is used again, and a new process begins a new segment, so that nothing stale comes later.
-
-Segments grow with what is stored: a sixteenth of it, which bounds both what is wasted and how many files are open.
+A segment is a file, appended to with `pwrite` and read through a mapping. It is deleted with its last chunk; readers that
+hold its bytes keep them. A header before each chunk says which chunk it is, so the index can be rebuilt (`scan`). Of two
+headers for one chunk the later is right: a chunk is written twice only when it was moved, or after a failed write. The room
+of a failed write is emptied before reuse, and a new process begins a new segment. A segment is a sixteenth of what is
+stored, which bounds both waste and open files.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _LEAST_PIECE, _MOST_PIECE = 1 << 18, 1 << 22
 
 
 class Entry(NamedTuple):
-    """What a header says, and where its chunk lies."""
+    """What a header says, and where its chunk is."""
 
     lane: int
     chunk: int
@@ -63,7 +61,7 @@ class Segment:
 
     @property
     def piece(self) -> int:
-        """Bytes saved at once."""
+        """Return how many bytes are saved at once."""
         return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
 
 
@@ -96,7 +94,7 @@ class FileArena:
                 found.close()
 
     def header(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
-        """What goes before a chunk."""
+        """Return the bytes before a chunk."""
         head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
         return head + struct.pack("<I", self._crc(head))
 
@@ -108,7 +106,7 @@ class FileArena:
     # ---------------------------------------------------------------- writing
 
     def append(self, records: Sequence[bytes | memoryview]) -> Array:
-        """Stores records, header and chunk each; addresses uint64 of the chunks. On OSError nothing is stored."""
+        """Store records, header and chunk each; return addresses uint64 of the chunks. On OSError nothing is stored."""
         addresses = np.empty(len(records), np.uint64)
         mark = self._undo = self._tail, self._offset, self._next
         pending: list[bytes | memoryview] = []
@@ -148,7 +146,7 @@ class FileArena:
         return segment
 
     def undo(self, addresses: Array, lengths: Array) -> None:
-        """Takes the last `append` back, which nobody has read; nothing of it is left to be taken for a chunk."""
+        """Undo the last `append`, which no reader has seen."""
         self.release(addresses, lengths)
         if self._undo is None:
             return
@@ -165,16 +163,16 @@ class FileArena:
                 segment.file.empty(offset)
                 return
             except OSError:
-                pass  # what is left of it comes before whatever is written from now on
+                pass  # its remains come before all later writes
         self._tail = -1
 
     def move(self, addresses: Array, lengths: Array) -> Array:
-        """Stores chunks again, with their headers; the old ones are still there. Raises OSError."""
+        """Store chunks again, with their headers; the old ones are still there. Raises OSError."""
         old = addresses - np.uint64(HEADER)
         return self.append(self.views(old, lengths.astype(np.int64) + HEADER))
 
     def settle(self) -> None:
-        """The last `append` stays; the files that it filled need no writer any more."""
+        """Keep the last `append`, and close the files that it filled."""
         if self._undo is not None and self._undo[0] != self._tail:
             for number, segment in self.segments.items():
                 if number != self._tail:
@@ -185,12 +183,12 @@ class FileArena:
     # ---------------------------------------------------------------- reading
 
     def view(self, address: int, length: int) -> memoryview:
-        """A chunk, in place: it stays as it is for as long as the view lives."""
+        """Return a chunk, in place: it does not change while the view lives."""
         (view,) = self.views(np.array([address], np.uint64), np.array([length], np.int64))
         return view
 
     def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
-        """Many chunks; nothing for those that were lost."""
+        """Return many chunks; empty ones for those that were lost."""
         numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
         low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
         segments = {n: self.segments[n].view if n != _LOST else memoryview(b"") for n in set(numbers)}
@@ -200,7 +198,7 @@ class FileArena:
     # ---------------------------------------------------------------- giving up
 
     def hold(self, addresses: Array, lengths: Array) -> None:
-        """Counts chunks that a scan found as live."""
+        """Count chunks that a scan found as live."""
         for number, count, size in _by_segment(addresses, lengths):
             self.segments[number].chunks += count
             self.segments[number].bytes += size
@@ -212,7 +210,7 @@ class FileArena:
             self.segments[number].used = max(self.segments[number].used, stop)
 
     def release(self, addresses: Array, lengths: Array) -> None:
-        """Gives up chunks; a segment without any is deleted."""
+        """Free chunks; a segment without any is deleted."""
         if not addresses.size:
             return
         for number, count, size in _by_segment(addresses, lengths):
@@ -226,7 +224,7 @@ class FileArena:
                 self._drop(number)
 
     def prune(self) -> None:
-        """Deletes the segments in which nothing is live."""
+        """Delete the segments in which nothing is live."""
         for number in [n for n, s in self.segments.items() if s.chunks == 0 and n != self._tail]:
             self._drop(number)
 
@@ -237,7 +235,7 @@ class FileArena:
         unlink(segment.file.path)
 
     def sparse(self) -> list[int]:
-        """Segments worth emptying: less than half used, when a quarter of all is waste."""
+        """Return the segments worth emptying: less than half used, when a quarter of all is waste."""
         if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
             return []
         self.grown = False
@@ -245,13 +243,13 @@ class FileArena:
 
     @staticmethod
     def within(addresses: Array, segments: Sequence[int]) -> Array:
-        """Which chunks lie in one of these segments."""
+        """Return which chunks are in one of these segments."""
         return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
 
     # ---------------------------------------------------------------- resuming
 
     def scan(self) -> Iterator[Entry]:
-        """What the headers say, in the order they were written. Chunks themselves are not looked at."""
+        """Yield what the headers say, in the order they were written. The chunks themselves are not checked."""
         for number in sorted(self.segments):
             file = File(self.segments[number].file.path)
             at, block, base = 0, b"", 0
@@ -276,7 +274,7 @@ class FileArena:
     # ---------------------------------------------------------------- checkpoints
 
     def saved(self, addresses: Array, lengths: Array) -> tuple[Array, Lazy]:
-        """The pieces of segments in which some chunk lies: `Spans.table`, and their bytes, to be read from the files.
+        """Return the parts of segments that hold a live chunk: `Spans.table`, and their bytes, read from the files on demand.
 
         Args:
           addresses, lengths: Of the live ones, and zeros.
@@ -303,7 +301,7 @@ class FileArena:
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
     def forget(self, addresses: Sequence[int]) -> None:
-        """Unwrites headers, for good: of chunks that are not to be found again. Raises OSError."""
+        """Erase the headers of chunks for good. Raises OSError."""
         for number in sorted({address >> _OFFSET_BITS for address in addresses}):
             file = File(f"{self._path}{number:08d}")
             for address in addresses:
@@ -314,7 +312,7 @@ class FileArena:
 
 
 def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:
-    """(segment, number of chunks, their bytes with headers)."""
+    """Yield (segment, number of chunks, their bytes with headers)."""
     numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
     counts = np.bincount(inverse.reshape(-1))
     sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64) + HEADER * counts

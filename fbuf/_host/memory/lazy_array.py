@@ -1,8 +1,8 @@
-"""Arrays of a checkpoint: what a store hands out to be saved is read when it is asked for, and so is what it is made from.
+"""Arrays of a checkpoint that are read on demand, when they are saved and when they are loaded.
 
-A `Source` is a numpy array, or anything that has its shape and dtype and gives rows of its first axis. `Lazy` is one that is
-put together by a function. It says in what blocks it is best read and, by a *mark* for each block, which of them are as they
-were: the same mark means the same bytes, so that what was saved before need not be read again.
+A `Source` is a numpy array, or anything with its shape and dtype that gives rows of its first axis. `Lazy` is one that a
+function reads. It says in which blocks it is best read, and gives each block a mark: the same mark means the same bytes, so
+that what was saved before need not be read again.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fbuf._host.types import Array
+from fbuf._host.types import Array, unfit
 
 BLOCK_BYTES = 1 << 18
 _MOST_BLOCKS = 4096  # of one array
 
 
 class Source(Protocol):
-    """What is saved under one name."""
+    """An array that is saved under one name."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes."""
+        """Return the sizes."""
 
     @property
     def dtype(self) -> Any:
-        """Of numpy."""
+        """Return the numpy dtype."""
 
     def __getitem__(self, rows: slice, /) -> Any:
-        """Rows of the first axis, as an array."""
+        """Return rows of the first axis, as an array."""
 
     def __array__(self) -> Any:
-        """All of it."""
+        """Return all of it."""
 
 
 class Lazy:
@@ -43,7 +43,7 @@ class Lazy:
 
     Args:
       shape, dtype: What it is as an array.
-      read: (start, stop) -> rows of the first axis, an array that nobody writes to. From any thread.
+      read: (start, stop) -> rows of the first axis, an array that is not written again. Called from any thread.
       block: Rows of a block, the first of which begins at row 0.
       cuts: In place of that, where blocks begin, and the end of the last.
       keys: With `cuts`, a name for each block.
@@ -73,17 +73,17 @@ class Lazy:
 
     @property
     def ndim(self) -> int:
-        """Axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes when it is read."""
+        """Return the bytes it takes when it is read."""
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, rows: slice) -> Array:
@@ -103,7 +103,7 @@ class Lazy:
 
 
 class Identity:
-    """Names something by 64 random bits, in this process and in no other: a fork knows it by another name."""
+    """Name an object by 64 random bits; a fork knows it by another name."""
 
     __slots__ = ("_own",)
     _process = secrets.token_hex(8)
@@ -116,7 +116,7 @@ class Identity:
 
     @classmethod
     def renew(cls) -> None:
-        """Gives everything another name."""
+        """Rename all objects."""
         cls._process = secrets.token_hex(8)
 
 
@@ -124,13 +124,13 @@ os.register_at_fork(after_in_child=Identity.renew)
 
 
 def block_rows(rows: int, nbytes: int) -> int:
-    """Rows of a block, of `rows` of so many bytes: a power of two."""
+    """Return the rows of a block, of `rows` rows of this size: a power of two."""
     fit = max(BLOCK_BYTES // max(nbytes, 1), 1)
     return max(1 << fit.bit_length() - 1, 1 << max(-(-rows // _MOST_BLOCKS) - 1, 0).bit_length())
 
 
 def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:
-    """Strings of bytes one after another, uint8[sum of sizes]: of each its key, its mark, its size and what reads it."""
+    """Concatenate byte strings, uint8[sum of sizes], each given by its key, its mark, its size and what reads it."""
     cuts = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([size for _, _, size, _ in parts], out=cuts[1:])
 
@@ -152,7 +152,7 @@ def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) ->
 
 
 def steps(source: Source) -> Iterator[tuple[int, Array]]:
-    """A source block by block, with the row that each begins at; nothing is held twice."""
+    """Yield a source block by block, with the row at which each begins."""
     rows = source.shape[0]
     own = getattr(source, "block", None)
     nbytes = int(np.prod(source.shape[1:], dtype=np.int64)) * source.dtype.itemsize
@@ -162,30 +162,27 @@ def steps(source: Source) -> Iterator[tuple[int, Array]]:
 
 
 def lazily(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Source:
-    """A source of a checkpoint, unread, if it is what it should be; None takes any size.
+    """Return a source of a checkpoint, unread, after a check of its dtype and shape; None takes any size.
 
     Raises:
       ValueError: it is missing, or something else.
     """
     if name not in arrays:
-        raise ValueError(f"Store.from_arrays: '{name}' is missing; expected an array. Load another checkpoint.")
+        raise unfit(f"'{name}' is missing", "an array")
     array = arrays[name]
     sizes = len(array.shape) == len(shape) and all(
         want in (None, have) for have, want in zip(array.shape, shape, strict=True)
     )
     if array.dtype != np.dtype(dtype) or not sizes:
-        raise ValueError(
-            f"Store.from_arrays: '{name}' is {array.dtype}{list(array.shape)}; "
-            f"expected {np.dtype(dtype)}{list(shape)}. Load another checkpoint."
-        )
+        raise unfit(f"'{name}' is {array.dtype}{list(array.shape)}", f"{np.dtype(dtype)}{list(shape)}")
     return array
 
 
 def expect(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
-    """The same, read: for small ones."""
+    """Return a small source of a checkpoint, read and checked."""
     return np.asarray(lazily(arrays, name, dtype, shape))
 
 
 def within(arrays: Mapping[str, Source], prefix: str) -> dict[str, Source]:
-    """Those whose names begin so, without it."""
+    """Return the sources whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""One ragged leaf of a store of records: where each row's value lies, and what it must add up to.
+"""Keep one ragged leaf: where each row's value is, and its checksum.
 
-The index is a ring of numpy arrays, 17 bytes a row; values are byte strings in an arena that all leaves share, or Python
-objects where they have no bytes. A row that is overwritten in the ring has expired, and gives its string back.
+The index is a ring of numpy arrays, 17 bytes a row. Values are byte strings in an arena that all leaves share, or Python
+objects where they have no bytes. A row that is overwritten in the ring has expired, and its string is freed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OBJECT_BYTES = 120  # of the index, for an object; what the object itself takes
 
 
 @dataclass(frozen=True)
-class Leaf:
+class RaggedLeaf:
     """What rows hold under one name.
 
     Attributes:
@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclass
 class Staged:
-    """Values on their way in: of each row a string, an object, or nothing."""
+    """Encoded values of a batch: for each row a string, an object, or nothing."""
 
     kind: Array  # uint8[M]
     strings: list[bytes]
@@ -50,10 +50,10 @@ class Staged:
     lengths: Array | None  # int32[M, rank], -1 where there is nothing
 
 
-class Shelf:
+class RaggedColumn:
     """The newest `depth` rows of each lane of one leaf. Not thread-safe."""
 
-    def __init__(self, leaf: Leaf, lanes: int, depth: int) -> None:
+    def __init__(self, leaf: RaggedLeaf, lanes: int, depth: int) -> None:
         shape = (depth, lanes)
         self.leaf = leaf
         self.lanes = lanes
@@ -68,16 +68,16 @@ class Shelf:
 
     @property
     def row(self) -> int:
-        """Bytes of the index a row."""
+        """Return the bytes of the index a row."""
         arrays = (self.kind, self.address, self.size, self.checksum, self.lengths)
         return sum(a.nbytes for a in arrays if a is not None) // (self.depth * self.lanes)
 
     def nbytes(self, touched: int) -> int:
-        """Bytes of the index when lanes have written `touched` of its rows."""
+        """Return the bytes of the index when lanes have written `touched` of its rows."""
         return self.row * self.lanes * touched + _OBJECT_BYTES * len(self.objects)
 
     def put(self, lane: Array, count: Array, staged: Staged, addresses: Array, arena: Arena) -> list[Any]:
-        """Takes rows in where older ones lie, and gives those up; returns the objects among them."""
+        """Store rows in place of older ones; return the objects of those."""
         ring = count % self.depth
         at = ring, lane
         kind = self.kind[at]
@@ -98,11 +98,11 @@ class Shelf:
         return (ring[which] * self.lanes + lane[which]).tolist()
 
     def object(self, lane: int, count: int) -> Any:
-        """The object of a row."""
+        """Return the object of a row."""
         return self.objects[count % self.depth * self.lanes + lane]
 
     def compact(self, arena: Arena, segments: Sequence[int]) -> None:
-        """Moves strings out of these segments."""
+        """Move strings out of these segments."""
         at = np.nonzero(self.kind == STRING)
         moved = arena.within(self.address[at], segments)
         where = at[0][moved], at[1][moved]
@@ -110,9 +110,9 @@ class Shelf:
         self.address[where] = arena.append(arena.views(old, size.astype(np.int64)))
         arena.release(old, size)
 
-    def deeper(self, depth: int, lane: Array, count: Array) -> Shelf:
-        """The same rows, those given, in a ring of another depth."""
-        other = Shelf(self.leaf, self.lanes, depth)
+    def deeper(self, depth: int, lane: Array, count: Array) -> RaggedColumn:
+        """Return the given rows in a ring of another depth."""
+        other = RaggedColumn(self.leaf, self.lanes, depth)
         old, new = (count % self.depth, lane), (count % depth, lane)
         for name in ("kind", "address", "size", "checksum", "lengths"):
             array = getattr(self, name)
@@ -124,12 +124,12 @@ class Shelf:
         return other
 
     def saved(self, touched: int) -> dict[str, Array]:
-        """The index of the first `touched` places, by the names of `INDEX`; zeros where there is no string."""
+        """Return the index of the first `touched` places, by the names of `INDEX`; zeros where there is no string."""
         strings = self.kind[:touched] == STRING
         return {name: np.where(strings, getattr(self, name)[:touched], dtype(0)) for name, dtype in INDEX.items()}
 
     def load(self, index: Mapping[str, Array], rows: Array) -> tuple[Array, Array]:
-        """The inverse, when the lanes have int64[E] `rows`: addresses and sizes int64 of the strings."""
+        """Load what `saved` returned, when the lanes have int64[E] `rows`; return addresses and sizes int64 of the strings."""
         strings = index["kind"] == STRING
         strings &= np.arange(len(strings))[:, None] < np.minimum(rows, self.depth)
         for name in INDEX:
@@ -137,8 +137,8 @@ class Shelf:
         return index["address"][strings], index["size"][strings].astype(np.int64)
 
 
-def stage(leaf: Leaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:
-    """Values of one leaf as bytes, or as they are.
+def stage(leaf: RaggedLeaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:
+    """Encode values of one leaf.
 
     Args:
       given: One of each row that is stored, or `values.MISSING`.

@@ -1,9 +1,8 @@
-"""The store of ragged rows: values of any shape, text, bytes, objects, behind the same tickets as `Store`'s.
+"""Store ragged rows (values of any shape, text, bytes, objects) behind tickets like those of `Store`.
 
-Rows come in eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`write`); they
-are read back as values (`values`) or padded (`read`). Tickets, lanes, expiry and the promise that an exception leaves
-everything as it was are those of `fbuf._host.store.store`; a store of its own, because there every row of a column has one
-size, which its rings, chunks, patches and checkpoints all build on.
+Rows are written eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`write`),
+and read as values (`values`) or padded (`read`). Tickets, lanes, expiry and all-or-nothing writes are those of
+`fbuf._host.store.store`, whose columns need rows of one size.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.codecs.base import Codec
-from fbuf._host.interfaces import Served
-from fbuf._host.memory.arena import Arena
+from fbuf._host.interfaces import Batch, RowStore, Tickets, ranges
+from fbuf._host.memory.arena import Arena, Spans
 from fbuf._host.memory.lazy_array import Source, expect, lazily
-from fbuf._host.memory.segments import Spans
 from fbuf._host.ragged import values
-from fbuf._host.ragged.column import INDEX, OBJECT, STRING, Leaf, Shelf, Staged, stage
+from fbuf._host.ragged.column import INDEX, OBJECT, STRING, RaggedColumn, RaggedLeaf, Staged, stage
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, bare, flat
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted, flat, records_errors
 
 FORMAT = 1
 _PLAIN, _PACKED = b"\0", b"\1"
 _MEASURED = 1 << 14  # values measured together when a store is loaded
 
 
-class Records(Served):
+class Records(RowStore):
     """Ragged rows of E lanes, readable by ticket from any thread.
 
     Args:
@@ -49,7 +46,7 @@ class Records(Served):
 
     def __init__(
         self,
-        leaves: tuple[Leaf, ...],
+        leaves: tuple[RaggedLeaf, ...],
         *,
         lanes: int,
         length: int,
@@ -66,9 +63,10 @@ class Records(Served):
         self.last_error: Exception | None = None
         self._encode, self._decode, self._codec = encode, decode, codec
         self._count: Array = np.zeros(lanes, np.int64)
-        self._shelves = [Shelf(leaf, lanes, self.depth) for leaf in leaves]
+        self._columns = [RaggedColumn(leaf, lanes, self.depth) for leaf in leaves]
         self._padded = [i for i, leaf in enumerate(leaves) if leaf.maximum is not None]
         self._arena = Arena()
+        self._tickets = Tickets(lanes, self.depth, 0)
         self._writing = threading.Lock()  # taken before _lock
         self._lock = threading.Lock()
         self._closed = False
@@ -80,7 +78,7 @@ class Records(Served):
     # ---------------------------------------------------------------- writing
 
     def put(self, rows: Sequence[Sequence[Any]], number: int, keep: Array | None) -> Array:
-        """Takes rows in; each gets a new ticket.
+        """Store rows; each gets a new ticket.
 
         Args:
           rows: Of each leaf N * E values, lanes side by side; MISSING where a row lacks it.
@@ -89,19 +87,16 @@ class Records(Served):
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
-          StoreClosed; whatever `encode` or the codec raise. Nothing was stored.
+          StoreClosed, and the errors of `encode` and the codec. Nothing was stored.
         Cost: some 2 us a value and its bytes copied.
         """
         with self._writing:
             self._check_open()
-            tickets: Array = np.zeros((number, self.lanes), np.uint64)
             kept = np.full(self.lanes, number, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
             before, after = self._count, self._count + kept
             batch = Batch([np.empty((number, self.lanes))], keep, before, after, False)
             step, lane, count = batch.places()
-            tickets[step, lane] = (
-                count.astype(np.uint64) * np.uint64(self.lanes) + lane.astype(np.uint64) + np.uint64(1)
-            )
+            tickets = self._tickets.of_batch(keep, number, before)
             new = count >= after[lane] - self.depth
             step, lane, count = step[new], lane[new], count[new]
             order = (step * self.lanes + lane).tolist()
@@ -112,42 +107,39 @@ class Records(Served):
             with self._lock:
                 gone = self._commit(staged, lane, count)
                 self._count = after
-            del gone  # objects of the user's, whose ends may run code of theirs: not under the lock
+            del gone  # outside the lock: finalizers of the user's objects may run code
         return tickets
 
     def _commit(self, staged: Sequence[Staged], lane: Array, count: Array) -> list[Any]:
         strings = [s for part in staged for s in part.strings]
         addresses, start, gone = self._arena.append(strings), 0, list[Any]()
-        for shelf, part in zip(self._shelves, staged, strict=True):
+        for column, part in zip(self._columns, staged, strict=True):
             stop = start + len(part.strings)
-            gone += shelf.put(lane, count, part, addresses[start:stop], self._arena)
+            gone += column.put(lane, count, part, addresses[start:stop], self._arena)
             start = stop
         segments = self._arena.sparse()
         if segments:
             try:
-                for shelf in self._shelves:
-                    shelf.compact(self._arena, segments)
+                for column in self._columns:
+                    column.compact(self._arena, segments)
             except MemoryError:  # it only saves memory
                 pass
         return gone
 
+    @records_errors
     def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
-        """Takes padded rows in, from jitted code: `[N, E, *maximum]` and int32[N, E, rank] of each padded leaf.
+        """Store padded rows from jitted code: `[N, E, *maximum]` and int32[N, E, rank] of each padded leaf.
 
         Raises:
           ValueError: a length is beyond the maximum. Nothing was stored.
         """
-        try:
-            number = len(rows[0])
-            given: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
-            for at, index in enumerate(self._padded):
-                given[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
-            return self.put(given, number, keep)
-        except Exception as error:
-            self.last_error = bare(error)
-            raise
+        number = len(rows[0])
+        given: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
+        for at, index in enumerate(self._padded):
+            given[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
+        return self.put(given, number, keep)
 
-    def _cut(self, leaf: Leaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
+    def _cut(self, leaf: RaggedLeaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
         assert leaf.maximum is not None
         padded = padded.reshape(-1, *leaf.maximum)
         shapes = lengths.reshape(-1, len(leaf.maximum))
@@ -168,16 +160,16 @@ class Records(Served):
         return found
 
     def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """No read begins before it is wanted."""
+        """Return 0: no read is started early."""
         return 0
 
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """`read`."""
+        """Do what `read` does."""
         return self.read(requests)
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Ragged leaves do not change once they are stored."""
-        raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row anew.")
+        """Raise TypeError: stored ragged leaves cannot change."""
+        raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row again.")
 
     def _pack(self, data: bytes) -> bytes:
         if self._codec is None:
@@ -190,41 +182,36 @@ class Records(Served):
     # ---------------------------------------------------------------- reading
 
     def index(self, name: str) -> int:
-        """The number of a leaf. Raises KeyError."""
+        """Return the number of a leaf. Raises KeyError."""
         for i, leaf in enumerate(self.leaves):
             if leaf.name == name:
                 return i
         raise KeyError(name)
 
     def _resolve(self, tickets: Array) -> tuple[Array, Array, Array]:
-        """Of every ticket: lane, count, and whether it is there (False for 0)."""
-        # uint64 wraps below 1, to counts beyond any lane's.
-        count, rest = np.divmod(tickets - np.uint64(1), np.uint64(self.lanes))
-        lane = rest.astype(np.int64)
-        low = np.maximum(self._count - self.depth, 0).astype(np.uint64)
-        ok = (count < self._count.astype(np.uint64)[lane]) & (count >= low[lane])
-        return np.where(ok, lane, 0), np.where(ok, count, 0).astype(np.int64), ok
+        """Return lane, count, and whether it is there (False for 0) of each ticket."""
+        return self._tickets.find(tickets, self._count)
 
     def there(self, tickets: Array) -> Array:
-        """bool of the tickets' shape: the row is there (False for 0)."""
+        """Return bool of the tickets' shape: the row is there (False for 0)."""
         with self._lock:
             self._check_open()
             return self._resolve(tickets.reshape(-1))[2].reshape(tickets.shape)
 
     def has(self, index: int, tickets: Array) -> Array:
-        """bool of the tickets' shape: the row is there and has the leaf."""
+        """Return bool of the tickets' shape: the row is there and has the leaf."""
         with self._lock:
             self._check_open()
             lane, count, ok = self._resolve(tickets.reshape(-1))
-            shelf = self._shelves[index]
-            return (ok & (shelf.kind[count % self.depth, lane] > 0)).reshape(tickets.shape)
+            column = self._columns[index]
+            return (ok & (column.kind[count % self.depth, lane] > 0)).reshape(tickets.shape)
 
     def values(self, index: int, tickets: Array) -> tuple[list[Any], Array]:
-        """Values of one leaf, MISSING where a row lacks it or is not there; and bool[M], whether it is there.
+        """Return the values of one leaf, MISSING where a row lacks it or is not there; and bool[M], whether it is there.
 
         Raises:
           StoreCorrupted: a value's bytes are damaged.
-          StoreClosed, and whatever `decode` raises.
+          StoreClosed, and the errors of `decode`.
         Cost: some 2 us a value and a copy of its bytes.
         """
         tickets = tickets.reshape(-1)
@@ -232,26 +219,26 @@ class Records(Served):
         with self._lock:
             self._check_open()
             lane, count, ok = self._resolve(tickets)
-            shelf = self._shelves[index]
-            at, views, checksums, kind = self._strings(shelf, lane, count, ok)
+            column = self._columns[index]
+            at, views, checksums, kind = self._strings(column, lane, count, ok)
             for i in np.flatnonzero(kind == OBJECT).tolist():
-                found[i] = shelf.object(int(lane[i]), int(count[i]))
+                found[i] = column.object(int(lane[i]), int(count[i]))
         for i, view, checksum in zip(at, views, checksums, strict=True):
-            found[i] = values.decode(self._unpack(shelf.leaf, view, checksum), self._decode)
+            found[i] = values.decode(self._unpack(column.leaf, view, checksum), self._decode)
         return found, ok
 
     def _strings(
-        self, shelf: Shelf, lane: Array, count: Array, ok: Array
+        self, column: RaggedColumn, lane: Array, count: Array, ok: Array
     ) -> tuple[list[int], list[memoryview], list[int], Array]:
-        """Which rows have a string, the strings, their checksums, and what every row has; call with `_lock`."""
+        """Return which rows have a string, the strings, their checksums, and what every row has; `_lock` is held."""
         ring = count % self.depth
-        kind = np.where(ok, shelf.kind[ring, lane], 0)
+        kind = np.where(ok, column.kind[ring, lane], 0)
         at = np.flatnonzero(kind == STRING)
         where = ring[at], lane[at]
-        views = self._arena.views(shelf.address[where], shelf.size[where].astype(np.int64))
-        return at.tolist(), views, shelf.checksum[where].tolist(), kind
+        views = self._arena.views(column.address[where], column.size[where].astype(np.int64))
+        return at.tolist(), views, column.checksum[where].tolist(), kind
 
-    def _unpack(self, leaf: Leaf, view: memoryview, checksum: int) -> memoryview:
+    def _unpack(self, leaf: RaggedLeaf, view: memoryview, checksum: int) -> memoryview:
         if zlib.crc32(view) != checksum or not len(view):
             raise StoreCorrupted(
                 f"Records.read: a row's leaf '{leaf.name}' has another checksum than it was stored with; expected the same. "
@@ -265,8 +252,9 @@ class Records(Served):
         self._codec.decode(view[9:], out)
         return flat(out)
 
+    @records_errors
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Fetches padded rows, for jitted code.
+        """Fetch padded rows for jitted code.
 
         Args:
           requests: (column, tickets uint64[...], out `[..., *maximum]` or int32[..., rank]); zeros at ticket 0 and expired
@@ -274,39 +262,32 @@ class Records(Served):
         Returns:
           bool[M], one request after another: False where the row has expired; True for ticket 0.
         """
-        try:
-            return self._read(requests)
-        except Exception as error:
-            self.last_error = bare(error)
-            raise
-
-    def _read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         oks, jobs = [], list[Callable[[], None]]()
         with self._lock:
             self._check_open()
-            for column, tickets, out in requests:
+            for number, tickets, out in requests:
                 flat = tickets.reshape(-1)
-                shelf = self._shelves[self._padded[column // 2]]
+                column = self._columns[self._padded[number // 2]]
                 lane, count, ok = self._resolve(flat)
-                if column % 2:
-                    assert shelf.lengths is not None
-                    out[...] = np.where(ok[:, None], shelf.lengths[count % self.depth, lane], 0).reshape(out.shape)
+                if number % 2:
+                    assert column.lengths is not None
+                    out[...] = np.where(ok[:, None], column.lengths[count % self.depth, lane], 0).reshape(out.shape)
                 else:
-                    jobs.append(self._padder(shelf, self._strings(shelf, lane, count, ok), len(flat), out))
+                    jobs.append(self._padder(column, self._strings(column, lane, count, ok), len(flat), out))
                 oks.append(ok | (flat == 0))
         for job in jobs:
             job()
         return np.concatenate(oks) if oks else np.ones(0, bool)
 
-    def _padder(self, shelf: Shelf, strings: Any, number: int, out: Array) -> Callable[[], None]:
-        """What fills `out` once the lock is let go."""
+    def _padder(self, column: RaggedColumn, strings: Any, number: int, out: Array) -> Callable[[], None]:
+        """Return the function that fills `out` after the lock is released."""
 
         def fill() -> None:
             out[...] = 0
             at, views, checksums, _ = strings
-            rows = out.reshape(number, *shelf.leaf.maximum or ())
+            rows = out.reshape(number, *column.leaf.maximum or ())
             for i, view, checksum in zip(at, views, checksums, strict=True):
-                value = values.array(self._unpack(shelf.leaf, view, checksum))
+                value = values.array(self._unpack(column.leaf, view, checksum))
                 if value.dtype != out.dtype or any(a > b for a, b in zip(value.shape, rows.shape[1:], strict=True)):
                     raise values.malformed(f"{value.dtype}{list(value.shape)}")
                 rows[(i, *(slice(n) for n in value.shape))] = value
@@ -316,62 +297,63 @@ class Records(Served):
     # ---------------------------------------------------------------- size, end
 
     def with_capacity(self, length: int, slack: int) -> None:
-        """Room for more rows a lane; every ticket stays. Cost: O(rows held)."""
+        """Make room for more rows a lane; every ticket stays valid. Cost: O(rows held)."""
         with self._writing, self._lock:
             self._check_open()
             # Another future of the same rows may have made it deeper still.
             length, slack = max(length, self.length), max(slack, self.slack)
             lane, count = self._live()
-            self._shelves = [shelf.deeper(length + slack, lane, count) for shelf in self._shelves]
+            self._columns = [column.deeper(length + slack, lane, count) for column in self._columns]
             self.length, self.slack, self.depth = length, slack, length + slack
+            self._tickets = Tickets(self.lanes, self.depth, 0)
 
     def _live(self) -> tuple[Array, Array]:
-        """(lane, count) of every row that is there."""
+        """Return (lane, count) of every row that is there."""
         return ranges(np.maximum(self._count - self.depth, 0), self._count)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole) and index; of objects that are not encoded the index only."""
+        """Return the bytes of segments (whole) and index; of objects that are not encoded the index only."""
         with self._lock:
             self._check_open()
             return self._nbytes()
 
     def _nbytes(self) -> int:
         touched = min(int(self._count.max()), self.depth)
-        return self._arena.capacity + self._count.nbytes + sum(shelf.nbytes(touched) for shelf in self._shelves)
+        return self._arena.capacity + self._count.nbytes + sum(column.nbytes(touched) for column in self._columns)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Bytes in memory by leaf, index and values, and none on the disk; room in segments is not among them."""
+        """Return bytes in memory by leaf, index and values, and 0 on disk; free room in segments is not counted."""
         with self._lock:
             self._check_open()
             touched = min(int(self._count.max()), self.depth)
-            values = {s.leaf.name: int(s.size[s.kind == STRING].sum(dtype=np.int64)) for s in self._shelves}
-            return {s.leaf.name: (s.nbytes(touched) + values[s.leaf.name], 0) for s in self._shelves}
+            values = {s.leaf.name: int(s.size[s.kind == STRING].sum(dtype=np.int64)) for s in self._columns}
+            return {s.leaf.name: (s.nbytes(touched) + values[s.leaf.name], 0) for s in self._columns}
 
     def stats(self) -> dict[str, int]:
-        """Counts: rows accepted and live, values held as bytes, their bytes, objects held as they are, nbytes."""
+        """Count rows accepted and live, values stored as bytes, their bytes, objects, nbytes."""
         with self._lock:
             self._check_open()
             return {
                 "rows_accepted": int(self._count.sum()),
                 "rows_live": int(np.minimum(self._count, self.depth).sum()),
-                "values": sum(int((shelf.kind == STRING).sum()) for shelf in self._shelves),
+                "values": sum(int((column.kind == STRING).sum()) for column in self._columns),
                 "payload_bytes": self._arena.live,
-                "objects": sum(len(shelf.objects) for shelf in self._shelves),
+                "objects": sum(len(column.objects) for column in self._columns),
                 "nbytes": self._nbytes(),
             }
 
     def close(self) -> None:
-        """Frees everything; later calls raise StoreClosed. Closing twice is fine."""
+        """Free everything; later calls raise StoreClosed. Closing twice is fine."""
         with self._writing, self._lock:
             self._closed = True
-            gone, self._shelves, self._arena = self._shelves, [], Arena()
+            gone, self._columns, self._arena = self._columns, [], Arena()
         del gone
 
     # ---------------------------------------------------------------- checkpoints
 
     def to_arrays(self) -> dict[str, Any]:
-        """Everything as flat arrays of plain dtypes; values' bytes are read when they are asked for, as they are now.
+        """Return everything as flat arrays of plain dtypes; the bytes of values are read on demand, as they are now.
 
         Raises:
           TypeError: a leaf holds objects that have no bytes.
@@ -379,12 +361,12 @@ class Records(Served):
         """
         with self._writing, self._lock:
             self._check_open()
-            for shelf in self._shelves:
-                if shelf.objects:
-                    kinds = sorted({type(value).__name__ for value in shelf.objects.values()})
+            for column in self._columns:
+                if column.objects:
+                    kinds = sorted({type(value).__name__ for value in column.objects.values()})
                     raise TypeError(
-                        f"Ragged.to_arrays: leaf '{shelf.leaf.name}' holds Python objects ({', '.join(kinds[:3])}) in "
-                        f"{len(shelf.objects)} rows, which cannot be saved; expected text, bytes, numbers or arrays. Say how "
+                        f"Ragged.to_arrays: leaf '{column.leaf.name}' holds Python objects ({', '.join(kinds[:3])}) in "
+                        f"{len(column.objects)} rows, which cannot be saved; expected text, bytes, numbers or arrays. Say how "
                         f"they become bytes: storages.Ragged(encode=..., decode=...)."
                     )
             head = [[leaf.name, leaf.kind, leaf.dtype, leaf.maximum] for leaf in self.leaves]
@@ -398,8 +380,8 @@ class Records(Served):
                 "payload": payload,
             }
             touched = min(int(self._count.max()), self.depth)
-            for i, shelf in enumerate(self._shelves):
-                index = shelf.saved(touched)
+            for i, column in enumerate(self._columns):
+                index = column.saved(touched)
                 arrays |= {f"leaf{i}:{name}": array for name, array in index.items()}
             return arrays
 
@@ -407,7 +389,7 @@ class Records(Served):
     def from_arrays(
         cls, arrays: Mapping[str, Source], *, lanes: int, length: int, slack: int, **functions: Any
     ) -> Records:
-        """The store `to_arrays` was called on: the same tickets readable, writes go on.
+        """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
         Raises:
           ValueError: the arrays are of another format or geometry, or do not fit together.
@@ -421,7 +403,9 @@ class Records(Served):
                 f"Load with the buffer that was saved."
             )
         head = json.loads(bytes(expect(arrays, "leaves", np.uint8, (None,))).decode())
-        leaves = tuple(Leaf(n, kind, dtype, None if most is None else tuple(most)) for n, kind, dtype, most in head)
+        leaves = tuple(
+            RaggedLeaf(n, kind, dtype, None if most is None else tuple(most)) for n, kind, dtype, most in head
+        )
         store = cls(leaves, lanes=lanes, length=length, slack=slack, **functions)
         store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
         if (store._count < 0).any():
@@ -430,26 +414,26 @@ class Records(Served):
         span = Spans(expect(arrays, "span", np.int64, (None, 3)), arena.bits)
         touched = min(int(store._count.max()), store.depth)
         found = []
-        for i, shelf in enumerate(store._shelves):
+        for i, column in enumerate(store._columns):
             index = {name: expect(arrays, f"leaf{i}:{name}", dtype, (touched, lanes)) for name, dtype in INDEX.items()}
-            address, size = shelf.load(index, store._count)
+            address, size = column.load(index, store._count)
             span.find(address, size)
             found.append((address, size))
         payload = lazily(arrays, "payload", np.uint8, (span.total,))
         arena.adopt(span, payload, *(np.concatenate(parts) for parts in zip(*found, strict=True)))
-        for shelf in store._shelves:
-            if shelf.lengths is not None:
-                store._measure(shelf)
+        for column in store._columns:
+            if column.lengths is not None:
+                store._measure(column)
         return store
 
-    def _measure(self, shelf: Shelf) -> None:
-        """Finds the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
+    def _measure(self, column: RaggedColumn) -> None:
+        """Compute the lengths of a leaf's values, in a new store. Raises StoreCorrupted."""
         lane, count = self._live()
-        assert shelf.lengths is not None
+        assert column.lengths is not None
         for start in range(0, len(lane), _MEASURED):
             some, number = lane[start : start + _MEASURED], count[start : start + _MEASURED]
-            shelf.lengths[number % self.depth, some] = -1
-            at, views, checksums, _ = self._strings(shelf, some, number, np.ones(len(some), bool))
+            column.lengths[number % self.depth, some] = -1
+            at, views, checksums, _ = self._strings(column, some, number, np.ones(len(some), bool))
             for i, view, checksum in zip(at, views, checksums, strict=True):
-                shape = values.array(self._unpack(shelf.leaf, view, checksum)).shape
-                shelf.lengths[number[i] % self.depth, some[i]] = shape
+                shape = values.array(self._unpack(column.leaf, view, checksum)).shape
+                column.lengths[number[i] % self.depth, some[i]] = shape

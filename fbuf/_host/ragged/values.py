@@ -1,8 +1,7 @@
-"""One value of a ragged leaf as bytes and back: text, bytes, numbers and arrays of any shape and dtype.
+"""Encode one value of a ragged leaf as bytes and back: text, bytes, numbers, arrays of any shape and dtype.
 
-The bytes begin with a mark that says what follows; an array carries its dtype and shape. What has no such form (any other
-Python object) goes through the user's `encode`, or is not encoded at all: its store then keeps the object itself. Rejected:
-pickle (a file of a stranger could run code) and one record a row (a reader of one leaf would have to check them all).
+The first byte says what follows; an array carries its dtype and shape. Other Python objects go through the user's `encode`;
+without one the store keeps the object itself. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _CONSTANT = {_NONE: 0, _BOOL: 1, _FLOAT: 8, _COMPLEX: 16}
 
 
 class Missing:
-    """Stands for a leaf that a row lacks."""
+    """Stand for a leaf that a row lacks."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -37,7 +36,7 @@ MISSING = Missing()
 
 @functools.lru_cache(maxsize=256)
 def dtype_code(dtype: np.dtype[Any]) -> str | None:
-    """A name to find a dtype again by; None where there is none (objects, records)."""
+    """Return a name from which `dtype_of` finds a dtype; None for objects and records."""
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         return None
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
@@ -45,7 +44,7 @@ def dtype_code(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def dtype_of(code: str) -> np.dtype[Any]:
-    """The inverse of `dtype_code`, for JAX's own dtypes too. Raises TypeError."""
+    """Return the dtype of a `dtype_code`, JAX's own included. Raises TypeError."""
     try:
         return np.dtype(code)
     except TypeError:
@@ -58,7 +57,7 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
 
 def encode(value: Any, own: Encode | None) -> bytes | None:
-    """A value as bytes; None: it has no such form, and no function of the user's makes one.
+    """Return a value as bytes; None if it has no such form and `own` is None.
 
     Raises:
       TypeError: the user's `encode` gives something else than bytes.
@@ -91,7 +90,7 @@ def encode(value: Any, own: Encode | None) -> bytes | None:
 
 
 def decode(data: memoryview, own: Decode | None) -> Any:
-    """The inverse of `encode`; arrays are copies, writeable.
+    """Return the value that `encode` encoded; arrays are writeable copies.
 
     Raises:
       StoreCorrupted: the bytes are of no known form.
@@ -126,14 +125,14 @@ def decode(data: memoryview, own: Decode | None) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def head(code: str, shape: tuple[int, ...]) -> bytes:
-    """What stands before an array's elements: mark, dtype, shape."""
+    """Return the bytes before an array's elements: mark, dtype, shape."""
     name = code.encode()
     return struct.pack(f"<BBB{len(name)}s{len(shape)}q", _ARRAY, len(name), len(shape), name, *shape)
 
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """The dtype, shape and number of elements that a head tells of. Raises ValueError, TypeError, struct.error."""
+    """Return dtype, shape and number of elements of a head. Raises ValueError, TypeError, struct.error."""
     mark, length, ndim = struct.unpack_from("<BBB", data)
     code, *shape = struct.unpack_from(f"<{length}s{ndim}q", data, 3)
     if mark != _ARRAY or min(shape, default=0) < 0:
@@ -142,7 +141,7 @@ def _parsed(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 
 def array(data: memoryview) -> Array:
-    """The array in these bytes, a view of them. Raises StoreCorrupted."""
+    """Return the array in these bytes, a view. Raises StoreCorrupted."""
     try:
         start = 3 + data[1] + 8 * data[2]
         dtype, shape, count = _parsed(bytes(data[:start]))
@@ -156,7 +155,7 @@ def array(data: memoryview) -> Array:
 
 
 def malformed(what: str) -> StoreCorrupted:
-    """The error for bytes that are no value."""
+    """Return the error of bytes that are not a value."""
     return StoreCorrupted(
         f"Records.read: a stored value is malformed ({what}); expected what was stored. "
         f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."

@@ -1,16 +1,11 @@
-"""Reads begun before they are wanted: one thread a store, and a table of the last few.
+"""Prefetch reads of a store: one thread, and a table of the last two requests.
 
-A request is only a hint. `take` hands out rows if the request with this number asked for these very tickets and was done
-well; otherwise it says so, and the store reads as if there had been no request. So whatever becomes of one (dropped for
-newer ones, failed in its thread, never begun because there is no thread), a batch is right. One that nobody has begun
-yet is done by whoever wants it: no waiting, and no thread needed; its rows are kept all the same, for it may be wanted again.
-Rows of a ring, which the next write may overwrite, are read before it does (`settle`): it is not a matter of luck which of
-them are there.
+A request is only a hint. `take` returns its rows if it asked for these tickets and succeeded; otherwise the store reads as if
+there had been no request. A request that no thread has begun is run by the caller of `take`. Rows of a raw column, which the
+next write may overwrite, are read before that write (`finish_before_overwrite`).
 
-The thread knows its queue alone, and a request knows its store weakly: they keep no store alive. It ends with the store,
-or when the interpreter does; after a fork the child starts its own. Rejected: a thread for each request (60 us, and no end
-to their number); a pool of them (the Python between two decompressions holds the GIL); results that go with the first
-`take` (an old state can be sampled twice).
+The thread knows its queue only, and a request knows its store weakly, so neither keeps a store alive. The thread ends with
+the store or the interpreter; after a fork the child starts its own.
 """
 
 from __future__ import annotations
@@ -26,14 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._host.columns.spec import Column, check, check_request, column_at
 from fbuf._host.interfaces import Fetch
-from fbuf._host.store.row_updates import Patches
 from fbuf._host.types import Array
 
 
-class Still(NamedTuple):
-    """The rows of a fetch: what tells whether they are there still."""
+class PendingRows(NamedTuple):
+    """The rows of a fetch, to check later whether they are still readable."""
 
     column: int
     tickets: Array
@@ -42,21 +35,22 @@ class Still(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A read of a store once it is known where the rows lie; holds what it reads alive."""
+    """A read whose rows are located; keeps alive what it reads."""
 
     wanted: list[Array]  # uint64[M], tickets of each request
     present: list[Array]  # bool[M], which of these rows are there
-    fetches: list[tuple[Fetch, list[int], list[slice], Still]]  # its requests, their rows, what they are
-    patched: list[tuple[int, int, int, bytes]]  # request, place in it, column, value
-    patches: Patches
+    fetches: list[tuple[Fetch, list[int], list[slice], PendingRows]]  # with its requests, their rows, and what they are
+    updated: list[
+        tuple[int, int, int, Callable[[memoryview], None]]
+    ]  # request, place in it, bytes of a row, what writes it
 
-    def endangered(self, low: Array, at: Array | None) -> bool:
-        """Whether it reads from places that are used again once each lane's rows before int64[E] `low` have expired.
+    def at_risk(self, low: Array, at: Array | None) -> bool:
+        """Return whether it reads places that are reused once each lane's rows before int64[E] `low` have expired.
 
-        Or, where rows lie in no order, once the places `at` have.
+        Where rows are in any order: once the rows of places `at` have.
         """
         for fetch, group, _, still in self.fetches:
-            if fetch.volatile:
+            if fetch.may_be_overwritten:
                 there = np.concatenate([self.present[i] for i in group])
                 gone = still.row < low[still.lane] if at is None else np.isin(still.row, at)
                 if (there & gone).any():
@@ -73,7 +67,7 @@ _PATIENCE = 0.5  # seconds between looks at whether this is another process by n
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One read: waiting, under way (somebody has the `claim`), or done."""
+    """One read: waiting, running (a thread has the `claim`), or done."""
 
     finish: weakref.WeakMethod[Finish]
     reading: Reading | None  # None: it has been read, or never will be
@@ -88,21 +82,21 @@ class Request:
     collected: bool = False
 
     def asks(self, requests: Sequence[tuple[int, Array, Array]]) -> bool:
-        """Whether these are the rows it reads."""
+        """Return whether these are the rows it reads."""
         return len(requests) == len(self.asked) and all(
             a == column and np.array_equal(t, tickets)
             for (a, t), (column, tickets, _) in zip(self.asked, requests, strict=True)
         )
 
     def begin(self) -> bool:
-        """Whether the caller is to read; True once."""
+        """Return whether the caller must read; True once."""
         if not self.claim.acquire(blocking=False):
             return False
         self.process = os.getpid()
         return True
 
     def run(self) -> Array | None:
-        """Fills `outs`; None if that fails, for whatever reason: the error would keep alive what its frames refer to."""
+        """Fill `outs`; return None on any error, since the error would keep alive what its frames refer to."""
         finish, reading = self.finish(), self.reading
         if finish is None or reading is None:
             return None
@@ -116,7 +110,7 @@ class Request:
             self.reading = None
 
     def work(self) -> None:
-        """Reads, unless somebody has begun to."""
+        """Read, unless another thread has begun."""
         if self.begin():
             try:
                 self.ok = self.run()
@@ -124,14 +118,14 @@ class Request:
                 self.done.set()
 
     def wait(self) -> bool:
-        """Whether whoever reads is done with it; False if that thread is in the process which this one was forked from."""
+        """Wait for the reading thread; return False if that thread is in the process from which this one was forked."""
         while not self.done.wait(_PATIENCE):
             if self.process not in (0, os.getpid()):
                 return False
         return True
 
     def drop(self) -> list[Array] | None:
-        """Its arrays, if nobody uses them any more; it will not be begun from now on."""
+        """Return its arrays if they are unused; it will not be started any more."""
         if self.begin():
             self.reading = None
             self.done.set()
@@ -139,10 +133,10 @@ class Request:
 
 
 class ReadAhead:
-    """The requests of one store. Any thread may call.
+    """The requests of one store. Thread-safe.
 
     Args:
-      finish: Does a reading, see `Store._finish`; weakly, so that no request keeps its store alive.
+      finish: Does a reading, see `TicketReads._run`; weakly, so that no request keeps its store alive.
     """
 
     def __init__(self, finish: weakref.WeakMethod[Finish]) -> None:
@@ -154,36 +148,8 @@ class ReadAhead:
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._closed = False
 
-    def request(
-        self,
-        columns: Sequence[Column],
-        requests: Sequence[tuple[int, Array]],
-        look_up: Callable[[Sequence[tuple[int, Array]]], Reading],
-    ) -> int:
-        """Begins what `look_up` finds for requests of (column, tickets), checked, and copied: they outlive the call."""
-        copies = [(column, tickets.copy()) for column, tickets in requests]
-        room = []
-        for index, tickets in copies:
-            column = column_at("Store.request", columns, index)
-            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
-            room.append(((*tickets.shape, *column.shape), column.dtype))
-        return self.begin(look_up(copies), copies, room)
-
-    def collect(
-        self,
-        columns: Sequence[Column],
-        number: int,
-        requests: Sequence[tuple[int, Array, Array]],
-        read: Callable[[Sequence[tuple[int, Array, Array]]], Array],
-    ) -> Array:
-        """What request `number` read, if it is there and asked for just that; else what `read` does now."""
-        for index, tickets, out in requests:
-            check_request(columns, index, tickets, out)
-        ok = self.take(number, requests)
-        return read(requests) if ok is None else ok
-
     def begin(self, reading: Reading, asked: Sequence[tuple[int, Array]], room: Room) -> int:
-        """Puts a read into the thread's hands; its number, from 1."""
+        """Queue a read; return its number, from 1."""
         with self._lock:
             if self._closed:
                 return 0
@@ -201,7 +167,7 @@ class ReadAhead:
             return self._number
 
     def _runs(self) -> bool:
-        """Whether there is a thread; starts one if there is none (after a fork it is gone, with its queue)."""
+        """Return whether there is a thread; start one if there is none (a fork has neither thread nor queue)."""
         if self._thread is not None and self._thread.is_alive():
             return True
         queue: SimpleQueue[Request | None] = SimpleQueue()
@@ -216,7 +182,7 @@ class ReadAhead:
         return True
 
     def take(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array | None:
-        """Fills the outputs of (column, tickets, out) from request `number`.
+        """Fill the outputs of (column, tickets, out) from request `number`.
 
         Returns:
           What `Store.read` returns; None: there is no such request, or it failed.
@@ -238,24 +204,24 @@ class ReadAhead:
                 request.takers -= 1
                 request.collected = True
 
-    def settle(self, low: Array, at: Array | None = None) -> None:
-        """Finishes what reads from places the caller is about to overwrite, as `Reading.endangered` has them."""
+    def finish_before_overwrite(self, low: Array, at: Array | None = None) -> None:
+        """Finish requests that read from places the caller is about to overwrite; see `Reading.at_risk`."""
         with self._lock:
             requests = list(self._requests.values())
         for request in requests:
             reading = request.reading
-            if reading is not None and reading.endangered(low, at):
+            if reading is not None and reading.at_risk(low, at):
                 request.work()
                 request.wait()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows held."""
+        """Return the bytes of the rows held."""
         with self._lock:
             return sum(out.nbytes for request in self._requests.values() for out in request.outs or ())
 
     def close(self) -> None:
-        """Ends the thread and lets go of everything. Closing twice is fine."""
+        """End the thread and drop all requests. Closing twice is fine."""
         with self._lock:
             self._closed = True
             self._requests.clear()
@@ -266,7 +232,7 @@ _threads: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[Request | None
 
 
 def _serve(queue: SimpleQueue[Request | None]) -> None:
-    """Reads what is asked for until it is told to end."""
+    """Run requests until None is queued."""
     while (request := queue.get()) is not None:
         request.work()
         del request  # it holds arrays
@@ -274,7 +240,7 @@ def _serve(queue: SimpleQueue[Request | None]) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Lets threads finish what they are at before the interpreter goes."""
+    """End the threads before the interpreter exits."""
     for queue in list(_threads.values()):
         queue.put(None)
     for thread in list(_threads):

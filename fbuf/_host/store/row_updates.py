@@ -1,44 +1,49 @@
-"""Changed rows, beside the stream: each keeps the columns that differ from the row it comes from.
+"""Keep updated rows beside the stream, in memory (`RowUpdates`) and in files (`UpdateLog`).
 
-A patch lives under a ticket with bit 63 set and goes with the row it replaced, or `slack` patches after another one has
-replaced it. Python objects and single frames are good enough: these are corrections, not streams. A dictionary comes and goes
-with its chunks, so a patch is encoded without.
+An update holds the columns that differ from its row, under a ticket with bit 63 set. It is dropped with the row it replaced,
+or `slack` updates after another one replaced it. Updates are encoded one by one, without dictionaries: they are corrections,
+not streams. The log has one record a call, with a checksum, written before the update is visible; the head of the directory
+counts all updates, so a truncated log is noticed. The log is rewritten when most of it is unused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import struct
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fbuf._host.codecs.base import Codec, Zstd
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.io.directory import Folder, replace
+from fbuf._host.io.file import File, existing
+from fbuf._host.types import Array, StoreCorrupted, corrupted, flat
 
-PATCH = 1 << 63
-_OVERHEAD = 600  # bytes of Python objects a patch takes, about
+UPDATE_BIT = 1 << 63
+_OVERHEAD = 600  # bytes of Python objects a update takes, about
 _RAW, _ZSTD = b"\0", b"\1"
 _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of the rest
 
 
 @dataclass
-class Patch:
-    """A changed row: the row of the stream it comes from, and the columns that differ from it."""
+class RowUpdate:
+    """An updated row: its row in the stream, and the columns that differ from it."""
 
     lane: int
     count: int
     values: dict[int, bytes]
-    superseded: int = -1  # patches made when another patch replaced this one
+    superseded: int = -1  # updates made when another update replaced this one
 
 
-class Patches:
-    """All changed rows of a store. Not thread-safe; exceptions leave it as it was."""
+class RowUpdates:
+    """All updated rows of a store. Not thread-safe; exceptions leave it unchanged."""
 
     def __init__(self, codecs: Sequence[Codec | None], slack: int) -> None:
-        self.held: dict[int, Patch] = {}  # by ticket
+        self.held: dict[int, RowUpdate] = {}  # by ticket
         self.made = 0
         self.nbytes = 0
         self._codecs = codecs
@@ -47,19 +52,19 @@ class Patches:
         self._heaps: dict[int, list[int]] = {}  # counts of those rows by lane, oldest first
         self._superseded: deque[int] = deque()
 
-    def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> Patch:
-        """The row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
+    def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> RowUpdate:
+        """Return the row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
         before = self.held.get(old)
         values = dict(before.values) if before is not None else {}
-        return Patch(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
+        return RowUpdate(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
 
-    def add(self, patches: Sequence[tuple[int, Patch]]) -> list[int]:
-        """Stores prepared patches, each with the ticket it replaces; returns their tickets."""
+    def add(self, updates: Sequence[tuple[int, RowUpdate]]) -> list[int]:
+        """Store prepared updates, each with the ticket it replaces; return their tickets."""
         tickets = []
-        for old, patch in patches:
+        for old, update in updates:
             self.made += 1
-            self.insert(PATCH | self.made, patch)
-            tickets.append(PATCH | self.made)
+            self.insert(UPDATE_BIT | self.made, update)
+            tickets.append(UPDATE_BIT | self.made)
             replaced = self.held.get(old)
             if replaced is not None and replaced.superseded < 0:
                 replaced.superseded = self.made
@@ -68,35 +73,35 @@ class Patches:
             self._superseded.popleft()
         return tickets
 
-    def insert(self, ticket: int, patch: Patch) -> None:
-        """Stores a patch under this ticket."""
-        self.held[ticket] = patch
-        self.nbytes += _size(patch)
-        origin = patch.lane, patch.count
+    def insert(self, ticket: int, update: RowUpdate) -> None:
+        """Store an update under this ticket."""
+        self.held[ticket] = update
+        self.nbytes += _size(update)
+        origin = update.lane, update.count
         if origin not in self._origins:
             self._origins[origin] = []
-            heapq.heappush(self._heaps.setdefault(patch.lane, []), patch.count)
+            heapq.heappush(self._heaps.setdefault(update.lane, []), update.count)
         self._origins[origin].append(ticket)
 
     def resume(self, made: int) -> None:
-        """Goes on after a checkpoint's patches were inserted."""
+        """Resume after the updates of a checkpoint were inserted."""
         self.made = made
         order = sorted((p.superseded, t) for t, p in self.held.items() if p.superseded >= 0)
         self._superseded.extend(t for _, t in order)
 
     def _drop(self, ticket: int) -> bool:
-        """Forgets a superseded patch unless it is too recent."""
-        patch = self.held.get(ticket)
-        if patch is not None:
-            if self.made - patch.superseded < self._slack:
+        """Drop a superseded update unless it is too recent."""
+        update = self.held.get(ticket)
+        if update is not None:
+            if self.made - update.superseded < self._slack:
                 return False
             # Its successor has the same origin, so the origin's list does not run empty.
-            self._origins[patch.lane, patch.count].remove(ticket)
+            self._origins[update.lane, update.count].remove(ticket)
             self._remove(ticket)
         return True
 
     def expire(self, low: Array) -> None:
-        """Forgets patches of rows before int64[E] `low`."""
+        """Drop updates of rows before int64[E] `low`."""
         for lane in list(self._heaps):
             heap, least = self._heaps[lane], int(low[lane])
             while heap and heap[0] < least:
@@ -106,7 +111,7 @@ class Patches:
                 del self._heaps[lane]
 
     def forget(self, counts: Sequence[int]) -> None:
-        """Forgets patches of these rows, where rows lie in no order (and `expire` has no meaning)."""
+        """Drop updates of these rows, where rows are in any order."""
         self._heaps.clear()
         if self._origins:
             for count in counts:
@@ -126,7 +131,7 @@ class Patches:
         return kind + zlib.crc32(data, kind[0]).to_bytes(4, "little") + data
 
     def decode(self, column: int, value: bytes, target: memoryview) -> None:
-        """Puts a value of a patch into `target`. Raises StoreCorrupted on damaged bytes."""
+        """Write a value of an update to `target`. Raises StoreCorrupted on damaged bytes."""
         kind, data, codec = value[:1], memoryview(value)[_HEAD:], self._codecs[column]
         intact = len(value) >= _HEAD and value[1:_HEAD] == zlib.crc32(data, kind[0]).to_bytes(4, "little")
         if intact and kind == _ZSTD and isinstance(codec, Zstd):
@@ -134,11 +139,118 @@ class Patches:
         elif intact and kind == _RAW and len(data) == len(target):
             target[:] = data
         else:
+            raise corrupted(f"a changed row of column {column} is damaged", f"{len(target)} bytes as stored")
+
+
+def _size(update: RowUpdate) -> int:
+    return _OVERHEAD + sum(map(len, update.values.values()))
+
+
+_RECORD = struct.Struct("<4sII")  # magic, bytes of the body, its crc
+_MADE = struct.Struct("<Q")  # what the body begins with: changes made ever, up to this record
+_MAGIC = b"fbp1"
+_UPDATE = struct.Struct("<QIQI")  # number, lane, count, values
+_VALUE = struct.Struct("<II")  # column, bytes
+_LEAST = 1 << 20
+
+
+class UpdateLog:
+    """The log of a store, in the file `changes` of its folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._path = folder.file("changes")
+        self._folder = folder
+        self._file = File(self._path, 0) if folder.fresh else existing(self._path)
+        self._end = 0
+
+    @contextlib.contextmanager
+    def appended(self, first: int, made: Iterable[RowUpdate]) -> Iterator[None]:
+        """Append updates numbered from `first` on; undo that if the `with` block fails."""
+        numbered = dict(enumerate(made, first))
+        record = self._record(numbered, max(numbered, default=first - 1))
+        try:
+            self._file.write(record, self._end)
+            yield
+        except BaseException:
+            self._file.size = self._end
+            try:
+                self._file.empty(self._end)
+            except OSError:
+                pass  # the next record overwrites it, and a part of one is none
+            raise
+        self._end += len(record)
+
+    def tidy(self, updates: RowUpdates) -> None:
+        """Rewrite the log if most of it is unused and that succeeds."""
+        if self._end < max(_LEAST, 4 * updates.nbytes):
+            return
+        with contextlib.suppress(OSError):
+            self.write(updates)
+
+    def write(self, updates: RowUpdates) -> None:
+        """Rewrite the log. Raises OSError and leaves it unchanged if that fails."""
+        record = self._record({ticket & ~UPDATE_BIT: update for ticket, update in updates.held.items()}, updates.made)
+        replace(self._path, lambda file: file.write(record, 0), len(record))
+        self._file = File(self._path)
+        self._end = len(record)
+
+    def load(self, updates: RowUpdates, low: Array, high: Array, columns: int) -> int:
+        """Load the last update of each row, of lanes that hold rows `low[e]` to `high[e] - 1`.
+
+        Returns:
+          How many changes are lost.
+        Raises:
+          StoreCorrupted: some are, and the folder is not to go on with what is whole.
+        """
+        text, at = self._file.read(0, self._file.size), 0
+        newest: dict[tuple[int, int], tuple[int, RowUpdate]] = {}
+        made, later = 0, False
+        while at + _RECORD.size <= len(text):
+            magic, size, crc = _RECORD.unpack_from(text, at)
+            body = text[at + _RECORD.size : at + _RECORD.size + size]
+            if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
+                break  # the process ended there, or it was damaged
+            made = max(made, *_MADE.unpack_from(body))
+            for number, update in _read(body[_MADE.size :]).items():
+                if update.lane < len(low) and low[update.lane] <= update.count < high[update.lane]:
+                    newest[update.lane, update.count] = number, update
+                later |= update.lane < len(high) and update.count >= high[update.lane]
+            at += _RECORD.size + size
+        lost = max(self._folder.changes - made, 0)
+        if lost and not self._folder.verify:
             raise StoreCorrupted(
-                f"Store.read: a changed row of column {column} is damaged; expected {len(target)} bytes as stored. "
-                f"Load the last checkpoint with fbuf.load(path)."
+                f"Buffer.resume: {self._path} holds something else at byte {at}; expected the last {lost} changed rows. Its "
+                f'bytes were damaged: go on without these changes, buffer.resume(example, verify="full").'
             )
+        self._end = at
+        for number, update in newest.values():
+            if all(0 <= column < columns for column in update.values):
+                updates.insert(UPDATE_BIT | number, update)
+        updates.resume(max(made, self._folder.changes))
+        if later or lost:  # no row to come is to be taken for one that was changed
+            self.write(updates)
+            self._file.sync()
+        return lost
+
+    def _record(self, made: Mapping[int, RowUpdate], ever: int) -> bytes:
+        body = _MADE.pack(ever) + b"".join(
+            _UPDATE.pack(number, update.lane, update.count, len(update.values))
+            + b"".join(_VALUE.pack(column, len(value)) + value for column, value in update.values.items())
+            for number, update in sorted(made.items())
+        )
+        return _RECORD.pack(_MAGIC, len(body), self._folder.crc(body)) + body
 
 
-def _size(patch: Patch) -> int:
-    return _OVERHEAD + sum(map(len, patch.values.values()))
+def _read(body: bytes) -> dict[int, RowUpdate]:
+    made: dict[int, RowUpdate] = {}
+    at = 0
+    while at < len(body):
+        number, lane, count, values = _UPDATE.unpack_from(body, at)
+        at += _UPDATE.size
+        own = {}
+        for _ in range(values):
+            column, size = _VALUE.unpack_from(body, at)
+            own[column] = body[at + _VALUE.size : at + _VALUE.size + size]
+            at += _VALUE.size + size
+        made[number] = RowUpdate(lane, count, own)
+    return made

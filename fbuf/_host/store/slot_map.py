@@ -1,15 +1,11 @@
-"""Which place of a store each row lies in, where rows replace any slot and not the oldest: numpy arrays, O(rows written).
+"""Map slots to places of rows, where rows replace any slot and not the oldest: numpy arrays, O(rows written).
 
-There are C + slack places for C slots. A new row takes a place nobody had, or the one whose row was retired longest ago; a
-row is *retired* when another one is written to its slot, and can be read until its place is taken: while `slack` more rows
-are retired, so that a state a little old reads its own. A ticket is `lap * places + place + 1`, lap counting the rows that the
-place has held: so a ticket says where to look, and what must be found there.
+C slots have C + slack places. A new row takes an unused place, or the one whose row was retired longest ago. A row is retired
+when another is written to its slot, and stays readable until `slack` more rows are retired. A ticket is
+`lap * places + place + 1`, where the lap counts the rows that the place has held.
 
-Every slot has one row that is not retired, so a place is always to be had. Where a write goes on from another state than the
-one before it (a future was dropped, or two are carried on), the rows of that state are the ones not retired from then on,
-and those of the other wait their turn: `resume`. Rejected: to be told the tickets that a write replaces and retire those. Two
-futures of one state replace the same rows; the rows of the one that is dropped would never be retired, and in the end
-fill the store, while those it replaced would be lost to the other.
+A write may go on from another state than the write before it (a future was dropped, or two are carried on). Then the rows of
+that state are the ones not retired, and those of the other are queued: `resume`.
 """
 
 from __future__ import annotations
@@ -20,22 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbuf._host.memory.lazy_array import Source, expect
-from fbuf._host.types import Array
+from fbuf._host.types import Array, unfit
 
 _LOT = 1 << 16  # tickets looked at together
 
 
-class Move(NamedTuple):
-    """Where `n` rows go."""
+class Placement(NamedTuple):
+    """The places of `n` rows."""
 
     slot: Array  # int64[n]
     at: Array  # int64[n], their places
-    gone: Array  # int64[g], those of them that hold a row until now
+    evicted: Array  # int64[g], those of them that hold a row until now
     retired: Array  # int64[r], places of the rows replaced
     ticket: Array  # uint64[n]
 
 
-class Places:
+class SlotMap:
     """Places of the rows of `capacity` slots.
 
     Args:
@@ -45,7 +41,7 @@ class Places:
 
     def __init__(self, capacity: int, slack: int, first: int = 0) -> None:
         self.size = capacity + slack
-        self.touched = 0  # places that hold a row: the first ones
+        self.used = 0  # places that hold a row: the first ones
         self.accepted = 0
         self.newest = 0  # ticket of the first row of the last write: which state is the newest
         self.ticket: Array = np.zeros(self.size, np.uint64)  # of the row in each place; 0: none yet
@@ -59,16 +55,16 @@ class Places:
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to so far; the rest of the arrays is address space only."""
-        slots = min(len(self._of_slot), self.touched)
+        """Return the bytes written to so far; the rest of the arrays is address space only."""
+        slots = min(len(self._of_slot), self.used)
         small = self._queue.itemsize
-        return self.touched * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
+        return self.used * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
 
     def resume(self, place: Array, there: Array) -> None:
-        """Goes on from a state whose rows lie at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
+        """Resume from a state whose rows are at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
         slot = np.flatnonzero(there)
         slot = slot[np.unique(place[slot], return_index=True)[1]]
-        stays = np.zeros(self.touched, bool)
+        stays = np.zeros(self.used, bool)
         stays[place[slot]] = True
         newest = self._of_slot[self._of_slot > 0].astype(np.int64) - 1
         retired = np.concatenate([self._waits(), newest])
@@ -79,11 +75,11 @@ class Places:
         self._head, self._waiting, self._queued = 0, len(retired), max(self._queued, len(retired))
 
     def _waits(self) -> Array:
-        """int64[r], places of retired rows, the first retired first."""
+        """Return int64[r], places of retired rows, the first retired first."""
         return self._queue[(self._head + np.arange(self._waiting)) % self.size].astype(np.int64)
 
-    def plan(self, slot: Array) -> Move:
-        """Places for rows at int64[n] slots, none twice. Changes nothing.
+    def plan(self, slot: Array) -> Placement:
+        """Return places for rows at int64[n] slots, without duplicates. Changes nothing.
 
         Raises:
           ValueError: a slot is out of range or comes twice.
@@ -97,34 +93,34 @@ class Places:
             )
         old = self._of_slot[slot].astype(np.int64) - 1
         retired = old[old >= 0]
-        fresh = min(n, self.size - self.touched)
+        fresh = min(n, self.size - self.used)
         waited = min(n - fresh, self._waiting)
         at = np.concatenate(
             [
-                np.arange(self.touched, self.touched + fresh),
+                np.arange(self.used, self.used + fresh),
                 self._queue[(self._head + np.arange(waited)) % self.size].astype(np.int64),
                 retired[: n - fresh - waited],
             ]
         )
         ticket = self.ticket[at] + np.uint64(self.size)
         ticket[:fresh] = (at[:fresh] + 1).astype(np.uint64) + np.uint64(self._first * self.size)
-        return Move(slot, at, at[fresh:], retired, ticket)
+        return Placement(slot, at, at[fresh:], retired, ticket)
 
-    def commit(self, move: Move) -> None:
-        """Makes a plan come true. Cannot fail."""
+    def commit(self, move: Placement) -> None:
+        """Apply a placement. Cannot fail."""
         end = self._head + self._waiting
         self._queue[(end + np.arange(len(move.retired))) % self.size] = move.retired
         self._queued += len(move.retired)
-        self._waiting += len(move.retired) - len(move.gone)
-        self._head = (self._head + len(move.gone)) % self.size
+        self._waiting += len(move.retired) - len(move.evicted)
+        self._head = (self._head + len(move.evicted)) % self.size
         self._of_slot[move.slot] = move.at + 1
         self.ticket[move.at] = move.ticket
-        self.touched += len(move.at) - len(move.gone)
+        self.used += len(move.at) - len(move.evicted)
         self.accepted += len(move.at)
         self.newest = int(move.ticket[0]) if len(move.ticket) else self.newest
 
     def find(self, ticket: Array) -> tuple[Array, Array]:
-        """Places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
+        """Return places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
         place = ((ticket - np.uint64(1)) % np.uint64(self.size)).astype(np.int64)
         there = (self.ticket[place] == ticket) & (ticket != np.uint64(0))
         return np.where(there, place, 0), there
@@ -132,42 +128,41 @@ class Places:
     # ---------------------------------------------------------------- checkpoints
 
     def to_arrays(self) -> dict[str, Array]:
-        """Everything, copied: some 20 bytes a row."""
+        """Return copies of everything: some 20 bytes a row."""
         return {
             "places:first": np.array([self._first, self.accepted, self.newest], np.uint64),
-            "places:ticket": self.ticket[: self.touched].copy(),
+            "places:ticket": self.ticket[: self.used].copy(),
             "places:slot": self._of_slot.copy(),
             "places:retired": self._waits().astype(self._queue.dtype),
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> Places:
-        """The inverse. Raises ValueError if the arrays do not fit together."""
+    def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> SlotMap:
+        """Load what `to_arrays` returned. Raises ValueError if the arrays do not fit together."""
         first, accepted, newest = expect(arrays, "places:first", np.uint64, (3,)).tolist()
         places = cls(capacity, slack, first)
         ticket = expect(arrays, "places:ticket", np.uint64, (None,))
         slot = expect(arrays, "places:slot", places._of_slot.dtype, (capacity,))
         retired = expect(arrays, "places:retired", places._queue.dtype, (None,))
-        touched = len(ticket)
+        used = len(ticket)
         owned = slot[slot > 0] - slot.dtype.type(1)
         named = len(owned) + len(retired)
-        whole = named == touched <= places.size and max(owned.max(initial=0), retired.max(initial=0)) < max(touched, 1)
+        whole = named == used <= places.size and max(owned.max(initial=0), retired.max(initial=0)) < max(used, 1)
         if whole:
-            seen = np.zeros(touched, bool)
+            seen = np.zeros(used, bool)
             seen[owned] = seen[retired] = True
             whole = bool(seen.all()) and all(
                 np.array_equal((part - np.uint64(1)) % np.uint64(places.size), np.arange(at, at + len(part)))
-                for at in range(0, touched, _LOT)
+                for at in range(0, used, _LOT)
                 for part in (ticket[at : at + _LOT],)
             )
         if not whole:
-            raise ValueError(
-                f"Store.from_arrays: places:slot and places:retired name {named} places; expected each of the {touched} "
-                f"of places:ticket once. Load another checkpoint."
+            raise unfit(
+                f"places:slot and places:retired name {named} places", f"each of the {used} of places:ticket once"
             )
-        places.ticket[:touched] = ticket
+        places.ticket[:used] = ticket
         places._of_slot[:] = slot
         places._queue[: len(retired)] = retired
         places._waiting = places._queued = len(retired)
-        places.touched, places.accepted, places.newest = touched, accepted, newest
+        places.used, places.accepted, places.newest = used, accepted, newest
         return places

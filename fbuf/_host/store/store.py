@@ -1,20 +1,12 @@
-"""The host side-store: rows behind numbers (tickets), numpy in and numpy out, for the callbacks of jitted code.
+"""Store rows behind tickets: numpy in and numpy out, for the callbacks of jitted code.
 
-Every row the store accepts gets a ticket that is never used again, so two futures of one buffer state draw different
-ones and cannot read each other's rows; the newest `length + slack` rows of each lane can be read, older ones have
-expired: zeros and False, never other data. A stream ticket is `count * E + lane + 1`; a changed row (`patch`) is kept
-beside the stream under a ticket with bit 63 set, until the row it replaced expires, and holds the changed columns only.
+Each row gets a ticket that is never used again, so two futures of one buffer state cannot read each other's rows. The newest
+`length + slack` rows of a lane can be read; older ones have expired. A stream ticket is `count * E + lane + 1`; an updated
+row (`patch`) has a ticket with bit 63 set and holds the updated columns only, until the row it replaced expires. Where a
+writer replaces any row, rows have places (`slot_map`), which to the columns are the counts of a single lane.
 
-Where rows are no streams, because a writer replaces any of them, they lie in places (`fbuf._host.store.slot_map`). To the
-columns these are the counts of a single lane, of which every one up to the last that was ever taken holds a row.
-
-With a folder (`fbuf._host.io.directory`) the columns lie in files, and what a write adds is there before it counts.
-
-One lock for writers, held while they encode; one for bookkeeping, held for a fraction of a millisecond; decoding holds
-neither. A third, taken before both, is for whoever compresses closed chunks again: a thread that lives as long as there is
-something to do (`fbuf._host.columns.recompress`). Another thread reads ahead where that is asked for
-(`fbuf._host.store.read_ahead`). Rejected: one lock (a reader would wait for the compression of a batch) and a decode pool (no
-gain measured: the Python between two decompressions holds the GIL).
+Locks, in the order they are taken: `_repacking` (recompression), `_writing` (held while a batch is encoded), `_lock`
+(bookkeeping, a fraction of a millisecond). Decoding holds none.
 """
 
 from __future__ import annotations
@@ -25,60 +17,40 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
-from fbuf._host.batch import Batch, ranges
 from fbuf._host.columns import recompress
-from fbuf._host.columns.chunked_file import FileChunks
-from fbuf._host.columns.raw import Ring
-from fbuf._host.columns.raw_file import FileRing
-from fbuf._host.columns.spec import Column, check_patch, check_request, check_rows, check_slots, one_by_one
-from fbuf._host.interfaces import Fetch, Job, Part
+from fbuf._host.columns.raw_file import RawFileColumn
+from fbuf._host.columns.spec import Column, check_patch, check_rows, check_slots, one_by_one
+from fbuf._host.interfaces import Batch, ColumnData, Job, Tickets, ranges
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import Source, expect, within
-from fbuf._host.recovery import longest
 from fbuf._host.store import serialize
-from fbuf._host.store.factory import Making, kinds
-from fbuf._host.store.read_ahead import ReadAhead, Reading, Still
-from fbuf._host.store.row_updates import PATCH, Patch, Patches
-from fbuf._host.store.slot_map import Move, Places
-from fbuf._host.store.tickets import Tickets
-from fbuf._host.store.update_log import ChangeLog
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, bare, flat, intact
+from fbuf._host.store.factory import ColumnFactory, kind_bytes
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
+from fbuf._host.store.recovery import reopen
+from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
+from fbuf._host.store.slot_map import Placement, SlotMap
+from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, unfit, without_traceback
 
-__all__ = ["PATCH", "Column", "Store", "StoreClosed"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
 
 
-def _recorded(method: F) -> F:
-    """Keeps what a call raises as `last_error`: JAX turns exceptions of callbacks into text."""
-
-    @functools.wraps(method)
-    def call(self: Store, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.last_error = bare(error)
-            raise
-
-    return cast(F, call)
-
-
-class Store:
+class Store(TicketReads):
     """Rows of some columns, E lanes, readable by ticket from any thread.
 
     Args:
       columns: The leaves, at least one.
       lanes: E.
       length: Rows a lane of the buffer holds.
-      slack: Rows kept beyond that, for states a little old.
+      slack: Rows kept beyond that, for slightly old states.
       first_seq: Count of the first row of each lane; without streams, lap of the first row of each place.
       cache: Bytes of decoded chunks kept for later reads, for each column with a codec that works by chunks.
       streams: New rows replace the oldest of their lane. False: each replaces the row in a slot that `write` is told.
-      folder: Where the rows lie in files; with a store in it that is to go on, its rows. None: in memory.
+      folder: The directory of rows in files, new or of a store to resume. None: in memory.
     Raises:
       ValueError: no columns, lanes or length < 1, slack or first_seq < 0; without streams, a folder, or a codec of the user's
         whose chunk is not 1.
@@ -98,14 +70,9 @@ class Store:
         streams: bool = True,
         folder: Folder | None = None,
     ) -> None:
-        for name, value, least in (
-            ("columns", len(columns), 1),
-            ("lanes", lanes, 1),
-            ("length", length, 1),
-            ("slack", slack, 0),
-            ("first_seq", first_seq, 0),
-            ("cache", cache, 0),
-        ):
+        sizes = {"columns": len(columns), "lanes": lanes, "length": length}
+        for name, value in (sizes | {"slack": slack, "first_seq": first_seq, "cache": cache}).items():
+            least = int(name in sizes)
             if value < least:
                 raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
         if folder is not None and not streams:
@@ -113,87 +80,50 @@ class Store:
                 "Store: rows in files are streams; expected a writer that replaces the oldest. Use writers.Ring(), or a "
                 "storage without a path."
             )
+        super().__init__()
         self.columns = tuple(columns) if streams else tuple(one_by_one(c) for c in columns)
         self.lanes = lanes
         self.length = length
         self.slack = slack
         self.cache = cache
-        self._places = None if streams else Places(lanes * length, lanes * slack, first_seq)
+        self._slots = None if streams else SlotMap(lanes * length, lanes * slack, first_seq)
         self._lanes = lanes if streams else 1  # of the parts
-        self.depth = length + slack if self._places is None else self._places.size
-        self.last_error: Exception | None = None
+        self.depth = length + slack if self._slots is None else self._slots.size
         self._tickets = Tickets(lanes, self.depth, first_seq)
         # Rows accepted, by lane, from first_seq on; without streams, places that hold a row.
         self._count: Array = np.zeros(self._lanes, np.int64)
         self._folder = folder
-        self._make = Making(self.columns, self._lanes, self.depth, cache, folder)
-        self._parts: list[Part] = [self._make.part(i) for i in range(len(self.columns))]
-        self._patches = Patches([c.codec for c in self.columns], slack)
-        self._log: ChangeLog | None = None
+        self._make = ColumnFactory(self.columns, self._lanes, self.depth, cache, folder)
+        self._parts: list[ColumnData] = [self._make.part(i) for i in range(len(self.columns))]
+        self._updates = RowUpdates([c.codec for c in self.columns], slack)
+        self._log: UpdateLog | None = None
         self.held: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
         self.warning = ""  # what was wrong with the files then
         self._flushed = time.monotonic()
-        self._ahead = ReadAhead(weakref.WeakMethod(self._finish))
         self._writing = threading.Lock()  # taken before _lock
-        self._lock = threading.Lock()
         self._closed = False
         self._broken = False  # a write ended half-way
         self._repacking = threading.Lock()  # taken before _writing
-        self._lots: list[Job] = []  # under way
+        self._jobs: list[Job] = []  # under way
         self._thread: threading.Thread | None = None
         if folder is not None:
-            self._open(folder)
-
-    def _open(self, folder: Folder) -> None:
-        """Takes the rows that lie in a folder."""
-        self._log = ChangeLog(folder)
-        if folder.fresh:
-            return
-        count, files = folder.count, [p for p in self._parts if isinstance(p, FileRing | FileChunks)]
-        low, changed = np.maximum(count - self.depth, folder.first), 0
-        self._count, self.held = count.copy(), np.minimum(count - low, self.length)
-        if folder.verify:
-            chunks = [part.chunks.k for part in files if isinstance(part, FileChunks)]
-            lost = [part.damaged(low, count) for part in files]
-            self._count, self.held = longest(low, count, self.length, lost, chunks)
-            if count.any() and not self.held.any():
-                raise StoreCorrupted(
-                    f"Buffer.resume: none of the rows at {folder.path} is what was written; expected some. Their files were "
-                    f"damaged, or put together from several moments: load the last checkpoint with fbuf.load(path)."
-                )
-            first, before = self._count - self.held, np.maximum(count - self.length, low)
-            changed = int((count - self._count + np.maximum(first - before, 0)).clip(max=count - before).sum())
-            cut = (self._count < count) | (first > before)
-            folder.first = np.where(cut, first, folder.first)
-            low = np.maximum(self._count - self.depth, folder.first)
-        for i, part in enumerate(self._parts):
-            if isinstance(part, FileRing):
-                part.resume(low, self._count, checked=folder.verify)
-            elif isinstance(part, FileChunks | Ring):
-                part.resume(self._count)
-            if not isinstance(part, FileChunks):
-                folder.delete_chunks(f"column{i}")
-        lost_changes = self._log.load(self._patches, low, self._count, len(self.columns))
-        if changed or lost_changes:
-            folder.save(kinds(self._parts), self._count, self._patches.made)
-            self.warning = (
-                f"Buffer.resume: {changed} rows and {lost_changes} changes of rows at {folder.path} are not what was written "
-                f"(a failure of power, or damaged files), and were given up: the state goes on with the longest run of whole "
-                f"rows of each lane. What is needed of them is in the last checkpoint: fbuf.load(path)."
-            )
+            self._log = UpdateLog(folder)
+            if not folder.fresh:
+                state = reopen(folder, self._parts, self._updates, self._log, self.depth, length)
+                self._count, self.held, self.warning = state
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed("Store: the store is closed; expected an open one. Make a new buffer with `init`.")
         if self._broken:
             raise StoreCorrupted(
-                "Store: a write ended half-way (it was interrupted, or there was no memory left), and what is there is not "
-                "known to be right; expected a whole one. Load the last checkpoint with fbuf.load(path)."
+                "Store: a write was interrupted or ran out of memory, and the store may be inconsistent; expected a complete "
+                "write. Load the last checkpoint with fbuf.load(path)."
             )
 
     # ---------------------------------------------------------------- writing
 
-    @_recorded
+    @records_errors
     def write(
         self,
         rows: Sequence[Array],
@@ -201,16 +131,15 @@ class Store:
         slots: Array | None = None,
         state: tuple[int, Array] | None = None,
     ) -> Array:
-        """Takes rows in; each gets a new ticket.
+        """Store rows; each gets a new ticket.
 
         Args:
           rows: One array a column, `[N, E, *shape]`, of the column's dtype. Not kept.
           keep: bool[N, E], or None for all.
           slots: int32[N, E], without streams: the slot, 0 to E * length - 1, whose row each one replaces. Rows with any
             other are not kept; no slot comes twice.
-          state: Without streams: which state this goes on from, by the ticket of the first row that was kept in the write
-            that made it (0: none was), and its tickets uint64[E * length] by slot, which are looked at if that was not the
-            last write. None: it was.
+          state: Without streams: the state that this write continues, by the ticket of the first row kept in the write that
+            made it (0: none), and its tickets uint64[E * length] by slot, read if that was not the last write. None: it was.
         Returns:
           Tickets uint64[N, E], 0 where not kept.
         Raises:
@@ -219,7 +148,7 @@ class Store:
         Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; some 20 us a call.
         """
         keep = check_rows(self.columns, self.lanes, rows, keep)
-        n, places = len(rows[0]), self._places
+        n, places = len(rows[0]), self._slots
         if places is not None:
             keep = check_slots(slots, keep, (n, self.lanes), self.lanes * self.length)
         with self._writing:
@@ -229,8 +158,8 @@ class Store:
             tickets: list[Array] = []
             done = 0
             while done < n or not tickets:
-                # In files rows are written before they count, where none lie that can be read.
-                room = min((p.room(self._count) for p in self._parts if isinstance(p, FileRing)), default=n)
+                # In files, rows are written before they count, to places without readable rows.
+                room = min((p.room(self._count) for p in self._parts if isinstance(p, RawFileColumn)), default=n)
                 piece = slice(done, min(done + room, n))
                 try:
                     tickets.append(self._write([r[piece] for r in rows], None if keep is None else keep[piece]))
@@ -250,11 +179,11 @@ class Store:
         slots: Array | None = None,
         state: tuple[int, Array] | None = None,
     ) -> Array:
-        """`write`, of checked rows, all or nothing; `_writing` is held."""
-        n, places = len(rows[0]), self._places
+        """Store checked rows, all or none; `_writing` is held."""
+        n, places = len(rows[0]), self._slots
         if n == 0 or (keep is not None and not keep.any()):
             return np.zeros((n, self.lanes), np.uint64)
-        move: Move | None = None
+        placement: Placement | None = None
         if places is None:
             batch, tickets = self._stream(rows, keep)
             after = batch.after
@@ -263,8 +192,8 @@ class Store:
             if state is not None and state[0] != places.newest:
                 places.resume(*self._resolve(0, state[1])[1:3])
                 places.newest = state[0]  # also if this write fails
-            move = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
-            batch, tickets = self._scatter(rows, keep, move)
+            placement = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
+            batch, tickets = self._scatter(rows, keep, placement)
             after = np.minimum(batch.after, self.depth)
         parts, staged = list(self._parts), list[Any]()
         with self._undone(parts, staged):
@@ -274,10 +203,10 @@ class Store:
                     parts[i] = self._make.as_ring(i, part, self._count, n)
                     stage = parts[i].stage(batch, batch.rows[i])
                 staged.append(stage)
-            self._ahead.settle(after - self.depth, batch.at)
-            if self._folder is not None:  # readers need not wait for a disk: what they see changes in memory only
+            self._ahead.finish_before_overwrite(after - self.depth, batch.at)
+            if self._folder is not None:  # readers need not wait for the disk: what they see changes in memory only
                 self._reserve(parts, staged)
-                self._folder.save(kinds(parts), after)
+                self._folder.save(kind_bytes(parts), after)
         with self._lock:
             if self._folder is None:
                 with self._undone(parts, staged):
@@ -288,11 +217,11 @@ class Store:
                 part.commit(batch, array, stage)
             replaced = [i for i, part in enumerate(parts) if part is not self._parts[i]]
             self._parts = parts
-            if places is None or move is None:
-                self._patches.expire(after - self.depth)
+            if places is None or placement is None:
+                self._updates.expire(after - self.depth)
             else:
-                places.commit(move)
-                self._patches.forget(move.gone.tolist())
+                places.commit(placement)
+                self._updates.forget(placement.evicted.tolist())
             self._broken = False
             for part in parts:
                 part.compact(after)
@@ -303,7 +232,7 @@ class Store:
         return tickets
 
     def flush(self) -> None:
-        """Waits until every row written so far is on the disk; nothing to do without a folder.
+        """Wait until every row written so far is on disk; without a folder, do nothing.
 
         Raises:
           OSError: that cannot be done.
@@ -319,31 +248,35 @@ class Store:
             self._flushed = time.monotonic()
 
     def _stream(self, rows: Sequence[Array], keep: Array | None) -> tuple[Batch, Array]:
-        """Rows that follow those of their lane, and their tickets."""
+        """Return rows that follow those of their lane as a batch, and their tickets."""
         n, before = len(rows[0]), self._count
         kept = np.full(self.lanes, n, np.int64) if keep is None else keep.sum(axis=0, dtype=np.int64)
         level = keep is None and bool((before == before[0]).all())
         return Batch(rows, keep, before, before + kept, level), self._tickets.of_batch(keep, n, before)
 
-    def _scatter(self, rows: Sequence[Array], keep: Array | None, move: Move) -> tuple[Batch, Array]:
-        """Rows that go to places, and their tickets."""
+    def _scatter(self, rows: Sequence[Array], keep: Array | None, placement: Placement) -> tuple[Batch, Array]:
+        """Return rows that go to places as a batch, and their tickets."""
         tickets = np.zeros(rows[0].shape[:2], np.uint64)
-        tickets[... if keep is None else keep] = move.ticket if keep is not None else move.ticket.reshape(tickets.shape)
+        tickets[... if keep is None else keep] = (
+            placement.ticket if keep is not None else placement.ticket.reshape(tickets.shape)
+        )
         chosen = [r if keep is None else r[keep] for r in rows]
-        number = len(move.at)
+        number = len(placement.at)
         single = [c.reshape(number, 1, *column.shape) for c, column in zip(chosen, self.columns, strict=True)]
-        batch = Batch(single, None, self._count, self._count + number, False, at=move.at, gone=move.gone)
+        batch = Batch(
+            single, None, self._count, self._count + number, False, at=placement.at, evicted=placement.evicted
+        )
         return batch, tickets
 
     @staticmethod
-    def _reserve(parts: list[Part], staged: list[Any]) -> None:
+    def _reserve(parts: list[ColumnData], staged: list[Any]) -> None:
         for part, stage in zip(parts, staged, strict=True):
             part.reserve(stage)
 
     @staticmethod
     @contextlib.contextmanager
-    def _undone(parts: list[Part], staged: list[Any]) -> Iterator[None]:
-        """What was staged is cancelled if this fails."""
+    def _undone(parts: list[ColumnData], staged: list[Any]) -> Iterator[None]:
+        """Cancel what was staged if the `with` block fails."""
         try:
             yield
         except BaseException:
@@ -353,123 +286,44 @@ class Store:
 
     # ---------------------------------------------------------------- reading
 
-    @_recorded
-    def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Fetches rows by ticket; chunks that several requests of a column need are decoded once.
+    # ---------------------------------------------------------------- reading
 
-        Args:
-          requests: (column, tickets uint64[...], out `[..., *shape]`), out C-contiguous and writeable; every byte of
-            it is written. Ticket 0, an expired and an unknown one give zeros.
-        Returns:
-          bool[M], one request after another: False where the row has expired or never was; True for ticket 0.
-        Raises:
-          StoreCorrupted: stored bytes are damaged; `out` is then undefined.
-          ValueError, TypeError, StoreClosed: as for `write`.
-        Cost: for 256 pairs of 4-stacks of 84x84 about 3 ms with Zstd, half of it in zstd; some 100 us a call.
-        """
-        for index, tickets, out in requests:
-            check_request(self.columns, index, tickets, out)
-        reading = self._look_up([(column, tickets) for column, tickets, _ in requests])
-        return self._finish(reading, [out for *_, out in requests])
+    def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
+        lane, count, there, updated = self._resolve(column, tickets)
+        fetched = there.copy()
+        fetched[[at for at, _ in updated]] = False
+        fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
+        decode = functools.partial(self._updates.decode, column)
+        put: list[tuple[int, Callable[[memoryview], None]]] = [
+            (at, functools.partial(decode, value)) for at, value in updated
+        ]
+        return fetch, there, put, PendingRows(column, tickets, lane, count)
 
-    def _look_up(self, requests: Sequence[tuple[int, Array]]) -> Reading:
-        """Where the rows lie that (column, tickets) ask for."""
-        wanted = [np.ascontiguousarray(t).reshape(-1) for _, t in requests]
-        present: list[Array] = [np.ones(0, bool)] * len(requests)  # rows that are there, ticket 0 is not
-        fetches: list[tuple[Fetch, list[int], list[slice], Still]] = []
-        patched: list[tuple[int, int, int, bytes]] = []
-        with self._lock:
-            self._check_open()
-            for column in sorted({c for c, _ in requests}):
-                group = [i for i, request in enumerate(requests) if request[0] == column]
-                sizes = [wanted[i].size for i in group]
-                starts = np.cumsum([0, *sizes[:-1]])
-                tickets = np.concatenate([wanted[i] for i in group]) if len(group) > 1 else wanted[group[0]]
-                lane, count, there, changed = self._resolve(column, tickets)
-                part = self._parts[column]
-                pieces = [slice(b, b + n) for b, n in zip(starts.tolist(), sizes, strict=True)]
-                for i, piece in zip(group, pieces, strict=True):
-                    present[i] = there[piece].copy()
-                    for at, value in changed:
-                        if piece.start <= at < piece.stop:
-                            patched.append((i, at - piece.start, column, value))
-                there[[at for at, _ in changed]] = False
-                lasting = Still(column, tickets, lane, count)
-                fetches.append((part.fetch(lane, count, there, self._count, starts), group, pieces, lasting))
-            return Reading(wanted, present, fetches, patched, self._patches)
-
-    def _finish(self, reading: Reading, outs: Sequence[Array]) -> Array:
-        """Fills `outs`, one a request; what `read` returns. Once for each `reading`."""
-        wanted, present, fetches, patched, patches = reading
-        wrong = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
-        if any(fetch.volatile for fetch, *_ in fetches):
-            with self._lock:  # rows overwritten while they were copied have expired by now
-                last = [self._lasting(still) if fetch.volatile else None for fetch, *_, still in fetches]
-            for (_, group, pieces, _), bad, stays in zip(fetches, wrong, last, strict=True):
-                if stays is not None:
-                    intact(bad, stays)
-                    for i, piece in zip(group, pieces, strict=True):
-                        present[i] &= stays[piece]
-        for i, at, column, value in patched:
-            if present[i][at]:
-                row = self.columns[column].nbytes
-                patches.decode(column, value, flat(outs[i])[at * row : (at + 1) * row])
-        for out, there in zip(outs, present, strict=True):
-            if not there.all() and out.nbytes:
-                out.reshape(-1).view(np.uint8).reshape(len(there), -1)[~there] = 0
-        oks = [there | (t == 0) for there, t in zip(present, wanted, strict=True)]
-        return np.concatenate(oks) if oks else np.ones(0, bool)
-
-    def _lasting(self, still: Still) -> Array:
-        """bool[M], which rows that were there have not expired; `_lock` is held."""
-        if self._places is not None:
-            return self._resolve(still.column, still.tickets)[2]
-        return cast(Array, still.row >= np.maximum(self._count - self.depth, 0)[still.lane])
-
-    # ---------------------------------------------------------------- reading ahead
-
-    def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """Begins a read on the store's own thread, of (column, tickets uint64[...]); `collect` hands out what it gave.
-
-        Where the rows lie is found here, so that compressed rows which expire in the meantime are read all the same.
-
-        Returns:
-          A number for `collect`, 1 to 2^32 - 1.
-        Raises:
-          ValueError, TypeError, StoreClosed: as for `write`.
-        Cost: some 100 us; the copies of the last two requests' rows stay in memory.
-        """
-        return self._ahead.request(self.columns, requests, self._look_up)
-
-    @_recorded
-    def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """What `read` does, out of request `number` if that is what it asked for and has not been dropped since.
-
-        Waits if it is under way. A request that failed, was dropped or asked for something else is no error: the rows are
-        read now, and that is where an error of theirs is raised.
-        """
-        return self._ahead.collect(self.columns, number, requests, self.read)
+    def _are_readable(self, rows: PendingRows) -> Array:
+        if self._slots is not None:
+            return self._resolve(rows.column, rows.tickets)[2]
+        return np.asarray(rows.row >= np.maximum(self._count - self.depth, 0)[rows.lane])
 
     def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
-        """Of every ticket: lane, count, whether it is there (False for 0); and the patched values among them."""
+        """Return lane, count, whether it is there (False for 0) of each ticket, and the updated values among them."""
         stream = tickets
         found: list[tuple[int, bytes]] = []
-        is_patch = tickets >= np.uint64(PATCH)
+        is_patch = tickets >= np.uint64(UPDATE_BIT)
         if is_patch.any():
             stream = tickets.copy()
             for at in np.flatnonzero(is_patch).tolist():
-                patch = self._patches.held.get(int(tickets[at]))
+                patch = self._updates.held.get(int(tickets[at]))
                 stream[at] = 0 if patch is None else self._ticket_of(patch)
                 if patch is not None and column in patch.values:
                     found.append((at, patch.values[column]))
-        if self._places is not None:
-            place, ok = self._places.find(stream)
+        if self._slots is not None:
+            place, ok = self._slots.find(stream)
             return np.zeros(len(place), np.int64), place, ok, found
         return *self._tickets.find(stream, self._count), found
 
     def newest(self) -> tuple[Array, Array]:
-        """Rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length` of them: row `count` at
-        `count % length`, as a new state of them has it; of a row that was changed the last change. 0: none.
+        """Return the rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length`: row `count` at
+        `count % length`, the last update of an updated row, 0 for none.
         """
         with self._lock:
             self._check_open()
@@ -477,25 +331,25 @@ class Store:
             low = np.maximum(self._count - self.length, 0 if self._folder is None else self._folder.first)
             lane, count = ranges(low, self._count)
             tickets[count % self.length, lane] = self._tickets.of(lane, count)
-            for ticket, patch in sorted(self._patches.held.items()):
-                if patch.count >= low[patch.lane]:
-                    tickets[patch.count % self.length, patch.lane] = ticket
+            for ticket, update in sorted(self._updates.held.items()):
+                if update.count >= low[update.lane]:
+                    tickets[update.count % self.length, update.lane] = ticket
             return self._count.copy(), tickets
 
     # ---------------------------------------------------------------- compressing again
 
     def _repack_if_due(self) -> None:
-        """Starts the thread that compresses closed chunks again, if there is a lot and no thread; `_lock` is held."""
+        """Start the recompression thread if there is a job and no thread; `_lock` is held."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if any(part.lot(self._count, None) for part in self._parts):
+        if any(part.next_job(self._count, None) for part in self._parts):
             try:
                 self._thread = recompress.start(weakref.WeakMethod(self.repack_some))
             except RuntimeError as error:  # no more threads: it only saves memory
-                self.last_error = bare(error)
+                self.last_error = without_traceback(error)
 
     def repack(self) -> None:
-        """Compresses every closed chunk again that was not yet, and returns when that is done.
+        """Recompress every closed chunk that was not yet, and wait for it.
 
         Raises:
           StoreClosed: the store is closed.
@@ -504,48 +358,48 @@ class Store:
         while self.repack_some(least=1):
             pass
 
-    @_recorded
+    @records_errors
     def repack_some(self, least: int | None = None) -> bool:
-        """Compresses some closed chunks again; False if there is no lot of them, or of at least so many."""
+        """Recompress some closed chunks; return False if there is no job of at least `least` chunks."""
         with self._repacking:
-            if not self._lots:
+            if not self._jobs:
                 with self._lock:
                     self._check_open()
-                    lots = [part.lot(self._count, least) for part in self._parts]
-                self._lots = [lot for lot in lots if lot is not None and not lot.finished]
-                if not self._lots:
+                    jobs = [part.next_job(self._count, least) for part in self._parts]
+                self._jobs = [job for job in jobs if job is not None and not job.finished]
+                if not self._jobs:
                     return False
-            lot = self._lots[-1]
-            part = lot.part
+            job = self._jobs[-1]
+            part = job.part
             assert part.packer is not None
             try:
                 with self._lock:
                     self._check_open()
-                    found = part.look(lot, part.packer.wanted(lot))
-                piece = part.packer.pack(lot, found)
+                    found = part.read_job(job, part.packer.wanted(job))
+                piece = part.packer.pack(job, found)
                 del found  # lets go of their segments
                 with self._writing, self._lock:
                     self._check_open()
-                    part.swap(lot, piece)
+                    part.replace_chunks(job, piece)
             except BaseException:
-                part.leave(lot)
-                self._lots.pop()
+                part.abandon(job)
+                self._jobs.pop()
                 raise
-            if lot.finished:
-                self._lots.pop()
+            if job.finished:
+                self._jobs.pop()
             return True
 
-    def _ticket_of(self, patch: Patch) -> int:
-        """The ticket of the row that it comes from."""
-        if self._places is not None:
-            return int(self._places.ticket[patch.count])
-        return int(self._tickets.of(np.array(patch.lane), np.array(patch.count)))
+    def _ticket_of(self, update: RowUpdate) -> int:
+        """Return the ticket of the row that an update replaces."""
+        if self._slots is not None:
+            return int(self._slots.ticket[update.count])
+        return int(self._tickets.of(np.array(update.lane), np.array(update.count)))
 
     # ---------------------------------------------------------------- changed rows
 
-    @_recorded
+    @records_errors
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Stores rows again with some columns replaced; the old tickets stay readable.
+        """Store rows again with some columns replaced; the old tickets stay readable.
 
         Args:
           tickets: uint64[B].
@@ -564,28 +418,28 @@ class Store:
             # Only writers drop rows, so what is there now is there until `_writing` is released.
             lane, count, there, _ = self._resolve(0, tickets)
             picks = np.flatnonzero(there & keep).tolist()
-            made: list[tuple[int, Patch]] = []
+            made: list[tuple[int, RowUpdate]] = []
             for at in picks:
                 old = int(tickets[at])
                 values = {c: v[at] for c, v in fields.items()}
-                made.append((old, self._patches.prepare(old, int(lane[at]), int(count[at]), values)))
+                made.append((old, self._updates.prepare(old, int(lane[at]), int(count[at]), values)))
             if self._log is not None and self._folder is not None and made:
-                with self._log.appended(self._patches.made + 1, [patch for _, patch in made]):
-                    self._folder.save(kinds(self._parts), self._count, self._patches.made + len(made))
+                with self._log.appended(self._updates.made + 1, [patch for _, patch in made]):
+                    self._folder.save(kind_bytes(self._parts), self._count, self._updates.made + len(made))
             with self._lock:
-                new[picks] = np.array(self._patches.add(made), np.uint64)
+                new[picks] = np.array(self._updates.add(made), np.uint64)
             if self._log is not None:
-                self._log.tidy(self._patches)
+                self._log.tidy(self._updates)
         return new
 
     # ---------------------------------------------------------------- checkpoints
 
-    @_recorded
+    @records_errors
     def to_arrays(self) -> dict[str, Any]:
-        """Everything as flat arrays of plain dtypes; chunks stay encoded.
+        """Return everything as flat arrays of plain dtypes; chunks stay encoded.
 
-        What is large is a `source.Lazy`: read when it is asked for, in any thread, it gives what is there now, whatever is
-        written, compressed again or closed in the meantime. What a row was is kept for it in memory when the row goes.
+        Large arrays are `Lazy`: read later, in any thread, they give what is there now, despite later writes, recompression and
+        `close`. Rows that are overwritten meanwhile are kept in memory for them.
 
         Cost: a copy of the index, some 3 bytes a row of chunks of 8, and the rows of chunks that are not full yet, compressed;
           writers wait that long (4 ms for a million frames of 8 lanes).
@@ -599,9 +453,9 @@ class Store:
             }
             for i, part in enumerate(self._parts):
                 arrays |= {f"column{i}:{n}": a for n, a in serialize.save(part, self._count).items()}
-            if self._places is not None:
-                arrays |= self._places.to_arrays()
-            return arrays | serialize.save_patches(self._patches)
+            if self._slots is not None:
+                arrays |= self._slots.to_arrays()
+            return arrays | serialize.save_updates(self._updates)
 
     @classmethod
     def from_arrays(
@@ -616,7 +470,7 @@ class Store:
         streams: bool = True,
         folder: Folder | None = None,
     ) -> Store:
-        """The store `to_arrays` was called on: the same tickets readable, writes go on.
+        """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
         Raises:
           ValueError: the arrays are of another format or geometry, or do not fit together.
@@ -635,31 +489,28 @@ class Store:
         )
         store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
         if (store._count < 0).any():
-            raise ValueError("Store.from_arrays: count is negative; expected 0 or more. Load another checkpoint.")
+            raise unfit("count is negative", "0 or more")
         if not streams:
-            store._places = Places.from_arrays(arrays, lanes * length, lanes * slack)
-            if store._count.tolist() != [store._places.touched]:
-                raise ValueError(
-                    f"Store.from_arrays: count is {store._count.tolist()}; expected {[store._places.touched]}, as many as "
-                    f"there are tickets. Load another checkpoint."
-                )
+            store._slots = SlotMap.from_arrays(arrays, lanes * length, lanes * slack)
+            if store._count.tolist() != [store._slots.used]:
+                raise unfit(f"count is {store._count.tolist()}", f"{[store._slots.used]}, as many as there are tickets")
         for i in range(len(store.columns)):
             own = within(arrays, f"column{i}:")
             store._parts[i] = store._make.saved(i, store._parts[i], own)
             serialize.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
-        serialize.load_patches(store._patches, arrays, low, store._count, len(store.columns))
+        serialize.load_updates(store._updates, arrays, low, store._count, len(store.columns))
         if folder is not None and store._log is not None:
-            store._log.write(store._patches)
-            folder.save(kinds(store._parts), store._count, store._patches.made)
+            store._log.write(store._updates)
+            folder.save(kind_bytes(store._parts), store._count, store._updates.made)
         return store
 
     # ---------------------------------------------------------------- size, end
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: segments (whole), index, dictionaries, contexts, open chunks, rings (as far as
-        written), changes, rows read ahead.
+        """Return the bytes of segments (whole), index, dictionaries, contexts, open chunks, raw rows written, updates, and rows
+        read ahead.
 
         Decompressors live for one `read` only and are not counted (96 KB each).
         """
@@ -668,14 +519,14 @@ class Store:
             return self._nbytes()
 
     def _nbytes(self) -> int:
-        total = self._count.nbytes + self._patches.nbytes + self._ahead.nbytes
-        total += 0 if self._places is None else self._places.nbytes
+        total = self._count.nbytes + self._updates.nbytes + self._ahead.nbytes
+        total += 0 if self._slots is None else self._slots.nbytes
         for part in self._parts:
             total += part.size(self._count)
         return total
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Bytes in memory and on the disk by column; what columns share is not among them."""
+        """Return bytes in memory and on disk by column, without what columns share."""
         with self._lock:
             self._check_open()
             memory = [part.size(self._count) for part in self._parts]
@@ -684,36 +535,38 @@ class Store:
 
     @property
     def disk(self) -> int:
-        """Bytes of files, as far as blocks were allocated for them; 0 without a folder."""
+        """Return the bytes of files, by allocated blocks; 0 without a folder."""
         self._check_open()
         return 0 if self._folder is None else self._folder.nbytes
 
-    @_recorded
+    @records_errors
     def stats(self) -> dict[str, int]:
-        """Counts: rows accepted and live, chunks and their payload, raw bytes of live rows, dictionaries, patches, nbytes."""
+        """Count rows accepted and live, chunks and their payload, raw bytes of live rows, dictionaries, updates, nbytes."""
         with self._lock:
             self._check_open()
             live = int(np.minimum(self._count, self.depth).sum())
-            chunks, payload, dictionaries = map(sum, zip(*(p.census(self._count) for p in self._parts), strict=True))
+            chunks, payload, dictionaries = map(
+                sum, zip(*(p.column_stats(self._count) for p in self._parts), strict=True)
+            )
             return {
-                "rows_accepted": int(self._count.sum()) if self._places is None else self._places.accepted,
+                "rows_accepted": int(self._count.sum()) if self._slots is None else self._slots.accepted,
                 "rows_live": live,
                 "chunks": chunks,
                 "payload_bytes": payload,
                 "raw_bytes": live * sum(c.nbytes for c in self.columns),
                 "dictionaries": dictionaries,
-                "patches": len(self._patches.held),
+                "patches": len(self._updates.held),
                 "nbytes": self._nbytes(),
             }
 
     def close(self) -> None:
-        """Frees the rows; reads under way finish, later calls raise StoreClosed. Closing twice is fine."""
+        """Free the rows; running reads finish, later calls raise StoreClosed. Closing twice is fine."""
         self._ahead.close()
         with self._repacking, self._writing, self._lock:
             self._closed = True
             self._parts = []
-            self._lots = []
-            self._patches = Patches([c.codec for c in self.columns], self.slack)
+            self._jobs = []
+            self._updates = RowUpdates([c.codec for c in self.columns], self.slack)
             self._log = None
             if self._folder is not None:
                 self._folder.close()

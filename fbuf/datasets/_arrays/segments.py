@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._concurrency.parallel import together
+from fbuf._concurrency.parallel import run_parallel
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
@@ -117,7 +117,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
         def one(number: int, step: Callable[[int], None]) -> None:
             _write_piece(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
 
-        together([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
+        run_parallel([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
         used = [dataset.SegmentRows(number, 0, rows) for number, rows in enumerate(work.rows)]
         dataset.finish(path, pieces=used, meta=dict(work.meta()))
 

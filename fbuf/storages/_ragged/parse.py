@@ -17,7 +17,7 @@ from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, leaf_spec
 from fbuf._core.sample import TICKET
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
 from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
 from fbuf.storages._ragged.schema import flatten
@@ -31,7 +31,7 @@ class Parsed(NamedTuple):
 
 
 def parse_traced(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
+    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
     """Parse rows inside jit: columns of dense leaves, and of leaves with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
@@ -83,7 +83,14 @@ def parse_traced(
 
 
 def _pad_leaf(
-    call: str, leaf: Leaf, value: Any, lengths: Any, spec: Spec, head: Any, lead: tuple[int | None, ...], axes: str
+    call: str,
+    leaf: RaggedLeaf,
+    value: Any,
+    lengths: Any,
+    spec: Spec,
+    head: Any,
+    lead: tuple[int | None, ...],
+    axes: str,
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     want, got, cut = spec[leaf.name], leaf_spec(value), len(lead)
     assert leaf.maximum is not None
@@ -115,7 +122,7 @@ def _pad_leaf(
 
 
 def parse_eager(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[Leaf, ...], lead: tuple[int | None, ...], axes: str
+    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
 ) -> Parsed:
     """Parse rows outside jit, in any form."""
     ragged = {leaf.name: leaf for leaf in leaves}
@@ -186,7 +193,7 @@ def _parse_rows(
     rows: Sequence[Mapping[str, Any]],
     shape: tuple[int, ...],
     dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, Leaf],
+    ragged: Mapping[str, RaggedLeaf],
 ) -> Parsed:
     out: dict[str, Any] = {}
     for name, want in dense.items():
@@ -210,7 +217,7 @@ def _parse_columns(
     lead: tuple[int | None, ...],
     axes: str,
     dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, Leaf],
+    ragged: Mapping[str, RaggedLeaf],
 ) -> Parsed:
     own: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
     for name, column in own.items():

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import leaf_spec
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING, dtype_of
 
 PLAIN = frozenset((np.ndarray, str, bytes, float, int, bool, list, tuple, type(None)))
@@ -94,7 +94,7 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
     return np.asarray(value)
 
 
-def value_of(call: str, leaf: Leaf, given: Any, row: int | None) -> Any:
+def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
     """Return one ragged leaf of one row, checked and as numpy.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.pytree import PyTree, leaf_spec, nested
 from fbuf._core.sample import TICKET
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import dtype_code, dtype_of
 from fbuf.storages._ragged.parse_values import KINDS, PLAIN, as_numpy, is_array
 
@@ -49,7 +49,7 @@ def flatten(call: str, row: Any, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def describe(
     call: str, example: PyTree, keys: tuple[str, ...] | None, maximum: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
+) -> tuple[dict[str, Any], tuple[RaggedLeaf, ...]]:
     """Return the arrays of a row in the state, as nested dicts, and the ragged leaves of an example.
 
     Raises:
@@ -69,11 +69,11 @@ def describe(
         if not (name in maximum or _is_ragged(name, value, keys)):
             held[name] = value
             continue
-        leaf = Leaf(name, *_kind_of(value), maximum.get(name))
+        leaf = RaggedLeaf(name, *_kind_of(value), maximum.get(name))
         if leaf.maximum is not None:
             _check_maximum(call, leaf, value)
             dtype = leaf_spec(jax.ShapeDtypeStruct((), dtype_of(leaf.dtype))).dtype
-            leaf = Leaf(name, "array", str(dtype_code(dtype)), leaf.maximum)
+            leaf = RaggedLeaf(name, "array", str(dtype_code(dtype)), leaf.maximum)
             held[name] = jax.ShapeDtypeStruct(maximum[name], dtype)
             held[length_name(name)] = jax.ShapeDtypeStruct((len(maximum[name]),), jnp.int32)
         leaves.append(leaf)
@@ -108,7 +108,7 @@ def _kind_of(value: Any) -> tuple[str, str]:
     return "any", ""
 
 
-def _check_maximum(call: str, leaf: Leaf, value: Any) -> None:
+def _check_maximum(call: str, leaf: RaggedLeaf, value: Any) -> None:
     assert leaf.maximum is not None
     if leaf.kind != "array" or dtype_of(leaf.dtype).kind in "mM":
         raise TypeError(

@@ -20,7 +20,7 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of
 from fbuf._core.sample import TICKET
-from fbuf._host.ragged.column import Leaf
+from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
@@ -113,7 +113,7 @@ class Ragged(HostStorage):
     def _own_columns(self, spec: Spec) -> tuple[str, ...]:
         return tuple(x for n in sorted(self.host_keys(spec)) for x in (n, length_name(n)))
 
-    def describe(self, call: str, example: PyTree) -> tuple[PyTree, tuple[Leaf, ...]]:
+    def describe(self, call: str, example: PyTree) -> tuple[PyTree, tuple[RaggedLeaf, ...]]:
         """Return the arrays of a row in the state, and the ragged leaves.
 
         Raises:
@@ -122,7 +122,7 @@ class Ragged(HostStorage):
         _host_rows.refuse_tracing("Ragged")
         return schema.describe(call, example, self.keys, self.shapes)
 
-    def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]) -> SideRows:
+    def open(self, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[RaggedLeaf, ...]) -> SideRows:
         """Return empty rows over a new store."""
         _host_rows.refuse_tracing("Ragged")
         if not geometry.streams:
@@ -135,7 +135,7 @@ class Ragged(HostStorage):
         return {"encode": self.encode, "decode": self.decode, "codec": self.codec}
 
     def _adopt(
-        self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[Leaf, ...]
+        self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[RaggedLeaf, ...]
     ) -> SideRows:
         return _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), leaves)
 

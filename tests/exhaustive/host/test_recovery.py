@@ -1,4 +1,4 @@
-"""Stores in files after more kills and power failures, and every single damage to their files."""
+"""Test stores in files after more kills and power failures, and every single damage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.recovery import KINDS, check_damages, check_killed, check_pow
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(10))
-def test_processes_killed_at_any_instant_lose_no_row(kind: str, seed: int, tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_row(kind: str, seed: int, tmp_path: Path) -> None:
     check_killed(kind, tmp_path / "store", 20, seed)
 
 
 @pytest.mark.parametrize("kind", ["memmap", "files"])
 @pytest.mark.parametrize("first", range(8, 200, 16))
-def test_after_a_failure_of_power_what_was_flushed_is_there(
+def test_flushed_rows_survive_a_power_failure(
     kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 8192)
@@ -28,7 +28,7 @@ def test_after_a_failure_of_power_what_was_flushed_is_there(
 
 @pytest.mark.parametrize("kind", ["memmap", "files"])
 @pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
-def test_no_cut_and_no_flipped_bit_shows_another_row(
+def test_truncated_and_flipped_files_show_no_wrong_row(
     kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_arena, "_SMALL", 1024)

@@ -1,4 +1,4 @@
-"""Host stores used for long: what they take of the process stays."""
+"""Test that host stores used for long take constant memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fbuf._host.codecs.base import Zstd
-from tests.support import slot_map
+from tests.support import places
 from tests.support.store import fetch, frames, make
 
 STATM = Path("/proc/self/statm")
@@ -22,10 +22,10 @@ def resident() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_million_operations_leave_memory_flat() -> None:
+def test_memory_stays_flat_over_a_million_operations() -> None:
     store = make(Zstd(chunk=4, dictionary=4), None, shape=(16, 16), lanes=2, length=600)
     for part in store._parts:
-        part.lot_size = 64  # type: ignore[attr-defined]
+        part.job_size = 64  # type: ignore[attr-defined]
     source, rng = frames(4000, 16), np.random.default_rng(0)
     known = np.zeros((0, 2), np.uint64)
     done, before = 0, 0
@@ -49,10 +49,10 @@ def test_a_million_operations_leave_memory_flat() -> None:
     assert store.nbytes < 4 << 20
 
 
-def test_a_hundred_thousand_replacements_take_no_memory() -> None:
-    store, rows = slot_map.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
-    slot_map.churn(store, rows, 20_000)
+def test_memory_stays_flat_over_100_000_replacements() -> None:
+    store, rows = places.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
+    places.churn(store, rows, 20_000)
     before, size = resident(), store.nbytes
-    sizes = slot_map.churn(store, rows, 100_000)
+    sizes = places.churn(store, rows, 100_000)
     assert resident() - before < 4 << 20
     assert max(sizes) < 1.3 * size and store.stats()["dictionaries"] <= 3

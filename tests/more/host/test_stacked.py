@@ -1,4 +1,4 @@
-"""More of stacks given as rows: damage, failures, threads, and what they take."""
+"""Test stacks given as rows: damage, failures, threads, and memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 import fbuf
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunked import Chunks
+from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.stacks import (
@@ -45,14 +45,14 @@ def test_stacks_of_every_dtype_are_recognised(dtype: Any) -> None:
         check_recognised(dtype, axis, depth)
 
 
-def test_a_still_picture_is_not_looked_at_for_ever() -> None:
+def test_a_still_picture_is_not_compared_forever() -> None:
     store = make((4, 20, 20), length=3000)
     rows = np.ones((1500, 1, 4, 20, 20), np.uint8)
     got, ok = fetch(store, write(store, rows, at_once=100))
-    assert ok.all() and same(got, rows) and isinstance(part(store), Chunks) and not store._parts[0].watching
+    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn) and not store._parts[0].watching
 
 
-def test_noise_in_stacks_takes_a_frame_a_row() -> None:
+def test_noisy_stacks_take_a_frame_a_row() -> None:
     seen = np.random.default_rng(0).integers(0, 256, (400, 40, 40), np.uint8)
     store = make((4, 40, 40), length=400)
     rows = stacked(seen, episodes(400, 1000))[:, None]
@@ -67,7 +67,7 @@ def test_short_episodes_are_recognised() -> None:
     assert stream(store).count[0] == 30 * (4 + 2)
 
 
-def test_a_row_takes_what_its_frame_would_singly() -> None:
+def test_a_stack_takes_as_much_as_its_frame() -> None:
     rows = game(4000, every=200)
     single = Store((Column("o", (24, 24), np.dtype(np.uint8), Zstd()),), lanes=1, length=4000, slack=0)
     write(single, frames(4000)[:, None])
@@ -79,7 +79,7 @@ def test_a_row_takes_what_its_frame_would_singly() -> None:
     assert store.nbytes <= 1.3 * single.nbytes
 
 
-def test_nbytes_is_what_a_store_takes() -> None:
+def test_nbytes_matches_the_memory() -> None:
     rows = game(3000)[:, None]
     gc.collect()
     tracemalloc.start()
@@ -95,7 +95,7 @@ def test_nbytes_is_what_a_store_takes() -> None:
     assert 0.7 * held <= store.nbytes - coder.nbytes <= 1.3 * held + 4096
 
 
-def test_no_changed_byte_of_a_checkpoint_gives_other_data() -> None:
+def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row() -> None:
     store, rows, tickets = filled(100)
     rows, tickets = rows[-40:], tickets[-40:]
     arrays = store.to_arrays()
@@ -115,7 +115,7 @@ def test_no_changed_byte_of_a_checkpoint_gives_other_data() -> None:
     assert same(fetch(load(store), tickets)[0], rows)
 
 
-def test_a_damaged_last_row_costs_frames_and_no_more() -> None:
+def test_a_damaged_last_row_costs_frames_only() -> None:
     store, rows, tickets = filled(100)
     arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
     k, count = stream(store).plane.k, stream(store).count
@@ -128,12 +128,12 @@ def test_a_damaged_last_row_costs_frames_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 16, 18, 250])
-def test_a_store_goes_on_from_a_checkpoint(count: int) -> None:
+def test_a_store_resumes_from_a_checkpoint(count: int) -> None:
     check_goes_on(count)
 
 
 @pytest.mark.parametrize("place", ["append", "widen", "encode"])
-def test_running_out_of_memory_leaves_the_store_as_it_was(place: str) -> None:
+def test_a_failed_allocation_leaves_the_store_unchanged(place: str) -> None:
     store = make((4, 24, 24), (4, 24, 24), length=60)
     model, rng = Model(store), np.random.default_rng(0)
     rows = game(400)
@@ -209,7 +209,7 @@ def test_two_threads_read_while_one_writes(axis: int) -> None:
     assert sum(seen) and stream(store).count[0] == stream(store).count[1] == store._count[0] + 3
 
 
-def test_a_buffer_gives_the_same_batches_as_on_the_device() -> None:
+def test_batches_equal_those_of_a_device_buffer() -> None:
     rows = {"obs": np.stack([game(90, seed=e, every=17) for e in range(2)], 1), "id": np.arange(180).reshape(90, 2)}
     batches: list[list[Any]] = []
     storages: list[Any] = [
@@ -227,7 +227,7 @@ def test_a_buffer_gives_the_same_batches_as_on_the_device() -> None:
         if storage != storages[0]:
             (handle,) = fbuf.stores()
             (held,) = fbuf._bridge.lifetime.find(handle.id)._parts
-            assert (isinstance(held, Stacks) and isinstance(held.inner, FrameStream)) == storage.stacks
+            assert (isinstance(held, StackedColumn) and isinstance(held.inner, FrameStream)) == storage.stacks
         del state
     for other in batches[1:]:
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, batches[0], other)))

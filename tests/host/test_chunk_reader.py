@@ -1,4 +1,4 @@
-"""The cache of decoded chunks: the same rows, fewer decompressions, at most the allowed bytes."""
+"""Test the cache of decoded chunks: the same rows, fewer decompressions, bounded bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns.chunk_cache import Cache
-from fbuf._host.columns.chunked import Chunks
-from fbuf._host.columns.stacked import Stacks
+from fbuf._host.columns.chunk_reader import ChunkCache
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf.storages import Compressed
 from tests.host.test_codecs import boards
@@ -25,16 +25,16 @@ def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str =
     return Store((Column("x", shape, np.dtype(dtype), codec),), lanes=1, length=1000, slack=0, cache=cache)
 
 
-def cache_of(store: Store) -> Cache:
+def cache_of(store: Store) -> ChunkCache:
     part = store._parts[0]
-    part = part.inner if isinstance(part, Stacks) else part
-    assert isinstance(part, Chunks) and part.cache is not None
+    part = part.inner if isinstance(part, StackedColumn) else part
+    assert isinstance(part, ChunkedColumn) and part.cache is not None
     return part.cache
 
 
 @pytest.mark.parametrize("codec", [Zstd(), Deflate(), Zstd(chunk=4)])
 @pytest.mark.parametrize("bits", [False, True])
-def test_rows_are_the_same_and_decoded_once(codec: Any, bits: bool) -> None:
+def test_cached_chunks_are_decoded_once(codec: Any, bits: bool) -> None:
     rows = boards(1500, "float32").reshape(1500, -1) if bits else frames(1500)
     store = make(codec, 1 << 30, rows.shape[1:], str(rows.dtype))
     tickets = store.write([rows[:1000, None]], None)[:, 0]
@@ -50,7 +50,7 @@ def test_rows_are_the_same_and_decoded_once(codec: Any, bits: bool) -> None:
 
 
 def test_the_least_recently_used_chunk_is_evicted() -> None:
-    cache = Cache(30)
+    cache = ChunkCache(30)
     for address in range(4):
         cache.put(address, memoryview(bytes([address]) * 10))
         assert cache.get(0) is not None or address == 3
@@ -80,7 +80,7 @@ def test_threads_share_the_cache() -> None:
     for thread in [Thread(reader, i) for i in range(4)]:
         thread.ends()
     cache = cache_of(store)
-    assert cache.nbytes == sum(map(len, cache._held.values())) <= 40_000
+    assert cache.nbytes == sum(map(len, cache._rows.values())) <= 40_000
 
 
 def test_a_buffer_reads_through_its_cache() -> None:

@@ -1,1 +1,0 @@
-"""Priorities kept on the host: a sum tree in NumPy."""
