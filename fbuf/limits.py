@@ -1,36 +1,13 @@
-"""Limits: how many rows may be drawn for each row added, as pure state; for training loops in one jit, and for threads.
+"""Limit how many rows may be drawn for each row added: pure state for jitted training loops and for threads.
 
     limit = fbuf.limits.samples_per_insert(8, min_size=1000, rows=16, draws=256)
     pace = limit.init()
+    pace = limit.added(pace, 16)  # after an `extend` of 16 rows
+    learn = limit.can_sample(pace, 256)  # bool[], for lax.while_loop or lax.cond
+    pace = limit.sampled(pace, 256)  # after a `sample` of 256 rows
 
-    def step(carry, rows):  # 16 rows, then as many batches of 256 as there is room for
-        replay, pace, key = carry
-        replay, pace = buffer.extend(replay, rows), limit.added(pace, 16)
-
-        def learn(carry):
-            replay, pace, key = carry
-            key, now = jax.random.split(key)
-            replay, batch = buffer.sample(replay, now, 256)
-            ...
-            return replay, limit.sampled(pace, 256), key
-
-        return lax.while_loop(lambda carry: limit.can_sample(carry[1], 256), learn, (replay, pace, key)), None
-
-A `Limit` is a value, `pace` a pytree of a few words beside the buffer's state; actors ask `can_add`, learners `can_sample`, and
-both tell what they did. What the two may do follows from one number, the surplus: `samples_per_insert` times the rows added
-less the rows drawn. It is kept as a whole number (the ratio is a fraction), so it is exact however long a run takes;
-float32 would lose count at 2^24, and Reverb's double near 2^53. With Python ints in place of arrays (`init(host=True)`) the
-same functions serve threads, which wait until a `threading.Condition` says that something has changed:
-
-    with changed:
-        while not limit.can_sample(pace, 256):
-            changed.wait()
-        pace = limit.sampled(pace, 256)
-        changed.notify_all()
-
-What may be drawn *of one row* is the sampler's business: `samplers.Consume(times=k)` gives each row out k times at most.
-Rejected: limits inside `Buffer` (every user's state would carry them, and one buffer may feed several learners); a limiter that
-waits itself (a traced function cannot).
+The surplus is `samples_per_insert` times the rows added less the rows drawn, counted exactly in 64 bits. With Python ints
+instead of arrays (`init(host=True)`) the same methods serve threads that wait on a `threading.Condition`.
 
 Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", section 3.4; semantics of dm-reverb's RateLimiter.
 """
@@ -48,13 +25,14 @@ import numpy as np
 
 from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component, state
 
 __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
 
 
 def __dir__() -> list[str]:
-    return __all__  # what is imported here is no part of it
+    return __all__  # without imported names
 
 
 _MOST = 2**31 - 1
@@ -62,7 +40,7 @@ _MOST = 2**31 - 1
 
 @state
 class LimitState:
-    """How far a run is. Arrays, or with `init(host=True)` Python ints."""
+    """Counts of one run: arrays, or with `init(host=True)` Python ints."""
 
     added: Any  # uint32[2], rows, high word first; or an int
     drawn: Any  # uint32[2], rows, duplicates counted; or an int
@@ -71,18 +49,17 @@ class LimitState:
 
 @component
 class Limit:
-    r"""Who may go on, by the surplus :math:`samples\_per\_insert \cdot added - drawn`.
+    r"""Allow adding or drawing by the surplus :math:`samples\_per\_insert \cdot added - drawn`.
 
     Attributes:
-      samples_per_insert: Rows drawn for each row added, on average: a number > 0, taken as it is written in decimals (0.1 is a
-        tenth), or a `fractions.Fraction`. With batches of B after every N rows it is B / N; divided by B it is
-        what papers call the replay ratio.
-      min_size: Rows that must be held before any is drawn; up to there rows can always be added.
-      min_diff: `can_sample` only if the surplus is at least this afterwards; None: whatever it is.
-      max_diff: `can_add` only if the surplus is at most this afterwards; None: whatever it is.
+      samples_per_insert: Rows drawn for each row added, on average: a number > 0, read as a decimal (0.1 is a tenth), or a
+        `fractions.Fraction`. Batches of B after every N rows have B / N; divided by B it is the replay ratio of papers.
+      min_size: Rows that must be held before any is drawn. Up to there rows can always be added.
+      min_diff: `can_sample` requires at least this surplus afterwards; None: no bound.
+      max_diff: `can_add` requires at most this surplus afterwards; None: no bound.
 
     Raises:
-      ValueError: a number out of range, or a fraction of numbers beyond 2^31 - 1; or rows could not be drawn once
+      ValueError: a number is out of range, a fraction has numbers beyond 2^31 - 1, or rows could not be drawn after
         `min_size` are added.
 
     Example:
@@ -103,8 +80,7 @@ class Limit:
         ratio = _fraction("samples_per_insert", self.samples_per_insert)
         if ratio <= 0:
             raise ValueError(
-                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0, rows drawn for each row "
-                f"added. Write 1 for as many as are added."
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0, rows drawn per row added."
             )
         if max(ratio.numerator, ratio.denominator) > _MOST:
             raise ValueError(
@@ -119,17 +95,17 @@ class Limit:
                 )
         if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}: nothing could be added any more, or "
-                f"drawn; expected the lesser of two first. Write min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
+                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. "
+                f"Write min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
             )
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above {float(ratio * self.min_size):g}, samples_per_insert * min_size: "
-                f"nothing could be drawn when {self.min_size} rows are held. Use a smaller min_diff."
+                f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size, "
+                f"{float(ratio * self.min_size):g}. Use a smaller min_diff."
             )
 
     def init(self, *, added: int = 0, drawn: int = 0, host: bool = False) -> LimitState:
-        """Before the first row; or after so many, to go on from counts known otherwise.
+        """Return the counts before the first row, or after `added` and `drawn` rows.
 
         Args:
           added, drawn: Rows so far, less than 2^64.
@@ -145,47 +121,35 @@ class Limit:
         return LimitState(*(jnp.stack(uint64.of(n)) for n in (added, drawn, surplus)))
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
-        """After `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
-        if _on_host("Limit.added", pace):
-            number = _int("Limit.added: rows", rows)
-            return LimitState(pace.added + number, pace.drawn, pace.surplus + self._ratio.numerator * number)
-        more = _unsigned("Limit.added: rows", rows)
-        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
-        return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
+        """Return the counts after `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
+        more = _count("Limit.added", "rows", pace, rows)
+        surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
+        return LimitState(_sum(pace.added, more), pace.drawn, surplus)
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
-        """After `draws` more were drawn, B for a batch: an int, or int32[]."""
-        if _on_host("Limit.sampled", pace):
-            number = _int("Limit.sampled: draws", draws)
-            return LimitState(pace.added, pace.drawn + number, pace.surplus - self._ratio.denominator * number)
-        more = _unsigned("Limit.sampled: draws", draws)
-        cost = uint64.negative(uint64.multiply(more, jnp.uint32(self._ratio.denominator)))
-        return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(uint64.add(_pair(pace.surplus), cost)))
+        """Return the counts after `draws` more rows were drawn, B for a batch: an int, or int32[]."""
+        more = _count("Limit.sampled", "draws", pace, draws)
+        surplus = _sum(pace.surplus, _scaled(more, -self._ratio.denominator))
+        return LimitState(pace.added, _sum(pace.drawn, more), surplus)
 
     def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
-        """bool[]: whether `rows` more may be added now, all of them.
+        """Return bool[], whether `rows` more rows may be added now.
 
         Args:
           pace: Of this limit.
           rows: An int, or int32[].
-          size: Rows held, `buffer.size(state)`, where rows go otherwise than by being overwritten (`clear`, `Consume`);
-            None: as many as were added.
+          size: Rows held, `buffer.size(state)`, where `clear` or `Consume` remove rows; None: all rows added.
         """
         (_, high), call = self._bounds, "Limit.can_add"
-        if _on_host(call, pace):
-            number = _int(f"{call}: rows", rows)
-            held = pace.added if size is None else _int(f"{call}: size", size)
-            fits = high is None or pace.surplus + self._ratio.numerator * number <= high
-            return held + number <= self.min_size or fits
-        more = _unsigned(f"{call}: rows", rows)
+        more = _count(call, "rows", pace, rows)
+        held = _sum(_held(call, pace, size), more)
         if high is None:
-            return jnp.ones((), bool)
-        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
-        held = uint64.add(_held(call, pace, size), Wide(jnp.uint32(0), more))
-        return uint64.at_most(surplus, uint64.of(high)) | uint64.at_most(held, uint64.of(self.min_size))
+            return True if isinstance(more, int) else jnp.ones((), bool)
+        surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
+        return _at_most(surplus, high) | _at_most(held, self.min_size)
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
-        """bool[]: whether `draws` rows may be drawn now, all of them.
+        """Return bool[], whether `draws` rows may be drawn now.
 
         Args:
           pace: Of this limit.
@@ -193,33 +157,28 @@ class Limit:
           size: As for `can_add`.
         """
         (low, _), call = self._bounds, "Limit.can_sample"
-        if _on_host(call, pace):
-            number = _int(f"{call}: draws", draws)
-            held = pace.added if size is None else _int(f"{call}: size", size)
-            return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * number >= low)
-        more = _unsigned(f"{call}: draws", draws)
-        enough = uint64.at_most(uint64.of(self.min_size), _held(call, pace, size))
+        more = _count(call, "draws", pace, draws)
+        enough = _at_most(self.min_size, _held(call, pace, size))
         if low is None:
             return enough
-        cost = uint64.multiply(more, jnp.uint32(self._ratio.denominator))
-        left = uint64.add(_pair(pace.surplus), uint64.negative(cost))
-        return enough & uint64.at_most(uint64.of(low), left)
+        return enough & _at_most(low, _sum(pace.surplus, _scaled(more, -self._ratio.denominator)))
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
-        """Scalars worth logging: `added`, `drawn`, and `surplus` in rows drawn; as float32, or Python numbers."""
+        """Return scalars to log: `added`, `drawn`, and `surplus` in rows drawn; float32, or Python numbers."""
+        parts = self._ratio.denominator
         if _on_host("Limit.stats", pace):
-            return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
-        below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
-        surplus, opposite = _pair(pace.surplus), uint64.negative(_pair(pace.surplus))
-        size = jnp.where(below, -_float(opposite), _float(surplus)) / jnp.float32(self._ratio.denominator)
-        return {"added": _float(_pair(pace.added)), "drawn": _float(_pair(pace.drawn)), "surplus": size}
+            return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / parts}
+        added, drawn, surplus = (Wide(*words) for words in (pace.added, pace.drawn, pace.surplus))
+        negative = (surplus.high >> jnp.uint32(31)) != jnp.uint32(0)
+        size = jnp.where(negative, -_float(uint64.negative(surplus)), _float(surplus))
+        return {"added": _float(added), "drawn": _float(drawn), "surplus": size / jnp.float32(parts)}
 
     def check_steps(self, rows: int, draws: int) -> None:
-        """Raises if calls of `rows` rows and of `draws` draws could end up waiting for one another for ever.
+        """Raise if calls of `rows` rows and of `draws` draws could wait for one another forever.
 
         Raises:
-          ValueError: between `min_diff` and `max_diff` there is less room than one call of each takes; or `max_diff` is reached
-            before `min_size` rows are added.
+          ValueError: one call of each needs more room than there is between `min_diff` and `max_diff`; or `max_diff` is
+            reached before `min_size` rows are added.
         """
         _check_count("rows", rows, 1)
         _check_count("draws", draws, 1)
@@ -227,26 +186,25 @@ class Limit:
         if high is None:
             return
         ratio, parts = self._ratio, self._ratio.denominator
-        need = ratio.numerator * rows + parts * draws - 1  # then one of both is possible, whatever the surplus
+        need = ratio.numerator * rows + parts * draws - 1  # then one of the two is possible at any surplus
         if low is not None and high - low < need:
             raise ValueError(
-                f"Limit: from min_diff={float(self.min_diff or 0):g} to max_diff={float(self.max_diff or 0):g} there is room "
-                f"for {(high - low) / parts:g}; expected {need / parts:g} or more, or calls of {rows} rows and of {draws} "
-                f"draws could wait for one another. Use error_buffer={math.ceil(need / parts / 2)} or more."
+                f"Limit: max_diff - min_diff is {(high - low) / parts:g}; expected {need / parts:g} or more, as calls of "
+                f"{rows} rows and of {draws} draws could wait for one another. Use error_buffer="
+                f"{math.ceil(need / parts / 2)} or more."
             )
-        start = _whole_steps(self.min_size, rows)
+        start = -(-self.min_size // rows) * rows  # rows added when `min_size` is reached
         if start > self.min_size and ratio.numerator * start > high:
             raise ValueError(
-                f"Limit: max_diff is {float(self.max_diff or 0):g}, but {rows} rows at a time come to {start} when min_size="
-                f"{self.min_size} is reached, a surplus of {float(ratio * start):g}: nothing could be added before that. "
-                f"Use min_size={start}."
+                f"Limit: max_diff is {float(self.max_diff or 0):g}, but {rows} rows at a time come to {start} at min_size="
+                f"{self.min_size}, a surplus of {float(ratio * start):g}. Use min_size={start}."
             )
 
     def check_call(self, *, rows: int = 0, draws: int = 0) -> None:
-        """Raises if a call of `rows` rows, or of `draws` draws, could never be allowed once `min_size` rows are held.
+        """Raise if a call of `rows` rows or `draws` draws could never be allowed with `min_size` rows held.
 
         Raises:
-          ValueError: there is less room between `min_diff` and `max_diff` than the call takes.
+          ValueError: the call needs more room than there is between `min_diff` and `max_diff`.
         """
         _check_count("rows", rows, 0)
         _check_count("draws", draws, 0)
@@ -258,9 +216,8 @@ class Limit:
         for count, each, top, what in ((rows, ratio.numerator, high, "rows"), (draws, parts, most, "draws")):
             if each * count > top - low:
                 raise ValueError(
-                    f"Limit: a call of {count} {what} moves the surplus by {each * count / parts:g}, but from min_diff="
-                    f"{float(self.min_diff or 0):g} there is room for {(top - low) / parts:g}: it could never be allowed. Use "
-                    f"samples_per_insert(..., {what}={count}), or {what} in smaller calls."
+                    f"Limit: a call of {count} {what} changes the surplus by {each * count / parts:g}; expected at most "
+                    f"{(top - low) / parts:g}. Use samples_per_insert(..., {what}={count}), or {what} in smaller calls."
                 )
 
     @property
@@ -269,7 +226,7 @@ class Limit:
 
     @property
     def _bounds(self) -> tuple[int | None, int | None]:
-        """Least and most surplus as it is counted."""
+        """Least and largest surplus, in units of 1 / denominator."""
         parts = self._ratio.denominator
         low = None if self.min_diff is None else math.ceil(_fraction("min_diff", self.min_diff) * parts)
         high = None if self.max_diff is None else math.floor(_fraction("max_diff", self.max_diff) * parts)
@@ -284,18 +241,18 @@ def samples_per_insert(
     rows: int = 1,
     draws: int = 1,
 ) -> Limit:
-    """So many rows drawn for each row added, give or take `error_buffer` (Reverb's SampleToInsertRatio).
+    """Draw `ratio` rows for each row added, within `error_buffer` (Reverb's SampleToInsertRatio).
 
-    Until `min_size` rows are held none is drawn. From then on adding waits where the surplus would come above `ratio * min_size
-    + error_buffer`, and drawing where it would come below `ratio * min_size - error_buffer`.
+    No row is drawn before `min_size` rows are held. Afterwards adding waits while the surplus would exceed `ratio * min_size +
+    error_buffer`, and drawing waits while it would fall below `ratio * min_size - error_buffer`.
 
     Args:
       ratio, min_size: `samples_per_insert` and `min_size` of `Limit`.
-      error_buffer: How far the two may drift apart, in rows drawn; or (min_diff, max_diff), as they are. None: as far as one
-        call of each takes, `ratio * rows + draws`.
-      rows, draws: How many rows one call adds (N, or N * E with lanes), and how many it draws (B).
+      error_buffer: Allowed deviation in rows drawn, or (min_diff, max_diff). None: `ratio * rows + draws`, as much as one
+        call of each needs.
+      rows, draws: Rows that one call adds (N, or N * E with lanes), and rows that one call draws (B).
     Raises:
-      ValueError: a number out of range; or an `error_buffer` so small that calls of this size would wait for one another.
+      ValueError: a number is out of range; or calls of this size could wait for one another with this `error_buffer`.
 
     Example:
       >>> import fbuf
@@ -309,8 +266,7 @@ def samples_per_insert(
     if isinstance(error_buffer, (tuple, list)):
         if len(error_buffer) != 2:
             raise ValueError(
-                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff). "
-                f"Leave it out for what calls of {rows} rows and of {draws} draws need."
+                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff)."
             )
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
@@ -320,15 +276,14 @@ def samples_per_insert(
     least = max(Fraction(1), each)
     if high - low < 2 * least:
         raise ValueError(
-            f"limits.samples_per_insert: error_buffer is {error_buffer!r}, so that the surplus may vary by "
-            f"{float(high - low):g}; expected {float(2 * least):g} or more. Use error_buffer={float(least):g}, or leave it out."
+            f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected {float(least):g} or more. Leave it out."
         )
     limit.check_steps(rows, draws)
     return limit
 
 
 def min_size(size: int) -> Limit:
-    """Nothing is drawn until `size` rows are held; else no limit (Reverb's MinSize).
+    """Draw nothing until `size` rows are held; no other limit (Reverb's MinSize).
 
     Example:
       >>> import fbuf
@@ -339,9 +294,9 @@ def min_size(size: int) -> Limit:
 
 
 def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
-    """No more than so many rows drawn for each row added, in all; adding never waits.
+    """Draw at most `draws` rows for each row added, on average; adding never waits.
 
-    On average: `samplers.Consume(times=k)` is what gives no single row out more than k times.
+    `samplers.Consume(times=k)` limits the draws of each single row.
 
     Example:
       >>> import fbuf
@@ -352,9 +307,9 @@ def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
 
 
 def queue(size: int) -> Limit:
-    """No more drawn than added, and no more than `size` added that were not drawn (Reverb's Queue).
+    """Draw no more rows than were added, and add at most `size` rows before they are drawn (Reverb's Queue).
 
-    With `samplers.Consume()` each row is drawn once; in which order is the sampler's business.
+    With `samplers.Consume()` each row is drawn once.
 
     Example:
       >>> import fbuf
@@ -365,21 +320,15 @@ def queue(size: int) -> Limit:
     return Limit(min_diff=0, max_diff=size)
 
 
-def _whole_steps(size: int, rows: int) -> int:
-    """The first number of rows from `size` on that steps of `rows` come to."""
-    return -(-size // rows) * rows
-
-
 def _check_count(name: str, value: Any, least: int, most: int = _MOST, where: str = "Limit: ") -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
+    if not is_int(value) or not least <= value <= most:
         good = isinstance(value, (float, np.floating)) and value == value // 1 and least <= value <= most
         fix = f" Write {int(value)}." if good else ""
         raise ValueError(f"{where}{name} is {value!r}; expected an int from {least} to {most}.{fix}")
 
 
 def _fraction(name: str, value: Any) -> Fraction:
-    """A number as it is written: 0.1 is a tenth."""
+    """Convert a number by its decimal form: 0.1 is a tenth."""
     if isinstance(value, Fraction):
         return value
     if not isinstance(value, (numbers.Real, np.number)) or isinstance(value, bool) or not math.isfinite(float(value)):
@@ -393,54 +342,49 @@ def _plain(value: Fraction) -> int | Fraction:
 
 
 def _on_host(call: str, pace: Any) -> bool:
-    """Whether it counts in Python ints.
-
-    Raises:
-      TypeError: it is no pace.
-    """
+    """Return whether `pace` counts in Python ints."""
     if not isinstance(pace, LimitState):
-        raise TypeError(
-            f"{call}: pace is {type(pace).__name__}; expected a LimitState: how far a run is, beside the state of its buffer. "
-            f"Write pace = limit.init()."
-        )
+        raise TypeError(f"{call}: pace is {type(pace).__name__}; expected a LimitState. Write pace = limit.init().")
     return isinstance(pace.surplus, int)
 
 
-def _check_whole(what: str, count: Any) -> None:
-    """Raises unless it is one whole number, which may be traced."""
+def _count(call: str, name: str, pace: Any, count: Any) -> Any:
+    """Return an argument as an int on the host, else as uint32[2]."""
+    host, what = _on_host(call, pace), f"{call}: {name}"
     if isinstance(count, (int, np.integer)):
         _check_count(what, count, 0, where="")
     elif np.shape(count) != () or not jnp.issubdtype(getattr(count, "dtype", np.void), jnp.integer):
         raise TypeError(f"{what} is {count!r}; expected an int, or an integer []. Write rows.shape[0].")
-
-
-def _int(what: str, count: Any) -> int:
-    """A Python int, whatever kind of whole number it is."""
-    _check_whole(what, count)
-    if int(count) < 0:
-        raise ValueError(f"{what} is {count!r}; expected an int from 0 to {_MOST}.")
+    if not host:
+        return jnp.stack([jnp.uint32(0), jnp.asarray(count).astype(jnp.uint32)])
+    _check_count(what, int(count), 0, where="")
     return int(count)
 
 
-def _unsigned(what: str, count: Any) -> jax.Array:
-    """uint32[]."""
-    _check_whole(what, count)
-    return jnp.asarray(count).astype(jnp.uint32)
-
-
-def _pair(words: Any) -> Wide:
-    return Wide(words[0], words[1])
-
-
-def _after(words: jax.Array, more: jax.Array) -> jax.Array:
-    return jnp.stack(uint64.add(_pair(words), Wide(jnp.uint32(0), more)))
-
-
-def _held(call: str, pace: LimitState, size: Any) -> Wide:
-    """Rows held; 2^62 stands for any more of them."""
+def _held(call: str, pace: LimitState, size: Any) -> Any:
+    """Return the rows held; 2^62 stands for larger numbers."""
     if size is not None:
-        return Wide(jnp.uint32(0), _unsigned(f"{call}: size", size))
-    return Wide(jnp.minimum(pace.added[0], jnp.uint32(2**30)), pace.added[1])
+        return _count(call, "size", pace, size)
+    return pace.added if _on_host(call, pace) else pace.added.at[0].min(jnp.uint32(2**30))
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return a + b if isinstance(a, int) else jnp.stack(uint64.add(Wide(*a), Wide(*b)))
+
+
+def _scaled(count: Any, factor: int) -> Any:
+    """Return `count * factor`, in two's complement."""
+    if isinstance(count, int):
+        return count * factor
+    product = uint64.multiply(count[1], jnp.uint32(abs(factor)))
+    return jnp.stack(uint64.negative(product) if factor < 0 else product)
+
+
+def _at_most(a: Any, b: Any) -> Any:
+    """Return a <= b, of Python ints or signed uint32[2]."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
+    return uint64.at_most(*(uint64.of(x) if isinstance(x, int) else Wide(*x) for x in (a, b)))
 
 
 def _float(words: Wide) -> jax.Array:

@@ -18,6 +18,17 @@ from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
+def is_int(value: Any) -> bool:
+    """Return whether it is an int of Python or numpy, and not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") -> None:
+    """Raise unless it is a Python int from `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
+
+
 def _text(name: str) -> str:
     return f"leaf '{name}'" if name else "the row"
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import checked_keys, chosen, convert, is_int, lead_of, replaced
+from fbuf.transforms._fields import checked_keys, chosen, convert, lead_of, replaced
 
 
 @component

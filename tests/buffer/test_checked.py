@@ -45,8 +45,6 @@ def test_a_checked_buffer_is_a_value() -> None:
 
 
 def test_an_unchecked_buffer_compiles_as_before() -> None:
-    """And the checked one does compile to something else, so that the comparison can fail."""
-
     def step(buffer: Any, state: Any, errors: Any) -> Any:
         return updated(buffer, buffer.extend(state, rows_of(6, 2)), errors)
 

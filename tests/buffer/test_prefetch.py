@@ -108,9 +108,6 @@ def test_another_batch_size_is_refused() -> None:
         fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0))
 
 
-# ----------------------------------------------------------------------------------------- the store in a step
-
-
 def filled(buffer: fbuf.Buffer) -> Any:
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])

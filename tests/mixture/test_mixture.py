@@ -189,7 +189,11 @@ def test_invalid_arguments_are_refused() -> None:
         refused(TypeError, r"name is .*The order is \(state, name", lambda row=row: mixture.add(state, row, "a"))
     refused(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
     for odd in (jnp.array(True), jnp.complex64(0.5)):
-        refused(TypeError, "expected a real number", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
+        refused(
+            TypeError,
+            "expected a number from 0 to 1",
+            lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}),
+        )
     refused(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
     refused(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
     refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
@@ -224,7 +228,7 @@ def test_invalid_arguments_are_refused() -> None:
         args = [jnp.ones(4)] * (verb != "get")
         refused(
             TypeError,
-            rf"Buffer.{verb}: index is MixtureIndex, of rows of several buffers.* Write mixture.route\(batch.index, name\)",
+            rf"Buffer.{verb}: index is MixtureIndex; expected the Index of a batch. Pass mixture.route\(batch.index, name\)",
             lambda own=own, verb=verb, args=args: getattr(own, verb)(state["a"], batch.index, *args),
         )
     refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
@@ -263,8 +267,6 @@ def test_methods_of_buffers_alone_are_named() -> None:
 
 @jax.tree_util.register_static
 class Remembering(Epoch):
-    """Remembers what it drew and has no `draw_some`."""
-
     draw_some = None  # type: ignore[assignment]
 
     def draw(self, *args: Any) -> Any:

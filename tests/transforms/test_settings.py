@@ -25,7 +25,7 @@ EXAMPLES: list[tuple[Any, Any, str | None]] = [
     (
         {"on_write": Drop("x"), "episode_end": ("x",)},
         {"x": False, "y": 0},
-        "episode_end names 'x', but rows have y",
+        "episode_end names 'x'; expected leaves of y",
     ),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
     ({"on_write": Drop("x"), "view": Sequence(2)}, {"x": False, "y": 0}, "episode_end names 'terminated'"),
@@ -46,8 +46,6 @@ def test_init_checks_transforms_on_the_example() -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loses:
-    """Forgets the leading axes."""
-
     def apply(self, data: Any, context: Any) -> Any:
         return {"x": data["x"].sum()}
 

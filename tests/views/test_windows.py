@@ -185,7 +185,6 @@ def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
 
 
 def test_long_windows_cost_no_more_to_add_to() -> None:
-    """What a write carries from one to the next does not grow with the window."""
     sizes = []
     for view in (Sequence(10), Sequence(1000), Episode(1000)):
         buffer = fbuf.Buffer(4000, view=view)
@@ -195,7 +194,6 @@ def test_long_windows_cost_no_more_to_add_to() -> None:
 
 
 def test_episodes_that_never_end_are_counted_by_remainders() -> None:
-    """2^30 rows after its beginning an episode is cut into windows as it was."""
     buffer = fbuf.Buffer(60, view=Sequence(4, stride=3, episode_end=()))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of([60]))
     late = dataclasses.replace(state.anchors, step=state.anchors.step + jnp.int32(2**30 - 100 - 2**30 % 3))
@@ -333,7 +331,6 @@ def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
 
 
 def learnt(view: Any, ends: str) -> list[bool]:
-    """`learning_mask` of the newest window that can be drawn, after rows with these ends (`t` is terminated)."""
     count = len(ends)
     end = np.array([letter == "t" for letter in ends])
     buffer = fbuf.Buffer(count, view=view)
@@ -348,14 +345,12 @@ def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
 
 
 def test_reset_rows_are_not_learnt_from() -> None:
-    """Whether they are the last of a window, or in the middle of one that crosses ends."""
     assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
     crossing = Sequence(4, boundary="cross", autoreset="next_step")
     assert learnt(crossing, "-t--") == [True, True, False, True]
 
 
 def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
-    """After a conversion, too: the oldest row's frames behind it are unknown."""
     view = Transition(stack=2, observation="id", action=None, reward="episode")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})

@@ -61,7 +61,6 @@ def test_grad_around_sample(wrap: Any) -> None:
 
 
 def test_grad_through_rows_that_were_stored() -> None:
-    """Device rows are plain arrays: what is read depends on what was written."""
     buffer = fbuf.Buffer(capacity=8)
 
     def total(x: jax.Array) -> jax.Array:
@@ -77,7 +76,6 @@ def test_grad_through_rows_that_were_stored() -> None:
 @pytest.mark.optimized
 @pytest.mark.parametrize("crossing", ["state", "buffer"])
 def test_export_round_trip(crossing: str) -> None:
-    """The state crosses as itself, and so does the buffer, as JSON of its fields."""
     raw = jax.random.key_data(KEY)
     if crossing == "state":
         exported = export.export(jax.jit(functools.partial(step, RICH)))(filled(), raw, rows(2))
@@ -113,8 +111,6 @@ print(sum(hits))
 
 @pytest.mark.optimized
 def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
-    """Host stores put no entry there (JAX caches no program with a callback); nothing of a Device step may do so."""
-
     def run() -> tuple[int, set[str]]:
         hits = int(run_python(_CACHED, tmp_path).stdout)
         return hits, {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
@@ -127,7 +123,6 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["prioritized-transition", "deduplicated"])
 def test_no_method_calls_back_to_the_host(name: str) -> None:
-    """A callback of any kind shows in the lowered text."""
     state = jax.eval_shape(BUFFERS[name].init, EXAMPLE)
     for method, call in methods(BUFFERS[name]).items():
         text = jax.jit(call).lower(state).as_text()

@@ -110,7 +110,6 @@ def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
 
 @pytest.mark.parametrize("verb", ["add", "set", "last", "get", "rebuild", "add, ranked"])
 def test_other_verbs_are_in_place(verb: str) -> None:
-    """Verbs that give no state back come after the last write: nothing orders them before one."""
     buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
     state = jax.eval_shape(buffer.init, ROW)
     if verb == "rebuild":
@@ -158,14 +157,12 @@ def test_states_vmapped_twice_are_in_place() -> None:
 
 
 def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
-    """Squared error of a linear value of the frames, and the errors themselves."""
     frames = batch.data["obs"].astype(jnp.float32).reshape(batch.mask.shape[0], -1)
     error = frames @ jnp.resize(weights, (frames.shape[1],)) - batch.data["reward"]
     return jnp.mean(batch.weight * error**2), error
 
 
 def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
-    """A whole run, `init` included, as one function of a key."""
     gradient = jax.value_and_grad(loss_of, has_aux=True)
 
     def learn(weights: jax.Array, state: Any, key: jax.Array) -> Any:
@@ -206,7 +203,6 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
     ],
 )
 def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
-    """README's two recipes: with `Uniform` the state goes through `lax.cond`, with `Prioritized` nothing does."""
     buffer = buffer_of(sampler, view)
     run = trainer(buffer, 6)
     keys = shape((2,) if seeds is None else (seeds, 2), jnp.uint32)

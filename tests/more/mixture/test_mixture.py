@@ -68,7 +68,6 @@ def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
 
 
 def test_data_sets_are_mixed(tmp_path: Path) -> None:
-    """Two data sets, and one beside a buffer that grows."""
     rows = pieces.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition())
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})

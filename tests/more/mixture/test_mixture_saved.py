@@ -31,7 +31,6 @@ def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path: Path) -> Non
 
 
 def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
-    """A stage with other settings learns again, from the rows held."""
     online = fbuf.Buffer(
         20,
         storage=Compressed(keys=("obs",)),

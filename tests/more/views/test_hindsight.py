@@ -28,7 +28,6 @@ def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | No
 
 
 def test_what_is_not_relabelled_is_as_without_it() -> None:
-    """The same key draws the same transitions."""
     rows = {
         "obs": {
             "desired_goal": jnp.arange(40.0),
@@ -58,7 +57,6 @@ def test_what_is_not_relabelled_is_as_without_it() -> None:
 
 
 def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
-    """A sparse reward over rows that hold int32 rewards; the goal is a leaf of its own."""
     count = 30
     rows = {
         "obs": jnp.arange(count, dtype=jnp.float32),
@@ -79,7 +77,6 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
 
 
 def test_an_episode_far_longer_than_the_ring() -> None:
-    """Nothing is known of where it began; goals are of rows still held."""
     view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
     buffer = fbuf.Buffer(16, view=view)
     example = {
@@ -99,7 +96,6 @@ def test_an_episode_far_longer_than_the_ring() -> None:
 
 
 def test_an_observation_that_is_the_achieved_goal() -> None:
-    """The true final observation counts as for goals below it."""
     number = np.arange(12, dtype=np.int32)
     rows = {
         "obs": number.astype(np.float32),

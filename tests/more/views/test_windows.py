@@ -58,7 +58,6 @@ def test_leaves_keep_their_structure() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    """Too few rows, or no episode over yet: nothing, and it is counted."""
     for view, sampler in (
         (Sequence(4), Uniform("episodes")),
         (Episode(9), Prioritized()),
