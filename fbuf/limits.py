@@ -90,9 +90,7 @@ class Limit:
         for name in ("min_diff", "max_diff"):
             value = getattr(self, name)
             if value is not None and abs(_fraction(name, value)) * ratio.denominator >= 2**62:
-                raise ValueError(
-                    f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}. Use None."
-                )
+                raise ValueError(f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}.")
         if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
             raise ValueError(
                 f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. "

@@ -234,10 +234,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     if isinstance(what, Buffer):
         return Checked(what, allow)
     if not callable(what):
-        raise TypeError(
-            f"checked: got {type(what).__name__}; expected a Buffer, or a step that takes and returns states. Write "
-            f"fbuf.checked(buffer)."
-        )
+        raise TypeError(f"checked: got {type(what).__name__}; expected a Buffer, or a step of states.")
     if allow:
         raise TypeError(f"checked: allow is {allow!r}, but a step is given; expected a Buffer with it. Leave it out.")
     return checked_step(what)

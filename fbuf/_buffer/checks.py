@@ -41,15 +41,11 @@ def check_sizes(buffer: BufferConfig) -> None:
             near = f"{low} or {low + lanes}" if low else f"{lanes}"
             raise ValueError(f"Buffer: capacity is {capacity}, not a multiple of lanes={lanes}. Use capacity={near}.")
     if not arguments.is_int(buffer.prefetch) or buffer.prefetch not in (0, 1):
-        raise ValueError(
-            f"Buffer: prefetch is {buffer.prefetch!r}; expected 0, or 1 to draw batches one `sample` ahead."
-        )
+        raise ValueError(f"Buffer: prefetch is {buffer.prefetch!r}; expected 0, or 1 to draw one batch ahead.")
     if buffer.batch_size is not None:
         check_batch_size("Buffer", buffer.batch_size)
     elif buffer.prefetch:
-        raise ValueError(
-            "Buffer: prefetch is 1, but batch_size is None. Write Buffer(..., prefetch=1, batch_size=256)."
-        )
+        raise ValueError("Buffer: prefetch is 1, but batch_size is None. Write Buffer(..., batch_size=256).")
 
 
 def check_parts(buffer: BufferConfig) -> None:
@@ -129,9 +125,7 @@ def _check_order(buffer: BufferConfig) -> None:
         needs = f"{buffer.sampler!r} needs rows to be replaced oldest first"
     if needs:
         fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
-        raise ValueError(
-            f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
-        )
+        raise ValueError(f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writers.Ring().")
 
 
 def check_fields(call: str, buffer: BufferConfig, spec: Spec) -> None:
@@ -250,9 +244,7 @@ def check_draw(
 ) -> tuple[int, dict[str, jax.Array]]:
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
-        raise TypeError(
-            f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
-        )
+        raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:
         raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")

@@ -41,16 +41,14 @@ def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
         return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
     except OverflowError:
         raise ValueError(
-            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use a value in its range."
+            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use one in its range."
         ) from None
 
 
 def check_spec(call: str, spec: Spec) -> None:
     """Raise for rows without leaves, or with leaves that are not plain arrays."""
     if not spec:
-        raise ValueError(
-            f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
-        )
+        raise ValueError(f"{call}: the example has no leaves; expected one row, such as {{'obs': obs}}.")
     for name, leaf in spec.items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(

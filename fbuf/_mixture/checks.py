@@ -25,9 +25,7 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
     """Return names and buffers, in order."""
     pairs = tuple(buffers.items()) if isinstance(buffers, Mapping) else buffers
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TypeError(
-            f'Mixture: buffers is {type(buffers).__name__}; expected a dict. Write {{"online": buffer, ...}}.'
-        )
+        raise TypeError(f'Mixture: buffers is {type(buffers).__name__}; expected a dict {{"online": buffer, ...}}.')
     if not pairs:
         raise ValueError('Mixture: buffers is empty. Write Mixture({"online": buffer, ...}).')
     for name, buffer in pairs:
@@ -58,9 +56,7 @@ def checked_fractions(fractions: Any, names: Sequence[str]) -> tuple[float, ...]
         check_names("Mixture: fractions", fractions, names, complete=True)
         values = tuple(fractions[name] for name in names)
     if not isinstance(values, tuple) or len(values) != len(names):
-        raise TypeError(
-            f"Mixture: fractions is {fractions!r}; expected a dict with one for each of {', '.join(names)}."
-        )
+        raise TypeError(f"Mixture: fractions is {fractions!r}; expected a dict of {', '.join(names)}.")
     for name, value in zip(names, values, strict=True):
         check_number("Mixture", f"the fraction of '{name}'", value, 1)
     out = tuple(map(float, values))
@@ -97,9 +93,7 @@ def traced_fractions(call: str, given: Any, names: Sequence[str], usual: Sequenc
     if known > 1 + _TOLERANCE or (not rest and known < 1 - _TOLERANCE):
         raise ValueError(f"{call}: the sum of fractions is {known:g}; expected 1.")
     if rest and not sum(weights.values()):
-        raise ValueError(
-            f"{call}: fractions lacks {', '.join(rest)}, whose fractions of the mixture are 0. Name them too."
-        )
+        raise ValueError(f"{call}: fractions lacks {', '.join(rest)}, of default fraction 0. Name them too.")
     values = {name: counted(jnp.asarray(value, jnp.float32)) for name, value in given.items()}
     left = jnp.maximum(jnp.float32(1) - sum(values.values(), jnp.zeros((), jnp.float32)), jnp.float32(0))
     for name, weight in weights.items():

@@ -115,10 +115,7 @@ class Mixture(MixtureConfig):
         if not isinstance(self.annealed, bool):
             raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
         if self.quota == "all" and (self.fractions is not None or self.annealed):
-            raise ValueError(
-                'Mixture: quota is "all"; expected fractions=None and annealed=False. Write '
-                'sample(state, key, {"online": 64, ...}).'
-            )
+            raise ValueError('Mixture: quota is "all"; expected fractions=None and annealed=False.')
         _buffer_checks.check_number("Mixture", "beta", self.beta)
         object.__setattr__(self, "beta", float(self.beta))
 
@@ -562,10 +559,7 @@ class Mixture(MixtureConfig):
 
     def _known(self, call: str, name: Any) -> str:
         if not isinstance(name, str):
-            raise TypeError(
-                f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
-                "(state, name, ...)."
-            )
+            raise TypeError(f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}.")
         if name not in self.names:
             raise ValueError(f"{call}: name is {name!r}; expected one of {', '.join(self.names)}.")
         return name

@@ -99,9 +99,7 @@ class Sequence(_WindowView):
         if self.boundary not in ("stop", "mask", "cross"):
             raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
-            raise ValueError(
-                f"Sequence: at is {self.at}; expected 0, or with boundary='mask' less than length={self.length}."
-            )
+            raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
 

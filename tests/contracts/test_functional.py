@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf._core.component import from_config, to_config
@@ -230,15 +229,6 @@ def test_a_configuration_builds_only_what_is_ours() -> None:
             from_config({"type": name})
     with pytest.raises(TypeError, match=r"to_config: .* has no JSON form"):
         to_config(print)
-
-
-@pytest.mark.parametrize("take", [True, False])
-def test_cond_around_extend(take: bool) -> None:
-    def maybe(state: Any, wanted: Any) -> Any:
-        return lax.cond(wanted, lambda s: RICH.extend(s, rows(3, 40)), lambda s: s, state)
-
-    after = jax.jit(maybe)(filled(), jnp.bool_(take))
-    same(after, RICH.extend(filled(), rows(3, 40)) if take else filled())
 
 
 def test_a_state_is_a_pytree() -> None:

@@ -156,7 +156,7 @@ SETTINGS: list[tuple[Any, str]] = [
         lambda: RewardToGo(episode_end="done"),
         r"episode_end is 'done'; expected a tuple. Write episode_end=\('done',\)",
     ),
-    (lambda: Augment("a", 0), "shift is 0 and crop is None; expected one of them"),
+    (lambda: Augment("a", 0), "shift is 0 and crop is None. Write shift=4"),
     (lambda: Augment("a", crop=(0, 3)), "crop is .0, 3.; expected ints >= 1"),
     (lambda: Augment("a", axes=(1, 2)), "axes is .1, 2.; expected two different negative ints"),
     (lambda: Normalize("a", clip=0), "Normalize: clip is 0; expected a finite number > 0"),

@@ -204,16 +204,16 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
 def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
     path = str(made[0])
     example = fbuf.datasets._open.example(pieces.SCHEMA)
-    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-        fbuf.Buffer(34, storage=DataSet(path))
-    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-        fbuf.Buffer(34, storage=Device(), writer=Frozen())
-    with pytest.raises(ValueError, match="capacity 33 in 1 lanes; expected 34 in one"):
-        fbuf.Buffer(33, storage=DataSet(path), writer=Frozen()).init(example)
-    with pytest.raises(ValueError, match="in 2 lanes"):
-        fbuf.Buffer(34, storage=DataSet(path), writer=Frozen(), lanes=2).init(example)
-    with pytest.raises(ValueError, match="rows of .* are"):
-        fbuf.Buffer(34, storage=DataSet(path), writer=Frozen()).init({**example, "reward": jnp.zeros(2)})
+    for parts in ({"storage": DataSet(path)}, {"storage": Device(), "writer": Frozen()}):
+        with pytest.raises(ValueError, match="expected both for a data set, or neither"):
+            fbuf.Buffer(34, **parts)
+    for capacity, lanes, reward, message in (
+        (33, None, 0.0, "capacity 33 in 1 lanes; expected 34 in one"),
+        (34, 2, 0.0, "in 2 lanes"),
+        (34, None, jnp.zeros(2), "rows of .* are"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes).init({**example, "reward": reward})
     for settings in ({"path": ""}, {"path": path, "memory": -1}, {"path": path, "cache": 1.5}):
         with pytest.raises((TypeError, ValueError), match="DataSet: "):
             DataSet(**settings)

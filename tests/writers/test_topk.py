@@ -289,7 +289,7 @@ def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
         (
             "pair",
             TypeError,
-            r"leaf 'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
+            r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
         ),
         ("z", TypeError, r"leaf 'z' is complex64\[\]"),
         (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),

@@ -37,9 +37,6 @@ from tests.support.inplace import (
 pytestmark = pytest.mark.optimized
 
 
-DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
-
-
 # For the richest state (rows, tree, flags) every pair: a scan of "es" also orders the "e" of a turn after the "s" of the
 # one before, so one of each two is enough. Some for the others, and some longer ones.
 PAIRS = [
@@ -59,33 +56,26 @@ def test_every_pair_of_methods_is_in_place(form: str, sampler: str, view: str, o
     FORMS[form](buffer_of(sampler, view), order)
 
 
-@pytest.mark.parametrize(
-    ("form", "sampler", "view", "order"),
-    [
-        ("scan", "prioritized", "transition", "esu"),
-        ("jit", "prioritized", "transition", "seor"),
-        ("jit", "uniform", "transition", "ter"),
-    ],
-)
-def test_orders_are_in_place_with_blocks(form: str, sampler: str, view: str, order: str) -> None:
-    FORMS[form](buffer_of(sampler, view, storage=DEDUPLICATED), order)
-
-
-WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
+BLOCKS = {"storage": fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)}
+TOPK = {"writer": fbuf.writers.TopK("reward"), "episode_end": ()}
+RESERVOIR = {"writer": fbuf.writers.Reservoir(), "episode_end": ()}
 
 
 @pytest.mark.parametrize(
-    ("form", "writer", "sampler", "order"),
+    ("form", "parts", "sampler", "view", "order"),
     [
-        ("scan", "topk", "prioritized", "estu"),
-        ("jit", "topk", "uniform", "ser"),
-        ("scan", "topk", "minimum", "seor"),
-        ("scan", "reservoir", "prioritized", "estu"),
-        ("jit", "reservoir", "uniform", "ser"),
+        ("scan", BLOCKS, "prioritized", "transition", "esu"),
+        ("jit", BLOCKS, "prioritized", "transition", "seor"),
+        ("jit", BLOCKS, "uniform", "transition", "ter"),
+        ("scan", TOPK, "prioritized", "row", "estu"),
+        ("jit", TOPK, "uniform", "row", "ser"),
+        ("scan", TOPK, "minimum", "row", "seor"),
+        ("scan", RESERVOIR, "prioritized", "row", "estu"),
+        ("jit", RESERVOIR, "uniform", "row", "ser"),
     ],
 )
-def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
-    FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
+def test_orders_are_in_place_with_other_parts(form: str, parts: Any, sampler: str, view: str, order: str) -> None:
+    FORMS[form](dataclasses.replace(buffer_of(sampler, view), **parts), order)
 
 
 @pytest.mark.parametrize("lanes", [None, LANES])
@@ -137,23 +127,19 @@ def test_more_rows_than_fit_are_in_place() -> None:
 @pytest.mark.parametrize("order", ["seu", "sroe"])
 def test_vmapped_states_are_in_place(order: str) -> None:
     buffer, copies = buffer_of("prioritized", "transition"), 3
-    step = jax.vmap(step_of(buffer, order))
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    assert_inplace(step, state, inputs((copies,)), bound=copies * 64 * 1024)
+    assert_inplace(jax.vmap(step_of(buffer, order)), state, inputs((copies,)), bound=copies * 64 * 1024)
     state_of(buffer, 64 * 1024)
 
 
-def test_vmapped_uniform_states_are_in_place() -> None:
-    buffer, copies = buffer_of("uniform", "transition"), 3
-    state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
+@pytest.mark.parametrize(("view", "order", "axes"), [("transition", "ser", (3,)), ("row", "se", (2, 2))])
+def test_vmapped_uniform_states_are_in_place(view: str, order: str, axes: tuple[int, ...]) -> None:
+    buffer = buffer_of("uniform", view)
+    step = step_of(buffer, order)
+    for _ in axes:
+        step = jax.vmap(step)
+    memory = assert_inplace(step, leading(jax.eval_shape(buffer.init, ROW), *axes), inputs(axes))
     state_of(buffer, memory.bound)
-
-
-def test_states_vmapped_twice_are_in_place() -> None:
-    buffer = buffer_of("uniform", "row")
-    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
-    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))
 
 
 def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
@@ -193,14 +179,7 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
 
 @pytest.mark.parametrize(
     ("sampler", "view", "seeds"),
-    [
-        ("uniform", "row", 4),
-        ("prioritized", "transition", 4),
-        ("uniform", "transition", 4),
-        ("prioritized", "row", 4),
-        ("uniform", "transition", None),
-        ("prioritized", "transition", None),
-    ],
+    [(s, v, n) for s in ("uniform", "prioritized") for v, n in (("row", 4), ("transition", 4), ("transition", None))],
 )
 def test_whole_trainers_are_in_place(sampler: str, view: str, seeds: int | None) -> None:
     buffer = buffer_of(sampler, view)
@@ -236,8 +215,7 @@ def test_donated_add_keeps_every_large_leaf_where_it_was(sampler: str, view: str
     for key in jax.random.split(jax.random.key(5), 3):
         state = add(state, jax.tree.map(lambda x: x[0], rows_at(key)))
     after = pointers(state)
-    assert large
-    assert {name: after[name] for name in large} == before
+    assert large and {name: after[name] for name in large} == before
 
 
 def test_convert_reads_only_what_ends_episodes() -> None:
