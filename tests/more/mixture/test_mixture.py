@@ -125,27 +125,6 @@ def test_steps_are_in_place(sampler: str, mode: str) -> None:
     check_in_place(sampler, mode)
 
 
-def test_priorities_go_where_rows_came_from() -> None:
-    sampler = Prioritized(alpha=1.0, eps=0.0)
-    mixture = fbuf.Mixture(
-        {"a": fbuf.Buffer(20, sampler=sampler), "u": fbuf.uniform(20), "b": fbuf.Buffer(20, sampler=sampler)}
-    )
-    state = filled(mixture)
-    state, batch = mixture.sample(state, jax.random.key(0), 12)
-    error = jnp.where(jnp.arange(12) == 0, jnp.nan, jnp.arange(12) + 2.0)
-    new = mixture.update_priority(state, batch.index, error)
-    for i, name in enumerate(mixture.names):
-        if name == "u":
-            continue
-        leaves = np.ones(20)
-        for row in range(12):
-            if int(batch.source[row]) == i and row:
-                leaves[int(batch.index.slot[row])] = row + 2
-        np.testing.assert_allclose(new[name].sampler.tree[:20], leaves, rtol=1e-6)
-        assert int(mixture.stats(new)[f"{name}/refused_nonfinite"]) == (name == "a")
-    assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
-
-
 @pytest.mark.parametrize("annealed", [False, True])
 def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
     check_empty(annealed=annealed)
