@@ -1,7 +1,7 @@
 """`Replay`: a buffer, its state and its key in one object, which threads may share.
 
-`_replay` is the object. `_turns` says whose turn it is, `_pacing` who waits for a limit and why, `_batches` is the iterator
-that draws ahead, `_arrays` takes and gives arrays of any kind.
+`replay` is the object, `fair_lock` its lock, `limiter` lets calls wait for a limit, `batches` prefetches in a thread,
+`arguments` checks and converts arrays, `defer_interrupt` protects a donated state from Ctrl-C.
 """
 
 from fbuf._concurrency.wakeup import ReplayClosed
