@@ -14,9 +14,11 @@ from fbuf._buffer.checks import check_is_index
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._interfaces.writer import ReadOnly
+from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
 FORMS = ("jax", "numpy", "torch")
+_SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
 
 
 def check_form(call: str, to: Any, device: Any = None) -> None:
@@ -75,6 +77,8 @@ def to_array(value: Any, name: str) -> Any:
     if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice)):
         return value
     if _is_torch(value):
+        if value.device.type == "cpu" and not value.requires_grad and str(value.dtype)[6:] in _SHARED:
+            return value.numpy()
         from fbuf.torch import from_torch
 
         return from_torch({name: value})[name]
@@ -105,8 +109,10 @@ def to_index(call: str, index: Any) -> Index:
     return Index(to_array(index.slot, "index.slot"), to_array(index.ticket, "index.ticket"))
 
 
-def convert(batch: Sample, to: str) -> Sample:
+def convert(batch: Sample | PackedBatch, to: str) -> Sample:
     """Return a batch of JAX, numpy or torch arrays."""
+    if isinstance(batch, PackedBatch):
+        return batch.to_numpy() if to == "numpy" else batch.to_torch()
     if to == "numpy":
         held: Sample = jax.device_get(batch)
         return held

@@ -9,6 +9,7 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
@@ -32,8 +32,10 @@ from fbuf._concurrency.wakeup import ReplayClosed, Stop
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._interfaces.sampler import host_kept
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
+from fbuf._replay import programs
 from fbuf._replay.arguments import (
     check_form,
     check_limit,
@@ -50,19 +52,12 @@ from fbuf._replay.batches import Batches
 from fbuf._replay.defer_interrupt import DeferInterrupts
 from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
+from fbuf._replay.row_block import row_block
 from fbuf.limits import Limit, LimitState
 from fbuf.samplers import Prioritized, Ranked, Uniform
-from fbuf.storages import Ragged
+from fbuf.storages import Deduplicated, Device, Ragged
 
 F = TypeVar("F", bound=Callable[..., Any])
-Counts = tuple[Any, Any] | None
-
-_in_place = partial(jax.jit, static_argnums=0, donate_argnums=1)
-_add = _in_place(Buffer.add)
-_extend = _in_place(Buffer.extend)
-_update_priority = _in_place(Buffer.update_priority)
-_update_rows = _in_place(Buffer.update_rows)
-_copied = jax.jit(jnp.copy)
 
 
 def _restores_lock(method: F) -> F:
@@ -83,12 +78,13 @@ def _restores_lock(method: F) -> F:
 
 
 def _locked(method: F) -> F:
-    """Hold the lock during the call."""
+    """Hold the lock during the call, with every added row written."""
 
     @_restores_lock
     @functools.wraps(method)
     def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
         with self._acquire():
+            self._flush()
             return method(self, *args, **kwargs)
 
     return cast(F, call)
@@ -112,6 +108,11 @@ class Replay:
 
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
+
+    `add` is cheap in plain Python loops: it copies NumPy rows into host memory, and one `extend` writes up to 64 of them when
+    the memory is full, or before anything reads the state. Batches, counts and errors are those of writing each row at
+    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, and rows for `on_write` are
+    written at once.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
@@ -180,12 +181,22 @@ class Replay:
             example = example if isinstance(buffer.storage, Ragged) else to_rows(example)
             state = buffer.resume(example) if resume else buffer.init(example)
         pace = None if limit is None else start(limit, int(np.asarray(state.ring.size).sum()))
-        counters = np.array(state.counters)
-        self._begin(Shell(buffer, state, jax.random.key(seed), counters, strict, unlimited, limit, pace))
+        self._begin(
+            Shell(buffer, state, jax.random.key(seed), np.array(state.counters), strict, unlimited, limit, pace)
+        )
 
     def _begin(self, shell: Shell) -> None:
         self.buffer, self.strict, self.unlimited = shell.buffer, shell.strict, shell.unlimited
-        self._state, self._key, self._counters = shell.state, shell.key, cast(Any, shell.counters)
+        self._state, self._key = shell.state, jax.random.key_data(shell.key)
+        self._impl = str(jax.random.key_impl(shell.key))
+        self._block = row_block(self.buffer, self._state)
+        self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
+        self._draws: dict[tuple[int | None, bool], Any] = {}  # programs by batch size, without options
+        on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_kept(self.buffer.sampler)
+        # An interrupt inside a callback would become another error.
+        self._guard: Any = contextlib.nullcontext if on_device else DeferInterrupts
+        devices = self._state.token.sharding.device_set
+        self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
         self._lock, self._closed = FairLock(), False
         self._limiter: BlockingLimiter | None = None
         if shell.limit is not None and shell.pace is not None:
@@ -197,7 +208,14 @@ class Replay:
     @property
     def state(self) -> BufferState:
         """The current state. The next write through this object donates it, so copy what you keep."""
-        return self._state
+        return self._current_state()
+
+    @_restores_lock
+    def _current_state(self) -> BufferState:
+        with self._lock.acquire():
+            if not self._state.token.is_deleted():
+                self._flush()
+            return self._state
 
     @property
     def limit(self) -> Limit | None:
@@ -219,7 +237,7 @@ class Replay:
           >>> len(replay)
           1
         """
-        self._write("Replay.add", _add, row, priority, mask, timeout)
+        self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
         """Add rows in order of time; see `Buffer.extend`. Wait until the limit allows all of them.
@@ -242,16 +260,19 @@ class Replay:
           ...     print("the queue is full")
           the queue is full
         """
-        self._write("Replay.extend", _extend, rows, priority, mask, timeout)
+        self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
 
     @_restores_lock
     def _write(self, call: str, method: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> None:
         self._check_timeout(call, timeout)
-        ragged = isinstance(self.buffer.storage, Ragged)
-        rows = rows if ragged else to_rows(rows)
-        priority, mask = to_array(priority, "priority"), to_array(mask, "mask")
-        with self._acquire(notify=True):
+        with self._acquire(notify=self._limiter is not None):
             self._refuse_closed(call)
+            if method is programs.add and self._collect(rows, priority, mask):
+                return
+            self._flush()
+            ragged = isinstance(self.buffer.storage, Ragged)
+            rows = rows if ragged else to_rows(rows)
+            priority, mask = to_array(priority, "priority"), to_array(mask, "mask")
             count = 0
             if self._limiter is not None:
                 shape = self.buffer.parsed(call, self._state, rows, priority, mask)[2]
@@ -259,19 +280,41 @@ class Replay:
                 self._wait(call, "add", count, timeout)
             if ragged:
                 rows = self._stored(call, rows, priority, mask)
-            elif method is _add:
+            elif method is programs.add:
                 rows = self._row(call, rows)
-            self._donate(method, rows, priority=priority, mask=mask)
+            counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
-            # Reading the counters waits for the write, so read them only where rows can be refused.
-            counts = self._count() if priority is not None or isinstance(self.buffer.storage, Growable) else None
-        self._raise(call, counts)
+        # Reading the counters waits for the write, so read them only where rows can be refused.
+        if priority is not None or isinstance(self.buffer.storage, Growable):
+            self._raise(call, counts)
 
-    def _donate(self, method: Any, *args: Any, **options: Any) -> None:
-        """Write in place, without an interrupt between the donation and the assignment."""
+    def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
+        """Keep one row for a later write; False where it must be written now."""
+        block = self._block
+        if block is None or priority is not None or self._limiter is not None or not block.append(row, mask):
+            return False
+        if block.count == block.length:
+            self._flush()
+        return True
+
+    def _flush(self) -> None:
+        """Write the collected rows."""
+        block = self._block
+        if block is not None and block.count:
+            rows, mask = block.rows()
+            sizes = None if self._sizes is None or block.masked else self._sizes + block.count
+            with DeferInterrupts():
+                self._state, _ = programs.extend(self.buffer, self._state, rows, mask=mask)
+                block.clear()
+                self._sizes = None if sizes is None else np.minimum(sizes, self.buffer.geometry.length)
+
+    def _donate(self, method: Any, *args: Any, **options: Any) -> Any:
+        """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
         with DeferInterrupts():
-            self._state = method(self.buffer, self._state, *args, **options)
+            self._sizes = None
+            self._state, counts = method(self.buffer, self._state, *args, **options)
+        return counts
 
     def _row(self, call: str, row: PyTree) -> PyTree:
         """Return one row with Python numbers as arrays."""
@@ -293,7 +336,11 @@ class Replay:
         while length < needed:
             capacity, length = 2 * capacity, 2 * length
         if capacity != self.buffer.capacity:
-            self.buffer, self._state = self.buffer.grow(self._state, capacity=capacity)
+            self._grow(None, capacity)
+
+    def _grow(self, blocks: Any, capacity: int | None) -> None:
+        self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
+        self._sizes, self._block, self._draws = None, row_block(self.buffer, self._state), {}
 
     @_restores_lock
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
@@ -307,7 +354,8 @@ class Replay:
           1000
         """
         with self._acquire(notify=True):
-            self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
+            self._flush()
+            self._grow(blocks, capacity)
 
     def sample(
         self, batch_size: int | None = None, *, to: str = "jax", timeout: float | None = None, **options: Any
@@ -335,24 +383,30 @@ class Replay:
         """
         check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
-        return convert(self._sample("Replay.sample", batch_size, options, timeout, None), to)
+        packed = to != "jax" and self._packs
+        return convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 
     @_restores_lock
     def _sample(
-        self, call: str, batch_size: int | None, options: dict[str, Any], timeout: float | None, stop: Stop | None
-    ) -> Sample:
-        with self._acquire(notify=True, stop=stop):
+        self,
+        call: str,
+        batch_size: int | None,
+        options: dict[str, Any],
+        timeout: float | None,
+        stop: Stop | None = None,
+        packed: bool = False,
+    ) -> Any:
+        with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size = 0
+            size, draw, numbers = self._sampler(batch_size, options, packed)
             if self._limiter is not None:
-                size = self._check_draw(batch_size, options)
                 self._wait(call, "sample", size, timeout, stop)
-            with DeferInterrupts():  # a callback would turn it into another error
-                self._key, key = jax.random.split(self._key)
-                self._state, batch = self.buffer.sample(self._state, key, batch_size, **options)
+            self._flush()
+            with self._guard():
+                changes, key, batch, counts = draw(self._state, self._key, numbers)
+                self._state, self._key = programs.with_changes(self._state, changes), key
             if self._limiter is not None:
                 self._limiter.done("sample", size)
-            counts = self._count()
         self._raise(call, counts)
         return batch
 
@@ -366,9 +420,16 @@ class Replay:
         """
         self._ahead = True
 
-    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> int:
-        form = "sample(batch_size)"
-        return check_draw("Replay.sample", form, self.buffer, self._key, batch_size, options)[0]
+    def _sampler(self, batch_size: int | None, options: dict[str, Any], packed: bool) -> tuple[int, Any, Any]:
+        """Return the batch size, the program that draws, and its numbers, all checked."""
+        known = self._draws.get((batch_size, packed)) if not options else None
+        if known is None:
+            key = jax.random.wrap_key_data(self._key, impl=self._impl)
+            size, numbers = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
+            known = size, programs.sampler(self.buffer, size, self._impl, packed), numbers
+            if not options:
+                self._draws[batch_size, packed] = known
+        return known
 
     def batches(
         self,
@@ -416,7 +477,7 @@ class Replay:
                 f"{call}: prefetch is {prefetch!r}; expected an int >= 1. Without prefetch use replay.sample."
             )
         check_seconds(call, timeout)
-        size = self._check_draw(batch_size, options)
+        size = self._sampler(batch_size, options, False)[0]
         self._refuse_closed(call)
         self.expect_stale()
 
@@ -453,9 +514,9 @@ class Replay:
         check_eta(call, eta)
         index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
         with self._acquire():
+            self._flush()
             index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, td_error, mask))
-            self._donate(_update_priority, index, td_error, mask=mask, eta=eta)
-            counts = self._count()
+            counts = self._donate(programs.update_priority, index, td_error, mask=mask, eta=eta)
         self._raise(call, counts)
 
     @_restores_lock
@@ -472,9 +533,9 @@ class Replay:
         """
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
+            self._flush()
             index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
-            self._donate(_update_rows, index, fields)
-            counts = self._count()
+            counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)
 
     @_locked
@@ -532,7 +593,8 @@ class Replay:
           0
         """
         with self._acquire(notify=True):
-            self._state = self.buffer.clear(self._state)
+            self._flush()
+            self._state, self._sizes = self.buffer.clear(self._state), None
             if self._limiter is not None:
                 self._limiter.cleared()
 
@@ -573,7 +635,7 @@ class Replay:
         """
         size = batch_size or self.buffer.batch_size or 1
         allowed = self._limiter is None or self._limiter.allows("sample", size)
-        return allowed and bool(self.buffer.can_sample(self._state))
+        return allowed and self._held() > 0 and self._ready()
 
     @_locked
     def can_add(self, rows: int = 1) -> bool:
@@ -682,8 +744,8 @@ class Replay:
           >>> len(again), int(extra["step"])
           (5, 7)
         """
-        limit, pace, counters = self.limit, self.pace, np.asarray(self._counters)
-        shell = Shell(self.buffer, self._state, self._key, counters, self.strict, self.unlimited, limit, pace)
+        key, counters = jax.random.wrap_key_data(self._key, impl=self._impl), np.array(self._state.counters)
+        shell = Shell(self.buffer, self._state, key, counters, self.strict, self.unlimited, self.limit, self.pace)
         return _replay.save(path, shell, keep, extra, wait, sync, progress)
 
     @classmethod
@@ -725,9 +787,10 @@ class Replay:
         replay._begin(shell)
         return replay if extra is None else (replay, saved)
 
-    @_locked
+    @_restores_lock
     def __len__(self) -> int:
-        return int(self.buffer.size(self._state))
+        with self._acquire():
+            return self._held()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -784,22 +847,23 @@ class Replay:
         self._limiter.wait(self._lock, call, kind, count, ready, check, timeout, stop)
 
     def _held(self) -> int:
-        return int(np.asarray(self._state.ring.size).sum())
+        """Return the number of rows held, collected rows included."""
+        block = self._block
+        if block is not None and block.masked:
+            self._flush()
+        if self._sizes is None:
+            self._sizes = np.array(self._state.ring.size)
+        if block is None or not block.count:
+            return int(self._sizes.sum())
+        return int(np.minimum(self._sizes + block.count, self.buffer.geometry.length).sum())
 
     def _ready(self) -> bool:
         """Return whether a row can be sampled. Asking waits for writes, so avoid it where every row can be."""
         always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
         return always or bool(self.buffer.can_sample(self._state))
 
-    def _count(self) -> Counts:
-        """Return copies of the counters before and after a call, because the next write donates the state."""
-        if not self.strict:
-            return None
-        before, self._counters = self._counters, _copied(self._state.counters)
-        return before, self._counters
-
-    def _raise(self, call: str, counts: Counts) -> None:
+    def _raise(self, call: str, counts: jax.Array) -> None:
         """Raise for what a call only counted. Wait for it without the lock."""
-        if counts is not None:
+        if self.strict and (new := np.asarray(counts)).any():
             hint = "Replay(..., strict=False) counts them in stats() instead."
-            raise_for(call, np.asarray(counts[0]), np.asarray(counts[1]), hint, ahead=self._ahead)
+            raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

@@ -21,7 +21,7 @@ import fbuf
 from fbuf import limits
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Gate, Stop, Stopped
-from fbuf._replay import fair_lock
+from fbuf._replay import fair_lock, programs
 from fbuf._replay.defer_interrupt import DeferInterrupts
 from fbuf._replay.fair_lock import FairLock
 from tests.support.replay import EXAMPLE, make, rows
@@ -274,13 +274,12 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes: bool) -> None:
     assert at > 25
 
 
-@pytest.mark.parametrize("verb", ["_add", "_extend", "_update_priority", "_update_rows"])
+@pytest.mark.parametrize("verb", ["add", "extend", "update_priority", "update_rows"])
 def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[fbuf.Replay.__module__]
     replay = fbuf.Replay(fbuf.prioritized(64), EXAMPLE, seed=1)
     replay.extend(rows(0))
     index = replay.sample(4).index
-    real, interrupted = getattr(module, verb), []
+    real, interrupted = getattr(programs, verb), []
 
     def interrupt(*args: Any, **options: Any) -> Any:
         made = real(*args, **options)  # the donated state is gone
@@ -288,12 +287,12 @@ def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyP
         interrupted.append(verb)
         return made
 
-    monkeypatch.setattr(module, verb, interrupt)
+    monkeypatch.setattr(programs, verb, interrupt)
     calls: dict[str, Callable[[], Any]] = {
-        "_add": lambda: replay.add({"t": 5}),
-        "_extend": lambda: replay.extend(rows(5)),
-        "_update_priority": lambda: replay.update_priority(index, np.ones(4, np.float32)),
-        "_update_rows": lambda: replay.update_rows(index, {"t": np.zeros(4, np.int32)}),
+        "add": lambda: replay.add({"t": 5}, priority=1.0),
+        "extend": lambda: replay.extend(rows(5)),
+        "update_priority": lambda: replay.update_priority(index, np.ones(4, np.float32)),
+        "update_rows": lambda: replay.update_rows(index, {"t": np.zeros(4, np.int32)}),
     }
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

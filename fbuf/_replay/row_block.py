@@ -1,0 +1,115 @@
+"""`RowBlock`: rows of `Replay.add` in host memory, until one `extend` writes all of them.
+
+One jitted call costs some 50 us, whether it writes one row or sixty-four. `Replay` copies single rows into NumPy arrays
+[N, E, ...] instead, and writes the block when it is full or before anything reads the state. It writes a block with a
+mask, in one of two lengths, so that at most two programs are compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import PyTree
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
+from fbuf.storages import Compressed, Device, Host
+from fbuf.writers import Ring
+
+_LONG, _SHORT = 64, 8  # rows
+_MOST_BYTES = 1 << 20
+_NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
+_WIDE = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.uint64))
+_STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
+
+
+class RowBlock:
+    """Rows of one step per lane each, with their masks.
+
+    Args:
+      buffer, state: Of the replay; rows have the format of `Buffer.add`.
+      length: Rows that fit.
+    """
+
+    def __init__(self, buffer: Buffer, state: BufferState, length: int):
+        spec, self._structure = buffer.given_spec(state)
+        lanes = () if buffer.lanes is None else (buffer.lanes,)
+        self._columns: list[tuple[np.ndarray[Any, Any], np.dtype[Any], Any, tuple[int, ...], tuple[type, ...]]] = []
+        for leaf in spec.values():
+            dtype, shape = np.dtype(leaf.dtype), (*lanes, *leaf.shape)
+            wide = next((w for w in _WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
+            numbers = () if shape else _NUMBERS[dtype.kind]
+            self._columns.append((np.zeros((length, *shape), dtype), dtype, wide, shape, numbers))
+        self._mask = np.ones((length, *lanes), bool)
+        self._lengths = (_SHORT, length) if length > _SHORT else (length,)
+        self.length, self.count = length, 0
+        self.masked = False  # some row has a mask
+
+    def append(self, row: PyTree, mask: Any) -> bool:
+        """Copy one row. Return False, and keep nothing, unless its leaves are NumPy arrays or numbers of the row format."""
+        leaves, structure = jax.tree.flatten(row)
+        if structure != self._structure:
+            return False
+        at = self.count
+        for leaf, (column, dtype, wide, shape, numbers) in zip(leaves, self._columns, strict=True):
+            kind = type(leaf)
+            if kind in numbers:
+                try:
+                    column[at] = leaf
+                except OverflowError:
+                    return False
+            elif not issubclass(kind, (np.ndarray, np.generic)) or leaf.shape != shape:
+                return False
+            elif leaf.dtype == dtype:
+                column[at] = leaf
+            elif leaf.dtype == wide and (dtype.kind == "f" or np.all(leaf.astype(dtype) == leaf)):
+                column[at] = leaf  # as JAX does without x64
+            else:
+                return False
+        if mask is None:
+            self._mask[at] = True
+        elif isinstance(mask, (bool, np.bool_, np.ndarray)) and np.shape(mask) == self._mask.shape[1:]:
+            mask = np.asarray(mask)
+            if mask.dtype != bool:
+                return False
+            self._mask[at] = mask
+            self.masked = True
+        else:
+            return False
+        self.count = at + 1
+        return True
+
+    def rows(self) -> tuple[PyTree, np.ndarray[Any, Any]]:
+        """Return copies of the rows and masks, padded with masked rows to one of the two lengths."""
+        length = next(n for n in self._lengths if n >= self.count)
+        self._mask[self.count : length] = False
+        # The jitted call may share NumPy memory and read it later: it needs its own.
+        leaves = [column[:length].copy() for column, *_ in self._columns]
+        return self._structure.unflatten(leaves), self._mask[:length].copy()
+
+    def clear(self) -> None:
+        """Remove every row."""
+        self.count, self.masked = 0, False
+
+
+def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
+    """Return a block for rows of `buffer`, or None where one `extend` is not known to equal as many `add`s.
+
+    That holds for the storages in memory, samplers and writer of this package. Rows in files are written at once, because
+    they must outlive the process.
+    """
+    parts = type(buffer.storage) in _STORAGES and type(buffer.sampler) in _SAMPLERS and type(buffer.writer) is Ring
+    if isinstance(buffer.sampler, (Epoch, Consume)) and buffer.lanes is not None:
+        return None  # their order of rows depends on the order of steps and lanes
+    if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
+        return None
+    spec, _ = buffer.given_spec(state)
+    if any(np.dtype(leaf.dtype).kind not in _NUMBERS for leaf in spec.values()):
+        return None
+    size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
+    length = min(_LONG, buffer.geometry.length, max(_SHORT, _MOST_BYTES // max(size, 1)))
+    return RowBlock(buffer, state, length) if length > 1 else None
