@@ -6,8 +6,11 @@ returns the leaves that changed, and the caller keeps the others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -60,3 +63,18 @@ def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
         [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
     )
     return after
+
+
+@contextlib.contextmanager
+def announce(what: str) -> Iterator[None]:
+    """Print what is compiled if the block takes more than two seconds in an interactive session."""
+    if not hasattr(sys, "ps1"):
+        yield
+        return
+    text = f"fbuf: compiling {what}, once for these shapes. Replay.compile(batch_size) does this ahead."
+    timer = threading.Timer(2.0, print, (text,), {"file": sys.stderr})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -30,6 +30,7 @@ from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import Shell
 from fbuf._concurrency.wakeup import ReplayClosed, Stop
 from fbuf._core import arguments
+from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._interfaces.sampler import host_kept
@@ -398,13 +399,16 @@ class Replay:
     ) -> Any:
         with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size, draw, numbers = self._sampler(batch_size, options, packed)
+            size, draw, numbers = known = self._sampler(batch_size, options, packed)
             if self._limiter is not None:
                 self._wait(call, "sample", size, timeout, stop)
             self._flush()
-            with self._guard():
+            compiled = options or (batch_size, packed) in self._draws
+            with self._guard(), contextlib.nullcontext() if compiled else programs.announce(f"{call}({size})"):
                 changes, key, batch, counts = draw(self._state, self._key, numbers)
                 self._state, self._key = programs.with_changes(self._state, changes), key
+            if not compiled:
+                self._draws[batch_size, packed] = known
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
@@ -422,14 +426,41 @@ class Replay:
 
     def _sampler(self, batch_size: int | None, options: dict[str, Any], packed: bool) -> tuple[int, Any, Any]:
         """Return the batch size, the program that draws, and its numbers, all checked."""
-        known = self._draws.get((batch_size, packed)) if not options else None
-        if known is None:
-            key = jax.random.wrap_key_data(self._key, impl=self._impl)
-            size, numbers = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
-            known = size, programs.sampler(self.buffer, size, self._impl, packed), numbers
-            if not options:
-                self._draws[batch_size, packed] = known
-        return known
+        if not options and (batch_size, packed) in self._draws:
+            return self._draws[batch_size, packed]
+        key = jax.random.wrap_key_data(self._key, impl=self._impl)
+        size, numbers = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
+        return size, programs.sampler(self.buffer, size, self._impl, packed), numbers
+
+    @_locked
+    def compile(self, batch_size: int | None = None, *, to: str = "jax", progress: Any = True) -> None:
+        """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
+
+        Args:
+          batch_size: B; None uses the buffer's.
+          to: As for `sample`.
+          progress: True shows a progress line; a callable gets the programs compiled and their number.
+
+        Example:
+          >>> import fbuf
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay.compile(4, progress=False)
+        """
+        check_form("Replay.compile", to)
+        size, draw, numbers = self._sampler(batch_size, {}, to != "jax" and self._packs)
+        jobs = [lambda: draw.lower(self._state, self._key, numbers)]
+        for length in () if self._block is None else self._block.lengths:
+            rows, mask = self._block.rows(length)  # type: ignore[union-attr]
+            jobs.append(partial(programs.extend.lower, self.buffer, self._state, rows, mask=mask))
+        if self.buffer.sampler.prioritized:
+            words = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            update = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
+            jobs.append(partial(update, mask=None, eta=0.9))
+        bar = Bar(progress, "Replay.compile", len(jobs), " programs")
+        for job in jobs:
+            job().compile()
+            bar(1)
+        bar.close()
 
     def batches(
         self,

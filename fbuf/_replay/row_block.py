@@ -45,7 +45,7 @@ class RowBlock:
             numbers = () if shape else _NUMBERS[dtype.kind]
             self._columns.append((np.zeros((length, *shape), dtype), dtype, wide, shape, numbers))
         self._mask = np.ones((length, *lanes), bool)
-        self._lengths = (_SHORT, length) if length > _SHORT else (length,)
+        self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
         self.masked = False  # some row has a mask
 
@@ -83,9 +83,9 @@ class RowBlock:
         self.count = at + 1
         return True
 
-    def rows(self) -> tuple[PyTree, np.ndarray[Any, Any]]:
-        """Return copies of the rows and masks, padded with masked rows to one of the two lengths."""
-        length = next(n for n in self._lengths if n >= self.count)
+    def rows(self, length: int | None = None) -> tuple[PyTree, np.ndarray[Any, Any]]:
+        """Return copies of the rows and masks, padded with masked rows to `length`, by default the least that holds them."""
+        length = length or next(n for n in self.lengths if n >= self.count)
         self._mask[self.count : length] = False
         # The jitted call may share NumPy memory and read it later: it needs its own.
         leaves = [column[:length].copy() for column, *_ in self._columns]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -166,3 +169,47 @@ def test_an_odd_lane_mask_is_an_error() -> None:
         with pytest.raises((TypeError, ValueError), match="mask"):
             pair[0].add(rows, mask=mask)
     same_state(pair)
+
+
+def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+    replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
+    replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
+    assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    with jax.log_compiles():
+        for n in range(70):
+            replay.add(row(n))
+        batch = replay.sample(4, to="numpy")
+        replay.update_priority(batch.index, np.ones(4, np.float32))
+        replay.add(row(0))
+        replay.sample(4, to="numpy")
+        assert "Compiling" not in caplog.text
+        replay.sample(5, to="numpy")
+        assert "Compiling" in caplog.text
+
+
+def test_a_slow_compilation_is_announced_in_interactive_sessions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timers = list[Any]()
+
+    class Timer:
+        def __init__(self, seconds: float, call: Any, args: Any, options: Any):
+            self.seconds, self.fire, self.cancelled = seconds, lambda: call(*args, **options), False
+            timers.append(self)
+
+        def start(self) -> None:
+            self.fire()
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    replay = make()
+    replay.add(row(0))
+    replay.sample(3)
+    assert not timers
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    for _ in range(2):
+        replay.sample(2)
+    assert [(t.seconds, t.cancelled) for t in timers] == [(2.0, True)]
+    assert capsys.readouterr().err.startswith("fbuf: compiling Replay.sample(2), once for these shapes.")
