@@ -58,7 +58,8 @@ def sampler(buffer: Buffer, size: int, impl: str, packed: bool) -> Any:
 
 def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
     """Return the state after a draw."""
-    leaves, structure = jax.tree.flatten(state)
+    structure: Any = jax.tree.structure(state)
+    leaves = jax.tree.leaves(state)
     after: BufferState = structure.unflatten(
         [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
     )

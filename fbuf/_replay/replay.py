@@ -196,7 +196,7 @@ class Replay:
         on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_kept(self.buffer.sampler)
         # An interrupt inside a callback would become another error.
         self._guard: Any = contextlib.nullcontext if on_device else DeferInterrupts
-        devices = self._state.token.sharding.device_set
+        devices: set[Any] = self._state.token.sharding.device_set
         self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
         self._lock, self._closed = FairLock(), False
         self._limiter: BlockingLimiter | None = None
@@ -304,11 +304,18 @@ class Replay:
         block = self._block
         if block is not None and block.count:
             rows, mask = block.rows()
-            sizes = None if self._sizes is None or block.masked else self._sizes + block.count
+            sizes = self._sizes_after()
             with DeferInterrupts():
                 self._state, _ = programs.extend(self.buffer, self._state, rows, mask=mask)
                 block.clear()
-                self._sizes = None if sizes is None else np.minimum(sizes, self.buffer.geometry.length)
+                self._sizes = sizes
+
+    def _sizes_after(self) -> np.ndarray[Any, Any] | None:
+        """Return the rows held per lane once the collected rows are written, where known."""
+        if self._sizes is None or self._block is None or self._block.masked:
+            return None
+        sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self._block.count, self.buffer.geometry.length)
+        return sizes
 
     def _donate(self, method: Any, *args: Any, **options: Any) -> Any:
         """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
@@ -453,7 +460,7 @@ class Replay:
             rows, mask = self._block.rows(length)  # type: ignore[union-attr]
             jobs.append(partial(programs.extend.lower, self.buffer, self._state, rows, mask=mask))
         if self.buffer.sampler.prioritized:
-            words = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
             update = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
             jobs.append(partial(update, mask=None, eta=0.9))
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
@@ -879,14 +886,12 @@ class Replay:
 
     def _held(self) -> int:
         """Return the number of rows held, collected rows included."""
-        block = self._block
-        if block is not None and block.masked:
+        if self._block is not None and self._block.masked:
             self._flush()
         if self._sizes is None:
             self._sizes = np.array(self._state.ring.size)
-        if block is None or not block.count:
-            return int(self._sizes.sum())
-        return int(np.minimum(self._sizes + block.count, self.buffer.geometry.length).sum())
+        sizes = self._sizes_after()
+        return int((self._sizes if sizes is None else sizes).sum())
 
     def _ready(self) -> bool:
         """Return whether a row can be sampled. Asking waits for writes, so avoid it where every row can be."""

@@ -20,7 +20,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
 from fbuf.writers import Ring
 
-_LONG, _SHORT = 64, 8  # rows
+_LONG, _SHORT = 64, 16  # rows; XLA runs a write of 16 in the calling thread
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
 _WIDE = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.uint64))
@@ -111,5 +111,5 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     if any(np.dtype(leaf.dtype).kind not in _NUMBERS for leaf in spec.values()):
         return None
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
-    length = min(_LONG, buffer.geometry.length, max(_SHORT, _MOST_BYTES // max(size, 1)))
+    length = min(_LONG, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None

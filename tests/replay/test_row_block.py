@@ -55,7 +55,7 @@ def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         replay.add(row(n))
     assert lengths == [64, 64, 64] and len(replay) == 200
     replay.sample(4)
-    assert lengths == [64, 64, 64, 8]
+    assert lengths == [64, 64, 64, 16]
     assert replay.rows().data["n"][:200].tolist() == list(range(200))
 
 
