@@ -36,30 +36,33 @@ update_rows = _in_place(Buffer.update_rows)
 
 
 @functools.lru_cache(maxsize=256)
-def sampler(buffer: Buffer, size: int, impl: str, packed: bool) -> Any:
-    """Return the jitted draw of one batch. (As static arguments, these four would cost 15 us a call.)
+def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) -> Any:
+    """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. It returns the leaves of the state, None where unchanged,
-    the next key, the batch (`packed`: a `PackedBatch`), and what was counted.
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes rows and their mask, which it
+    writes first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
+    (`packed`: a `PackedBatch`), and what was counted.
     """
 
     def draw(
-        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array]
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, mask: Any = None
     ) -> tuple[list[Any], jax.Array, Sample | PackedBatch, jax.Array]:
+        before, leaves = state.counters, jax.tree.leaves(state)
+        if writes:
+            state = buffer.extend(state, rows, mask=mask)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
-        after, batch = buffer.sample(state, now, size, **numbers)
-        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
-        changes = [None if new is old else new for old, new in pairs]
-        counts = after.counters - state.counters
-        return changes, jax.random.key_data(key), pack(batch) if packed else batch, counts
+        state, batch = buffer.sample(state, now, size, **numbers)
+        after = jax.tree.leaves(state)
+        if not writes:
+            after = [None if new is old else new for old, new in zip(leaves, after, strict=True)]
+        return after, jax.random.key_data(key), pack(batch) if packed else batch, state.counters - before
 
-    return jax.jit(draw)
+    return jax.jit(draw, donate_argnums=0 if writes else ())
 
 
 def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
     """Return the state after a draw."""
-    structure: Any = jax.tree.structure(state)
-    leaves = jax.tree.leaves(state)
+    leaves, structure = jax.tree.flatten(state)
     after: BufferState = structure.unflatten(
         [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
     )

@@ -192,11 +192,10 @@ class Replay:
         self._impl = str(jax.random.key_impl(shell.key))
         self._block = row_block(self.buffer, self._state)
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
-        self._draws: dict[tuple[int | None, bool], Any] = {}  # programs by batch size, without options
-        on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_kept(self.buffer.sampler)
-        # An interrupt inside a callback would become another error.
-        self._guard: Any = contextlib.nullcontext if on_device else DeferInterrupts
-        devices: set[Any] = self._state.token.sharding.device_set
+        self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
+        self._programs: dict[tuple[int, bool, bool], Any] = {}
+        self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_kept(self.buffer.sampler)
+        devices = self._state.token.sharding.device_set
         self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
         self._lock, self._closed = FairLock(), False
         self._limiter: BlockingLimiter | None = None
@@ -303,8 +302,7 @@ class Replay:
         """Write the collected rows."""
         block = self._block
         if block is not None and block.count:
-            rows, mask = block.rows()
-            sizes = self._sizes_after()
+            (rows, mask), sizes = block.rows(), self._sizes_after()
             with DeferInterrupts():
                 self._state, _ = programs.extend(self.buffer, self._state, rows, mask=mask)
                 block.clear()
@@ -312,7 +310,7 @@ class Replay:
 
     def _sizes_after(self) -> np.ndarray[Any, Any] | None:
         """Return the rows held per lane once the collected rows are written, where known."""
-        if self._sizes is None or self._block is None or self._block.masked:
+        if self._block is None or self._sizes is None or self._block.masked:
             return None
         sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self._block.count, self.buffer.geometry.length)
         return sizes
@@ -348,7 +346,8 @@ class Replay:
 
     def _grow(self, blocks: Any, capacity: int | None) -> None:
         self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
-        self._sizes, self._block, self._draws = None, row_block(self.buffer, self._state), {}
+        self._sizes, self._block = None, row_block(self.buffer, self._state)
+        self._draws, self._programs = {}, {}
 
     @_restores_lock
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
@@ -406,16 +405,10 @@ class Replay:
     ) -> Any:
         with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size, draw, numbers = known = self._sampler(batch_size, options, packed)
+            size, numbers = self._check_draw(batch_size, options)
             if self._limiter is not None:
                 self._wait(call, "sample", size, timeout, stop)
-            self._flush()
-            compiled = options or (batch_size, packed) in self._draws
-            with self._guard(), contextlib.nullcontext() if compiled else programs.announce(f"{call}({size})"):
-                changes, key, batch, counts = draw(self._state, self._key, numbers)
-                self._state, self._key = programs.with_changes(self._state, changes), key
-            if not compiled:
-                self._draws[batch_size, packed] = known
+            batch, counts = self._draw(f"{call}({size})", size, numbers, packed)
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
@@ -431,13 +424,37 @@ class Replay:
         """
         self._ahead = True
 
-    def _sampler(self, batch_size: int | None, options: dict[str, Any], packed: bool) -> tuple[int, Any, Any]:
-        """Return the batch size, the program that draws, and its numbers, all checked."""
-        if not options and (batch_size, packed) in self._draws:
-            return self._draws[batch_size, packed]
-        key = jax.random.wrap_key_data(self._key, impl=self._impl)
-        size, numbers = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
-        return size, programs.sampler(self.buffer, size, self._impl, packed), numbers
+    def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array]:
+        """Write the collected rows and draw a batch, in one program where no callback is involved."""
+        rows, sizes = (), self._sizes
+        if self._on_device and self._block is not None and self._block.count:
+            rows, sizes = self._block.rows(), self._sizes_after()
+        else:
+            self._flush()
+        kind = size, packed, bool(rows)
+        draw = self._programs.get(kind)
+        first = draw is None
+        if draw is None:
+            draw = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+        # An interrupt inside a callback would become another error; one after a donation would lose the state.
+        guard = contextlib.nullcontext() if self._on_device and not rows else DeferInterrupts()
+        with guard, programs.announce(call) if first else contextlib.nullcontext():
+            changes, key, batch, counts = draw(self._state, self._key, numbers, *rows)
+            self._state, self._key = programs.with_changes(self._state, changes), key
+            if rows and self._block is not None:
+                self._block.clear()
+                self._sizes = sizes
+        self._programs[kind] = draw
+        return batch, counts
+
+    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> tuple[int, dict[str, jax.Array]]:
+        known = self._draws.get(batch_size) if not options else None
+        if known is None:
+            key = jax.random.wrap_key_data(self._key, impl=self._impl)
+            known = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
+            if not options:
+                self._draws[batch_size] = known
+        return known
 
     @_locked
     def compile(self, batch_size: int | None = None, *, to: str = "jax", progress: Any = True) -> None:
@@ -454,13 +471,21 @@ class Replay:
           >>> replay.compile(4, progress=False)
         """
         check_form("Replay.compile", to)
-        size, draw, numbers = self._sampler(batch_size, {}, to != "jax" and self._packs)
-        jobs = [lambda: draw.lower(self._state, self._key, numbers)]
+        size, numbers = self._check_draw(batch_size, {})
+        packed = to != "jax" and self._packs
+
+        def draw(*rows: Any) -> Any:
+            program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+            return program.lower(self._state, self._key, numbers, *rows)
+
+        jobs = [draw]
         for length in () if self._block is None else self._block.lengths:
             rows, mask = self._block.rows(length)  # type: ignore[union-attr]
             jobs.append(partial(programs.extend.lower, self.buffer, self._state, rows, mask=mask))
+            if self._on_device:
+                jobs.append(partial(draw, rows, mask))
         if self.buffer.sampler.prioritized:
-            words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            words = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
             update = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
             jobs.append(partial(update, mask=None, eta=0.9))
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
@@ -515,7 +540,7 @@ class Replay:
                 f"{call}: prefetch is {prefetch!r}; expected an int >= 1. Without prefetch use replay.sample."
             )
         check_seconds(call, timeout)
-        size = self._sampler(batch_size, options, False)[0]
+        size, _ = self._check_draw(batch_size, options)
         self._refuse_closed(call)
         self.expect_stale()
 

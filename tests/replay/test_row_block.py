@@ -54,8 +54,10 @@ def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(200):
         replay.add(row(n))
     assert lengths == [64, 64, 64] and len(replay) == 200
-    replay.sample(4)
-    assert lengths == [64, 64, 64, 16]
+    replay.sample(4)  # writes them, too
+    assert lengths == [64, 64, 64] and replay._block is not None and replay._block.count == 0
+    replay.add(row(200))
+    assert replay.stats()["size"] == 201 and lengths == [64, 64, 64, 16]
     assert replay.rows().data["n"][:200].tolist() == list(range(200))
 
 
@@ -174,7 +176,7 @@ def test_an_odd_lane_mask_is_an_error() -> None:
 def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
     replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
-    assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert counted == [(n, 6) for n in range(1, 7)]
     with jax.log_compiles():
         for n in range(70):
             replay.add(row(n))
