@@ -19,6 +19,13 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Sample
 from fbuf._replay.packed import PackedBatch, pack
+from fbuf._replay.row_block import unpack
+
+
+def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
+    """Write the rows of a `RowBlock`."""
+    rows, mask = unpack(buffer, state, packed)
+    return buffer.extend(state, rows, mask=mask)
 
 
 def _in_place(method: Callable[..., BufferState]) -> Any:
@@ -31,6 +38,7 @@ def _in_place(method: Callable[..., BufferState]) -> Any:
 
 add = _in_place(Buffer.add)
 extend = _in_place(Buffer.extend)
+extend_packed = _in_place(_extend_packed)
 update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
 
@@ -39,17 +47,17 @@ update_rows = _in_place(Buffer.update_rows)
 def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) -> Any:
     """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes rows and their mask, which it
-    writes first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a
+    `RowBlock`, which it writes first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
     (`packed`: a `PackedBatch`), and what was counted.
     """
 
     def draw(
-        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, mask: Any = None
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], packed_rows: Any = None
     ) -> tuple[list[Any], jax.Array, Sample | PackedBatch, jax.Array]:
         before, leaves = state.counters, jax.tree.leaves(state)
         if writes:
-            state = buffer.extend(state, rows, mask=mask)
+            state = _extend_packed(buffer, state, packed_rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
         state, batch = buffer.sample(state, now, size, **numbers)
         after = jax.tree.leaves(state)
@@ -62,7 +70,8 @@ def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) ->
 
 def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
     """Return the state after a draw."""
-    leaves, structure = jax.tree.flatten(state)
+    structure: Any = jax.tree.structure(state)
+    leaves = jax.tree.leaves(state)
     after: BufferState = structure.unflatten(
         [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
     )

@@ -195,7 +195,7 @@ class Replay:
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, bool, bool], Any] = {}
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_kept(self.buffer.sampler)
-        devices = self._state.token.sharding.device_set
+        devices: set[Any] = self._state.token.sharding.device_set
         self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
         self._lock, self._closed = FairLock(), False
         self._limiter: BlockingLimiter | None = None
@@ -302,9 +302,9 @@ class Replay:
         """Write the collected rows."""
         block = self._block
         if block is not None and block.count:
-            (rows, mask), sizes = block.rows(), self._sizes_after()
+            packed, sizes = block.packed(), self._sizes_after()
             with DeferInterrupts():
-                self._state, _ = programs.extend(self.buffer, self._state, rows, mask=mask)
+                self._state, _ = programs.extend_packed(self.buffer, self._state, packed)
                 block.clear()
                 self._sizes = sizes
 
@@ -426,9 +426,10 @@ class Replay:
 
     def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array]:
         """Write the collected rows and draw a batch, in one program where no callback is involved."""
-        rows, sizes = (), self._sizes
+        rows: tuple[Any, ...] = ()
+        sizes = None
         if self._on_device and self._block is not None and self._block.count:
-            rows, sizes = self._block.rows(), self._sizes_after()
+            rows, sizes = (self._block.packed(),), self._sizes_after()
         else:
             self._flush()
         kind = size, packed, bool(rows)
@@ -478,15 +479,15 @@ class Replay:
             program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
             return program.lower(self._state, self._key, numbers, *rows)
 
-        jobs = [draw]
+        jobs: list[Any] = [draw]
         for length in () if self._block is None else self._block.lengths:
-            rows, mask = self._block.rows(length)  # type: ignore[union-attr]
-            jobs.append(partial(programs.extend.lower, self.buffer, self._state, rows, mask=mask))
+            rows = self._block.packed(length)  # type: ignore[union-attr]
+            jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
             if self._on_device:
-                jobs.append(partial(draw, rows, mask))
+                jobs.append(partial(draw, rows))
         if self.buffer.sampler.prioritized:
-            words = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
-            update = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
+            words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            update: Any = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
             jobs.append(partial(update, mask=None, eta=0.9))
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
         for job in jobs:

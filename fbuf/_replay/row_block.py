@@ -1,8 +1,8 @@
 """`RowBlock`: rows of `Replay.add` in host memory, until one `extend` writes all of them.
 
-One jitted call costs some 50 us, whether it writes one row or sixty-four. `Replay` copies single rows into NumPy arrays
-[N, E, ...] instead, and writes the block when it is full or before anything reads the state. It writes a block with a
-mask, in one of two lengths, so that at most two programs are compiled.
+One jitted call costs some 50 us, whether it writes one row or sixteen. `Replay` copies single rows into a NumPy array of
+records instead, and writes them when it is full or before anything reads the state. The records cross to JAX as one array of
+bytes, because each array costs some microseconds. They have a mask, and one of two lengths, so that few programs are compiled.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class RowBlock:
     """
 
     def __init__(self, buffer: Buffer, state: BufferState, length: int):
-        spec, self._structure = buffer.given_spec(state)
-        lanes = () if buffer.lanes is None else (buffer.lanes,)
+        record, self._structure = _record(buffer, state)
+        self._records = np.zeros(length, record)
+        self._mask = self._records["mask"]
         self._columns: list[tuple[np.ndarray[Any, Any], np.dtype[Any], Any, tuple[int, ...], tuple[type, ...]]] = []
-        for leaf in spec.values():
-            dtype, shape = np.dtype(leaf.dtype), (*lanes, *leaf.shape)
+        for name in (record.names or ())[:-1]:
+            column = self._records[name]
+            dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in _WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            numbers = () if shape else _NUMBERS[dtype.kind]
-            self._columns.append((np.zeros((length, *shape), dtype), dtype, wide, shape, numbers))
-        self._mask = np.ones((length, *lanes), bool)
+            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind]))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
         self.masked = False  # some row has a mask
@@ -83,13 +83,13 @@ class RowBlock:
         self.count = at + 1
         return True
 
-    def rows(self, length: int | None = None) -> tuple[PyTree, np.ndarray[Any, Any]]:
-        """Return copies of the rows and masks, padded with masked rows to `length`, by default the least that holds them."""
+    def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
+        """Return the records as uint8[N, bytes], padded with masked rows to `length`, by default the least that holds them."""
         length = length or next(n for n in self.lengths if n >= self.count)
         self._mask[self.count : length] = False
-        # The jitted call may share NumPy memory and read it later: it needs its own.
-        leaves = [column[:length].copy() for column, *_ in self._columns]
-        return self._structure.unflatten(leaves), self._mask[:length].copy()
+        # A copy, because the jitted call may share NumPy memory and read it later.
+        packed: np.ndarray[Any, Any] = self._records[:length].copy().view(np.uint8).reshape(length, -1)
+        return packed
 
     def clear(self) -> None:
         """Remove every row."""
@@ -113,3 +113,23 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
     length = min(_LONG, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None
+
+
+def _record(buffer: Buffer, state: BufferState) -> tuple[np.dtype[Any], Any]:
+    """Return the dtype of one row per lane with its mask, and the structure of a row."""
+    spec, structure = buffer.given_spec(state)
+    lanes = () if buffer.lanes is None else (buffer.lanes,)
+    leaves = [(f"leaf {i}", np.dtype(x.dtype), (*lanes, *x.shape)) for i, x in enumerate(spec.values())]
+    return np.dtype([*leaves, ("mask", np.dtype(bool), lanes)], align=True), structure
+
+
+def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Return the rows and the mask of packed records. Traced."""
+    record, structure = _record(buffer, state)
+    leaves = []
+    for dtype, offset, *_ in (record.fields or {}).values():
+        base, shape = dtype.subdtype or (dtype, ())
+        part = packed[:, offset : offset + dtype.itemsize].reshape(len(packed), *shape, base.itemsize)
+        part = part if base.itemsize > 1 else part[..., 0]
+        leaves.append(part != 0 if base.kind == "b" else jax.lax.bitcast_convert_type(part, base))
+    return structure.unflatten(leaves[:-1]), leaves[-1]

@@ -44,13 +44,13 @@ def test_batches_are_those_of_writing_each_row(storage: str, sampler: str, view:
 
 def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     replay, lengths = make(1000), list[int]()
-    real = programs.extend
+    real = programs.extend_packed
 
-    def extend(buffer: Any, state: Any, rows: Any, mask: Any) -> Any:
-        lengths.append(len(mask))
-        return real(buffer, state, rows, mask=mask)
+    def extend(buffer: Any, state: Any, packed: Any) -> Any:
+        lengths.append(len(packed))
+        return real(buffer, state, packed)
 
-    monkeypatch.setattr(programs, "extend", extend)
+    monkeypatch.setattr(programs, "extend_packed", extend)
     for n in range(200):
         replay.add(row(n))
     assert lengths == [64, 64, 64] and len(replay) == 200
