@@ -6,8 +6,9 @@ Only the main thread is interrupted; the delay is one dispatch, or one compilati
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import threading
+from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,10 +24,10 @@ class DeferInterrupts:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(SIGINT)
             if callable(handler):  # else it is ignored, or not Python's, and never raises
                 try:
-                    signal.signal(signal.SIGINT, self._note)
+                    _signal.signal(SIGINT, self._note)
                 except ValueError:  # the main thread of another interpreter
                     return
                 self._handler = handler
@@ -35,7 +36,7 @@ class DeferInterrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(SIGINT, self._handler)
             if self._interrupt is not None:
                 self._handler(*self._interrupt)
 

@@ -1,7 +1,7 @@
 """Jitted programs of `Replay`: one dispatch per call, shared by replays of equal buffers.
 
-Writes donate the state. Each program also returns how much it added to the counters. `sample` does not donate the state: it
-returns the leaves that changed, and the caller keeps the others.
+Writes donate the state. A draw alone does not: it returns the leaves that changed, and the caller keeps the others. Each
+program also returns how much it added to the counters.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ update_rows = _in_place(Buffer.update_rows)
 def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) -> Any:
     """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a
-    `RowBlock`, which it writes first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock`, writes
+    them first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
     (`packed`: a `PackedBatch`), and what was counted.
     """
 
