@@ -103,8 +103,10 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     they must outlive the process.
     """
     parts = type(buffer.storage) in _STORAGES and type(buffer.sampler) in _SAMPLERS and type(buffer.writer) is Ring
-    if isinstance(buffer.sampler, (Epoch, Consume)) and buffer.lanes is not None:
-        return None  # their order of rows depends on the order of steps and lanes
+    # Pools of slots keep the order in which rows become eligible. Lanes and windows make it depend on the calls.
+    pool = isinstance(buffer.sampler, (Epoch, Consume)) or (isinstance(buffer.sampler, Uniform) and not buffer.dense)
+    if pool and not (buffer.dense and buffer.lanes is None):
+        return None
     if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
         return None
     spec, _ = buffer.given_spec(state)

@@ -34,7 +34,7 @@ def make(capacity: int = 100, **settings: Any) -> fbuf.Replay:
     [
         ("device", "uniform", "row", None),
         ("device", "prioritized", "transition", None),
-        ("device", "epoch", "sequence", None),
+        ("device", "epoch", "row", None),
         ("compressed", "prioritized", "transition", 2),
     ],
 )
