@@ -107,8 +107,8 @@ class Replay(ReplayState):
 
     `add` is cheap in plain Python loops: it copies NumPy rows into host memory, and one `extend` writes up to 64 of them when
     the memory is full, or before anything reads the state. Batches, counts and errors are those of writing each row at
-    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows for
-    a sampler that keeps their order (`Epoch`, `Consume`, `Uniform` over windows) are written at once.
+    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
+    for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
